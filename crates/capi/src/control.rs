@@ -4,14 +4,14 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Bytes, CachingConfig, Config, FreeBlockOrder, Stats, TorchRelease};
+use lowtide_core::{Bytes, CachingConfig, Config, Stats, TorchRelease};
 use lowtide_shared::DevicePast;
-use lowtide_trace::{AllocatorSettings, Snapshot, Trace, write_pickle};
+use lowtide_trace::{Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
 use crate::settings::Choice;
-use crate::{pauses, registry};
+use crate::{cuda, devices, pauses, settings, start};
 
 /// The version of this interface: it changes when a program built against an older header would no longer
 /// work. A program compares it with what `lowtide_abi_version` returns.
@@ -42,7 +42,7 @@ pub extern "C" fn lowtide_version() -> *const c_char {
 pub extern "C" fn lowtide_current_device() -> c_int {
     let mut device = -1;
     let _ = run(|| {
-        let current = registry::contexts()?.current()?;
+        let current = cuda::contexts()?.current()?;
         device = current.map_or(-1, u32::cast_signed);
         Ok(())
     });
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn lowtide_configure(
         let strategy = unsafe { text_from_c("strategy", strategy) }?;
         // SAFETY: as above.
         let conf = unsafe { text_from_c("config", config) }?;
-        registry::configure(Choice {
+        settings::configure(Choice {
             strategy: strategy.map(str::to_owned),
             conf: conf.map(str::to_owned),
             is_of_environment: false,
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn lowtide_configure(
 /// `LOWTIDE_STATUS_STARTED` once anything was asked of a device; nothing has changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_torch_version(major: u32, minor: u32) -> Status {
-    run(|| registry::set_torch(TorchRelease(major, minor)))
+    run(|| settings::set_torch(TorchRelease(major, minor)))
 }
 
 /// Changes the options of the strategy `caching` while it runs, as PyTorch changes its own
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn lowtide_reconfigure(settings: *const c_char) -> Status 
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let settings = unsafe { text_from_c("settings", settings) }?;
-        registry::reconfigure(settings.ok_or_else(|| Error::null("settings"))?)
+        settings::reconfigure(settings.ok_or_else(|| Error::null("settings"))?)
     })
 }
 
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn lowtide_reconfigure(settings: *const c_char) -> Status 
 pub extern "C" fn lowtide_config() -> *const c_char {
     let mut text = ptr::null();
     let _ = run(|| {
-        text = lasting(registry::config()?.to_string())?.as_ptr();
+        text = lasting(settings::config()?.to_string())?.as_ptr();
         Ok(())
     });
     text
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn lowtide_settings_in_force(
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let given = unsafe { text_from_c("given", given) }?;
-        let in_force = settings_in_force(&registry::config()?, given.unwrap_or_default());
+        let in_force = settings_in_force(&settings::config()?, given.unwrap_or_default());
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("settings", settings, in_force) }
     })
@@ -189,7 +189,7 @@ fn settings_in_force(config: &Config, given: &str) -> CachingSettings {
 /// device that nothing was asked of is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
-    run(|| match registry::in_use(device)? {
+    run(|| match devices::get_checked(device)? {
         Some(allocator) => Ok(allocator.empty_cache()?),
         None => Ok(()),
     })
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn lowtide_memory_info(
         if free.is_null() {
             return Err(Error::null("free"));
         }
-        let allocator = registry::device(device)?;
+        let allocator = start::device(device)?;
         let info = allocator.with_driver(Driver::memory_info)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("total", total, info.total.get()) }?;
@@ -229,9 +229,9 @@ pub unsafe extern "C" fn lowtide_memory_info(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *mut f64) -> Status {
     run(|| {
-        let held_at_most = match registry::in_use(device)? {
+        let held_at_most = match devices::get_checked(device)? {
             Some(allocator) => allocator.memory_fraction()?,
-            None => match registry::config()? {
+            None => match settings::config()? {
                 Config::Caching(options) => options.per_process_memory_fraction,
                 _ => 1.0,
             },
@@ -275,9 +275,9 @@ pub unsafe extern "C" fn lowtide_memory_stats(
         if stats.is_null() && capacity > 0 {
             return Err(Error::null("stats"));
         }
-        let entries = match registry::in_use(device)? {
+        let entries = match devices::get_checked(device)? {
             Some(allocator) => allocator.memory_stats()?,
-            None => stats_of_nothing(&registry::config()?),
+            None => stats_of_nothing(&settings::config()?),
         };
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("count", count, entries.len()) }?;
@@ -316,7 +316,7 @@ pub unsafe extern "C" fn lowtide_memory_usage(
         if allocated.is_null() {
             return Err(Error::null("allocated"));
         }
-        let (held, from_driver) = match registry::in_use_or_none(device)? {
+        let (held, from_driver) = match devices::get(device) {
             Some(allocator) => allocator.with_all(|lanes| (lanes.allocated(), lanes.reserved()))?,
             None => (Bytes::ZERO, Bytes::ZERO),
         };
@@ -330,7 +330,7 @@ pub unsafe extern "C" fn lowtide_memory_usage(
 /// Sets every peak of a device's figures to its current value.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
-    run(|| match registry::in_use(device)? {
+    run(|| match devices::get_checked(device)? {
         Some(allocator) => Ok(allocator.reset_peak_stats()?),
         None => Ok(()),
     })
@@ -339,7 +339,7 @@ pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
 /// Sets every sum and count of a device's figures to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
-    run(|| match registry::in_use(device)? {
+    run(|| match devices::get_checked(device)? {
         Some(allocator) => Ok(allocator.reset_accumulated_stats()?),
         None => Ok(()),
     })
@@ -425,9 +425,9 @@ fn lasting(text: String) -> Result<&'static CStr, Error> {
 }
 
 fn snapshot() -> Result<Vec<u8>, Error> {
-    let settings = registry::recorded_settings()?;
+    let settings = settings::recorded()?;
     let mut snapshot = Snapshot::default();
-    for (ordinal, allocator) in registry::devices_in_use()? {
+    for (ordinal, allocator) in devices::all() {
         let past = DevicePast {
             paused: allocator.with_pools(|lane| lane.paused_pools())?,
             segments: allocator.snapshot()?,
@@ -441,24 +441,6 @@ fn snapshot() -> Result<Vec<u8>, Error> {
     let mut pickle = Vec::new();
     write_pickle(&snapshot, &mut pickle).map_err(|error| Error::new(Status::Internal, error))?;
     Ok(pickle)
-}
-
-/// Returns what recordings say of a configuration; `order` is that of free blocks where it says none.
-pub(crate) fn recorded_settings(
-    config: &Config,
-    order: Option<FreeBlockOrder>,
-) -> AllocatorSettings {
-    let (conf, asked) = match config {
-        Config::Caching(options) => (config.to_conf(), options.free_block_order),
-        // The text is PyTorch's, whose allocator this is not.
-        _ => (String::new(), None),
-    };
-    AllocatorSettings {
-        conf: conf.into(),
-        free_block_order: asked.or(order).or(Some(FreeBlockOrder::default())),
-        strategy: config.to_string().into(),
-        ..AllocatorSettings::default()
-    }
 }
 
 /// Returns a copy in memory that C can free.

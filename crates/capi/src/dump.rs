@@ -15,7 +15,7 @@ use lowtide_trace::{Snapshot, Trace, TraceError};
 use crate::boundary::run;
 use crate::environment::shown;
 use crate::error::{Error, Status};
-use crate::{environment, pauses, record, registry};
+use crate::{devices, environment, pauses, record, settings};
 
 /// The directory that a process writes to when its memory runs out.
 const VARIABLE: &str = "LOWTIDE_OOM_DUMP";
@@ -181,9 +181,9 @@ fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
         pauses::add_to(&mut pickle);
         return Ok((pickle, None));
     }
-    let settings = registry::recorded_settings()?;
+    let settings = settings::recorded()?;
     let mut snapshot = Snapshot::default();
-    for (ordinal, allocator) in registry::devices_in_use()? {
+    for (ordinal, allocator) in devices::all() {
         snapshot.traces.push(Trace {
             settings: settings.clone(),
             ..pauses::trace_of(ordinal, allocator.recent_past()?)?
@@ -248,10 +248,7 @@ unsafe extern "C" fn append(to: *mut c_void, bytes: *const c_void, length: usize
 }
 
 fn poisoned() -> Error {
-    Error::new(
-        Status::Internal,
-        "lowtide stopped: it panicked while it dumped",
-    )
+    Error::stopped("while it dumped")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::fmt;
 
 use lowtide_core::{AllocError, ConfigError, DriverError};
 use lowtide_cuda::LoadError;
+use lowtide_region::RegionError;
 use lowtide_shared::SharedError;
 
 /// What became of a call. `lowtide_last_error` has the words for everything but `OK`.
@@ -94,6 +95,12 @@ impl Error {
         }
     }
 
+    /// Returns the error of whoever finds a lock that a panic has poisoned: `when` says where that was.
+    pub(crate) fn stopped(when: &str) -> Error {
+        let text = format_args!("lowtide stopped: it panicked {when}");
+        Error::new(Status::Internal, text)
+    }
+
     /// Returns the error for an argument that must point to something.
     pub(crate) fn null(argument: &str) -> Error {
         Error::new(
@@ -160,6 +167,29 @@ impl From<LoadError> for Error {
 impl From<ConfigError> for Error {
     fn from(error: ConfigError) -> Error {
         Error::new(Status::Config, error)
+    }
+}
+
+impl From<RegionError> for Error {
+    fn from(error: RegionError) -> Error {
+        match error {
+            RegionError::Pools(error) => match error.downcast::<SharedError>() {
+                Ok(error) => (*error).into(),
+                Err(error) => Error::new(Status::Internal, error),
+            },
+            error => Error::new(status_of(&error), error),
+        }
+    }
+}
+
+fn status_of(error: &RegionError) -> Status {
+    match error {
+        _ if error.is_out_of_memory() => Status::OutOfMemory,
+        RegionError::Backup(_) => Status::Backup,
+        // What is in the way of the resume that is next.
+        RegionError::NotPutBack { putting_back, .. } => status_of(putting_back),
+        RegionError::NotTold { .. } | RegionError::Stopped => Status::Internal,
+        _ => Status::Driver,
     }
 }
 

@@ -1,16 +1,22 @@
-//! What happens, told as it does: for histories, trace trackers, and NCCL's registration of memory.
+//! Who is notified of events as they happen: an observer, for histories, trace trackers and NCCL's registration of
+//! memory, and the recorder.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use lowtide_core::DeviceAddress;
+use lowtide_core::{DeviceAddress, MempoolId, SegmentSnapshot};
 use lowtide_shared::Observer;
+use lowtide_trace::AllocatorSettings;
 
 use crate::boundary::{Mempool, run};
-use crate::error::Status;
+use crate::devices::{self, Allocator};
+use crate::error::{Error, Status};
 use crate::pointers::pointer_to;
-use crate::registry;
+use crate::record::Recorder;
+use crate::regions::table::{self, RegionPool};
+use crate::settings;
 
 /// What a `lowtide_event` says. Up to `LOWTIDE_ACTION_OUT_OF_MEMORY` the names are PyTorch's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,12 +88,186 @@ pub unsafe extern "C" fn lowtide_observe_events(
     observer: EventObserver,
     context: *mut c_void,
 ) -> Status {
-    run(|| registry::observe_events(observer.map(|call| EventListener { call, context })))
+    run(|| observe_everywhere(observer.map(|call| EventListener { call, context })))
+}
+
+/// Who is notified of events.
+#[derive(Clone)]
+pub(crate) struct Listeners {
+    observer: Option<EventListener>,
+    pub(crate) recorder: Option<Arc<Recorder>>,
+}
+
+/// Held while a device is started.
+static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners {
+    observer: None,
+    recorder: None,
+});
+
+/// Locks who is notified of events.
+pub(crate) fn lock() -> Result<MutexGuard<'static, Listeners>, Error> {
+    devices::lock(&LISTENERS)
+}
+
+fn observe_everywhere(observer: Option<EventListener>) -> Result<(), Error> {
+    let _in_order = devices::begin_change()?;
+    lock()?.observer = observer;
+    notify_everywhere()
+}
+
+/// Has every device in use notify those who listen now.
+fn notify_everywhere() -> Result<(), Error> {
+    let listeners = lock()?.clone();
+    devices::for_each(|ordinal, allocator| listeners.observe(ordinal, allocator))
+}
+
+/// Does something with those who listen, who are not replaced meanwhile.
+///
+/// # Errors
+///
+/// What `act` returned.
+pub(crate) fn with_listeners(
+    act: impl FnOnce(&Listeners) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let _in_order = devices::begin_change()?;
+    let listeners = lock()?.clone();
+    act(&listeners)
+}
+
+/// Has a new recorder notified of the events of every device, from what each holds now on.
+///
+/// # Errors
+///
+/// If there is a recorder already, or `make` fails. Nothing is recorded then.
+pub(crate) fn start_recording(
+    make: impl FnOnce() -> Result<Arc<Recorder>, Error>,
+) -> Result<(), Error> {
+    let in_order = devices::begin_change()?;
+    let listeners = {
+        let mut listeners = lock()?;
+        let known = listeners.recorder.as_ref();
+        if known.is_some_and(|recorder| recorder.is_of_this_process()) {
+            let text = "a recording is being made already: stop it first";
+            return Err(Error::new(Status::Started, text));
+        }
+        listeners.recorder = Some(make()?);
+        listeners.clone()
+    };
+    let begun = devices::for_each(|ordinal, allocator| {
+        listeners.observe(ordinal, allocator)?;
+        let pools = table::pools_on(ordinal)?;
+        listeners.begin_recording(ordinal, allocator, &settings::recorded()?, &pools)
+    });
+    if begun.is_err() {
+        // The first error says why there is none; half a recording would be taken for a whole one.
+        let _ = end_recording(in_order);
+    }
+    begun
+}
+
+/// Has no recorder notified of events any more, and completes what the one that was has recorded.
+///
+/// # Errors
+///
+/// If the recording ended before.
+pub(crate) fn stop_recording() -> Result<(), Error> {
+    end_recording(devices::begin_change()?)
+}
+
+fn end_recording(in_order: MutexGuard<'static, ()>) -> Result<(), Error> {
+    let recorder = lock()?.recorder.take();
+    let forgotten = notify_everywhere();
+    // The file may take its time, and nobody else is to wait for it.
+    drop(in_order);
+    let recorder = recorder.filter(|recorder| recorder.is_of_this_process());
+    recorder
+        .map_or(Ok(()), |recorder| recorder.end())
+        .and(forgotten)
+}
+
+impl Listeners {
+    /// Has a device notify those who listen of its events.
+    pub(crate) fn observe(&self, ordinal: c_int, allocator: &Allocator) -> Result<(), Error> {
+        let observer = self.observer.map(|observer| observer.of_device(ordinal));
+        let recorder = self.recorder.as_ref();
+        let recorder = recorder.map(|recorder| recorder.of_device(devices::number(ordinal)));
+        let both: Option<Observer> = match (observer, recorder) {
+            (Some(observer), Some(recorder)) => Some(Arc::new(move |events: &[_]| {
+                recorder(events);
+                observer(events);
+            })),
+            (observer, recorder) => observer.or(recorder),
+        };
+        Ok(allocator.observe_events(both)?)
+    }
+
+    /// Has the recorder, if there is one, record a device from what it holds now on. The pools are those of regions,
+    /// of whose pauses nobody is notified meanwhile.
+    pub(crate) fn begin_recording(
+        &self,
+        ordinal: c_int,
+        allocator: &Allocator,
+        settings: &AllocatorSettings,
+        pools: &BTreeMap<MempoolId, RegionPool>,
+    ) -> Result<(), Error> {
+        let Some(recorder) = &self.recorder else {
+            return Ok(());
+        };
+        let device = devices::number(ordinal);
+        // Under the locks under which all is recorded, so that nothing is both held before and recorded.
+        Ok(allocator.with_all(|lanes| {
+            let held = lanes.segments();
+            let away = held.iter().filter_map(|segment| {
+                let region = pools.get(&segment.pool)?;
+                region.away_since_us?;
+                Some((Arc::clone(&region.tag), pause_event(true, segment)))
+            });
+            let away = away.collect();
+            recorder.begin(device, settings.clone(), held, away);
+        })?)
+    }
+
+    /// Returns whether nobody is notified.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.observer.is_none() && self.recorder.is_none()
+    }
+
+    /// Notifies of segments of a device whose memory leaves, or is back. Called under the lock of the memory concerned.
+    pub(crate) fn notify_of_pause(
+        &self,
+        ordinal: c_int,
+        tag: &Arc<str>,
+        segments: Vec<lowtide_core::Event>,
+    ) {
+        if let Some(observer) = self.observer {
+            segments
+                .iter()
+                .for_each(|event| observer.notify(ordinal, event));
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.record_pause(devices::number(ordinal), tag, segments);
+        }
+    }
+}
+
+/// Returns what those who listen are notified of for a segment whose memory leaves, or is back.
+pub(crate) fn pause_event(is_leaving: bool, segment: &SegmentSnapshot) -> lowtide_core::Event {
+    lowtide_core::Event {
+        action: if is_leaving {
+            lowtide_core::Action::SegmentPaused
+        } else {
+            lowtide_core::Action::SegmentResumed
+        },
+        pool: segment.pool,
+        address: segment.address,
+        size: segment.size,
+        stream: segment.stream,
+    }
 }
 
 /// A caller's observer and its context.
 #[derive(Clone, Copy)]
-pub(crate) struct EventListener {
+struct EventListener {
     call: unsafe extern "C" fn(*mut c_void, *const Event),
     context: *mut c_void,
 }
@@ -99,12 +279,12 @@ unsafe impl Sync for EventListener {}
 
 impl EventListener {
     /// Returns the observer of one device.
-    pub(crate) fn of_device(self, device: c_int) -> Observer {
-        Arc::new(move |events| events.iter().for_each(|event| self.tell(device, event)))
+    fn of_device(self, device: c_int) -> Observer {
+        Arc::new(move |events| events.iter().for_each(|event| self.notify(device, event)))
     }
 
-    /// Tells of an event. Called under the lock of the memory concerned, and while no observer is replaced.
-    pub(crate) fn tell(&self, device: c_int, event: &lowtide_core::Event) {
+    /// Notifies of an event. Called under the lock of the memory concerned, and while no observer is replaced.
+    fn notify(&self, device: c_int, event: &lowtide_core::Event) {
         self.call(&Event {
             action: Action::of(event.action),
             device,

@@ -9,10 +9,11 @@ use lowtide_core::{AllocError, Bytes};
 use lowtide_explain::Shortfall;
 use lowtide_shared::SharedError;
 
+use crate::devices::Allocator;
 use crate::dump;
 use crate::error::Error;
-use crate::regions;
-use crate::registry::{self, Allocator};
+use crate::regions::figures;
+use crate::settings;
 use crate::switch::Switch;
 
 /// Whether there are any words but PyTorch's.
@@ -32,7 +33,7 @@ pub(crate) fn in_words(allocator: &Allocator, error: SharedError) -> Error {
     let SharedError::Alloc(AllocError::OutOfMemory(mut figures)) = error else {
         return error.into();
     };
-    if let Ok(Some(release)) = registry::torch() {
+    if let Ok(Some(release)) = settings::torch() {
         figures.torch = release;
     }
     let explanation = EXPLAINS
@@ -69,10 +70,10 @@ fn explanation(
         pool: figures.pool,
         capacity: figures.limit.unwrap_or(Bytes(u64::MAX)).min(available),
         is_limited: figures.limit.is_some(),
-        kept_by_margin: regions::kept_by_margin(figures)?,
-        config: registry::config()?,
-        free_block_order: registry::order()?,
-        configured: registry::configured()?,
+        kept_by_margin: figures::kept_by_margin(figures)?,
+        config: settings::config()?,
+        free_block_order: settings::order()?,
+        configured: settings::configured()?,
         segments: past.segments,
         kept_pools: past.kept,
         events: past.events,

@@ -8,12 +8,15 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt::{Display, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
 use lowtide_core::{BlockStatus, Bytes, Stats};
+use lowtide_region::BackupKind;
 
 use crate::error::Error;
-use crate::regions::{self, Region};
-use crate::registry;
+use crate::regions::figures::{self, OnDeviceFigures};
+use crate::regions::keeper;
+use crate::{devices, settings};
 
 /// For whom a page is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +31,7 @@ pub(crate) enum Reader {
 ///
 /// # Errors
 ///
-/// If the process was forked, or lowtide panicked in it.
+/// If lowtide panicked in this process.
 pub(crate) fn text(labels: &[(&str, String)], reader: Reader) -> Result<String, Error> {
     let mut page = Page {
         text: String::new(),
@@ -38,12 +41,12 @@ pub(crate) fn text(labels: &[(&str, String)], reader: Reader) -> Result<String, 
             .collect(),
     };
     let mut devices = Vec::new();
-    for (ordinal, allocator) in registry::devices_in_use()? {
+    for (ordinal, allocator) in devices::all() {
         devices.push((ordinal, allocator.stats()?));
     }
     page.info(reader)?;
     page.devices(&devices);
-    page.regions(&regions::figures()?);
+    page.regions(&figures::all()?);
     if reader == Reader::SameUser {
         page.streams()?;
     }
@@ -192,88 +195,87 @@ const KEPT_HOST_BYTES: Family = Family {
     help: "Bytes of the host's memory that ended backups have left for the next ones.",
 };
 
-const REGION_FIGURES: [Figure<Region, u64>; 9] = [
+const REGION_FIGURES: [Figure<OnDeviceFigures, u64>; 9] = [
     figure(
         "gauge",
         "lowtide_region_live_bytes",
         "Bytes of the blocks that the program holds in the region.",
-        |region| region.live_bytes,
+        |region| region.live.get(),
     ),
     figure(
         "gauge",
         "lowtide_region_mapped_bytes",
         "Bytes of the device that the region has.",
-        |region| region.mapped_bytes,
+        |region| region.memory.mapped.get(),
     ),
     figure(
         "gauge",
         "lowtide_region_paused_bytes",
         "Bytes of the device that a resume of the region takes.",
-        |region| region.paused_bytes,
+        |region| region.needed_to_resume.get(),
     ),
     figure(
         "gauge",
         "lowtide_region_host_bytes",
         "Bytes of the region that are kept in the host's memory.",
-        |region| region.host_bytes,
+        |region| region.memory.host.get(),
     ),
     figure(
         "gauge",
         "lowtide_region_disk_bytes",
         "Bytes of the region that are kept on disk.",
-        |region| region.disk_bytes,
+        |region| region.memory.disk.get(),
     ),
     figure(
         "counter",
         "lowtide_region_pauses_total",
         "How often the region was paused.",
-        |region| region.pauses,
+        |region| region.memory.pauses,
     ),
     figure(
         "counter",
         "lowtide_region_resumes_total",
         "How often the region was resumed.",
-        |region| region.resumes,
+        |region| region.memory.resumes,
     ),
     figure(
         "counter",
         "lowtide_region_saved_bytes_total",
         "Bytes that were copied away.",
-        |region| region.saved_bytes,
+        |region| region.memory.saved.get(),
     ),
     figure(
         "counter",
         "lowtide_region_restored_bytes_total",
         "Bytes that were copied back.",
-        |region| region.restored_bytes,
+        |region| region.memory.restored.get(),
     ),
 ];
 
-/// In nanoseconds.
-const REGION_TIMES: [Figure<Region, u64>; 4] = [
+const REGION_TIMES: [Figure<OnDeviceFigures, Duration>; 4] = [
     figure(
         "counter",
         "lowtide_region_pause_seconds_total",
         "How long pausing took, the wait for the device included.",
-        |region| region.pause_ns,
+        |region| region.memory.pause_time,
     ),
     figure(
         "counter",
         "lowtide_region_resume_seconds_total",
         "How long resuming took.",
-        |region| region.resume_ns,
+        |region| region.memory.resume_time,
     ),
     figure(
         "counter",
         "lowtide_region_save_seconds_total",
         "How long copying away took, a part of the time of the pauses.",
-        |region| region.save_ns,
+        |region| region.memory.save_time,
     ),
     figure(
         "counter",
         "lowtide_region_restore_seconds_total",
         "How long copying back took, a part of the time of the resumes.",
-        |region| region.restore_ns,
+        |region| region.memory.restore_time,
     ),
 ];
 
@@ -295,7 +297,7 @@ impl Page {
             kind: "gauge",
             help: "The version of lowtide and how it is configured.",
         };
-        let config = registry::config()?;
+        let config = settings::config()?;
         let mut labels = vec![
             label("version", env!("CARGO_PKG_VERSION")),
             label("strategy", config.name().as_str()),
@@ -318,7 +320,7 @@ impl Page {
         }
         self.begin(KEPT_HOST_BYTES);
         for (ordinal, _) in devices {
-            let kept = regions::kept(*ordinal).get();
+            let kept = keeper::kept(*ordinal).get();
             self.sample(
                 KEPT_HOST_BYTES,
                 &label("device", &ordinal.to_string()),
@@ -327,26 +329,26 @@ impl Page {
         }
     }
 
-    fn regions(&mut self, regions: &[(String, Region)]) {
-        let labels = |(tag, region): &(String, Region)| {
+    fn regions(&mut self, regions: &[OnDeviceFigures]) {
+        let labels = |region: &OnDeviceFigures| {
             let labels = [
                 label("device", &region.device.to_string()),
-                label("region", tag),
-                label("backup", region.backup.name()),
+                label("region", &region.name.tag),
+                label("backup", backup_name(region.name.kind)),
             ];
             labels.concat()
         };
         for Figure { family, value } in REGION_FIGURES {
             self.begin(family);
             for region in regions {
-                self.sample(family, &labels(region), value(&region.1));
+                self.sample(family, &labels(region), value(region));
             }
         }
         for Figure { family, value } in REGION_TIMES {
             self.begin(family);
             for region in regions {
-                let ns = value(&region.1);
-                let seconds = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
+                let time = value(region);
+                let seconds = format!("{}.{:09}", time.as_secs(), time.subsec_nanos());
                 self.sample(family, &labels(region), seconds);
             }
         }
@@ -356,7 +358,7 @@ impl Page {
     /// for a database.
     fn streams(&mut self) -> Result<(), Error> {
         let mut streams: BTreeMap<(c_int, u64), [Bytes; 2]> = BTreeMap::new();
-        for (ordinal, allocator) in registry::devices_in_use()? {
+        for (ordinal, allocator) in devices::all() {
             allocator.for_each_lane(|lane| {
                 for segment in lane.segments() {
                     let [reserved, allocated] =
@@ -393,6 +395,15 @@ impl Page {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns what Python and Prometheus call a backup.
+fn backup_name(kind: Option<BackupKind>) -> &'static str {
+    match kind {
+        None => "none",
+        Some(BackupKind::Host) => "host",
+        Some(BackupKind::Disk) => "disk",
     }
 }
 
@@ -435,9 +446,10 @@ mod tests {
     #[test]
     fn names_follow_prometheuss_conventions() {
         let devices = DEVICE_FIGURES.map(|figure| figure.family);
-        let regions = REGION_FIGURES.into_iter().chain(REGION_TIMES);
-        let regions = regions.map(|figure| figure.family);
-        let families = devices.into_iter().chain([KEPT_HOST_BYTES]).chain(regions);
+        let regions = REGION_FIGURES.map(|figure| figure.family);
+        let times = REGION_TIMES.map(|figure| figure.family);
+        let families = devices.into_iter().chain([KEPT_HOST_BYTES]);
+        let families = families.chain(regions).chain(times);
         for Family { name, kind, help } in families {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
             assert!(

@@ -7,7 +7,8 @@ use lowtide_core::{BlockSnapshot, BlockStatus, DeviceAddress, Driver, SegmentSna
 use crate::boundary::{Mempool, run, write_to_c};
 use crate::error::{Error, Status};
 use crate::pointers::{address_of, pointer_to};
-use crate::{regions, registry};
+use crate::regions::table;
+use crate::{devices, events, start};
 
 /// Whether a block is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,12 +89,12 @@ pub unsafe extern "C" fn lowtide_visit_segments(
 ) -> Status {
     run(|| {
         let visit = visit.ok_or_else(|| Error::null("visit"))?;
-        let Some(allocator) = registry::in_use_or_none(device)? else {
+        let Some(allocator) = devices::get(device) else {
             return Ok(());
         };
         // While no pause is told of, so that what is shown is what was told.
-        registry::with_listeners(|_, _| {
-            let regions = regions::pools_on(device)?;
+        events::with_listeners(|_| {
+            let regions = table::pools_on(device)?;
             allocator.with_all(|lanes| {
                 let numbers = lanes.segment_numbers();
                 let mut blocks = Vec::new();
@@ -146,7 +147,7 @@ pub unsafe extern "C" fn lowtide_find_allocation(
     allocation: *mut Allocation,
 ) -> Status {
     run(|| {
-        let (device, found) = registry::find_allocation(address_of(memory))?;
+        let (device, found) = devices::find_allocation(address_of(memory))?;
         let found = Allocation {
             address: found.address.get(),
             size: found.size.get(),
@@ -171,7 +172,7 @@ pub unsafe extern "C" fn lowtide_find_allocation(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_largest_free(device: c_int, size: *mut u64) -> Status {
     run(|| {
-        let allocator = registry::device(device)?;
+        let allocator = start::device(device)?;
         let free = allocator.with_all(|lanes| lanes.largest_free())?;
         let info = allocator.with_driver(Driver::memory_info)?;
         // SAFETY: it may be written to, by the contract of this function.

@@ -7,8 +7,9 @@
 //!
 //! ```text
 //! exported function     pluggable.rs: what PyTorch's plain interface calls · a file for each topic beside it
-//! ├─ boundary::run      no panic passes; an error becomes a status and the thread's text
-//! └─ registry           the device's allocator, made at its first use
+//! ├─ boundary::run      no panic passes; an error becomes a status and the thread's text; a forked child is refused
+//! ├─ start::device      the device's allocator, made at its first use
+//! └─ devices            the allocator of a device in use, or of a block
 //!    └─ SharedAllocator
 //! ```
 //!
@@ -22,6 +23,8 @@
 mod boundary;
 mod checkpoint;
 mod control;
+mod cuda;
+mod devices;
 mod drivers;
 mod dump;
 mod environment;
@@ -41,11 +44,11 @@ mod preload;
 mod publish;
 mod record;
 mod regions;
-mod registry;
 mod settings;
 mod share;
 mod shortage;
 mod sockets;
+mod start;
 mod switch;
 mod threads;
 mod tms;

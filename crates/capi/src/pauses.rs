@@ -10,7 +10,8 @@ use lowtide_shared::DevicePast;
 use lowtide_trace::{PausedSegment, RecordedText, RegionPool, StackTable, Trace, TraceEvent};
 
 use crate::error::Error;
-use crate::{regions, registry};
+use crate::regions::table;
+use crate::{devices, events};
 
 /// The tags of the regions whose memory pools have.
 type Tags = BTreeMap<MempoolId, RecordedText>;
@@ -32,7 +33,7 @@ pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error>
         segments,
         ..Trace::default()
     });
-    let pools = regions::pools_on(ordinal)?.into_iter();
+    let pools = table::pools_on(ordinal)?.into_iter();
     let tags = pools
         .map(|(pool, region)| (pool, region.tag.into()))
         .collect();
@@ -146,8 +147,8 @@ pub(crate) fn add_to(pickle: &mut Vec<u8>) {
 /// Returns every pool that has the memory of a region.
 fn regions_now() -> Result<Vec<RegionPool>, Error> {
     let mut regions = Vec::new();
-    for (ordinal, _) in registry::devices_in_use()? {
-        let pools = regions::pools_on(ordinal)?.into_iter();
+    for (ordinal, _) in devices::all() {
+        let pools = table::pools_on(ordinal)?.into_iter();
         regions.extend(pools.map(|(pool, region)| RegionPool {
             device: ordinal.unsigned_abs(),
             pool,
@@ -161,15 +162,15 @@ fn regions_now() -> Result<Vec<RegionPool>, Error> {
 fn paused_now() -> Result<Vec<PausedSegment>, Error> {
     let mut paused = Vec::new();
     // While no pause is told of.
-    registry::with_listeners(|_, _| {
-        for (ordinal, allocator) in registry::devices_in_use()? {
-            let pools = regions::pools_on(ordinal)?;
+    events::with_listeners(|_| {
+        for (ordinal, allocator) in devices::all() {
+            let pools = table::pools_on(ordinal)?;
             let segments = allocator.with_all(|lanes| lanes.segments())?;
             paused.extend(segments.iter().filter_map(|segment| {
                 let region = pools.get(&segment.pool)?;
                 Some(PausedSegment {
                     device: ordinal.unsigned_abs(),
-                    event: registry::pause_event(true, segment),
+                    event: events::pause_event(true, segment),
                     time_us: region.away_since_us?,
                     tag: Arc::clone(&region.tag).into(),
                 })

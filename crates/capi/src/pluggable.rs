@@ -15,11 +15,12 @@ use std::ptr;
 use lowtide_core::{AllocError, Bytes, DeviceAddress};
 
 use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
+use crate::devices::{self, Lane};
 use crate::error::{Error, Status};
 use crate::explain;
 use crate::pointers::{address_of, host_size, pointer_to, stream_of};
 use crate::record::stacks;
-use crate::registry::{self, Lane};
+use crate::{cuda, start};
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
 /// and null on failure, which a line on standard error and `lowtide_last_error` then explain.
@@ -104,7 +105,7 @@ pub extern "C" fn lowtide_allocate_at(
 ) -> Status {
     run(|| {
         let _stack = stacks::enter();
-        let allocator = registry::device(device)?;
+        let allocator = start::device(device)?;
         let (address, size) = (address_of(memory), Bytes(size as u64));
         allocator.allocate_where(address, size, stream_of(stream))?;
         Ok(())
@@ -131,7 +132,7 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
         }
         let address = address_of(memory);
         let stream = stream_of(stream);
-        registry::with_block(address, |lane| lane.record_stream(address, stream))?;
+        devices::with_block(address, |lane| lane.record_stream(address, stream))?;
         Ok(())
     })
 }
@@ -143,14 +144,14 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
     let _ = device_count;
-    run(registry::start_driver)
+    run(|| cuda::library().map(drop))
 }
 
 /// Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
 /// each. One that fails does not keep the others from it; its error is the answer.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
-    run(|| registry::for_each_in_use(|_, allocator| Ok(allocator.empty_cache()?)))
+    run(|| devices::for_each(|_, allocator| Ok(allocator.empty_cache()?)))
 }
 
 /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
@@ -162,7 +163,7 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
             let text = format_args!("{fraction} is not a fraction from 0 to 1");
             return Err(Error::new(Status::InvalidArgument, text));
         }
-        Ok(registry::device(device)?.set_memory_fraction(fraction)?)
+        Ok(start::device(device)?.set_memory_fraction(fraction)?)
     })
 }
 
@@ -205,8 +206,8 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
     let mut base = ptr::null_mut();
     let _ = run(|| {
         let address = address_of(memory);
-        registry::find_allocation(address)?;
-        let (_, segment) = registry::find_segment(address)?;
+        devices::find_allocation(address)?;
+        let (_, segment) = devices::find_segment(address)?;
         if !size.is_null() {
             // SAFETY: it may be written to, by the contract of this function.
             unsafe { write_to_c("size", size, host_size(segment.size)) }?;
@@ -221,7 +222,7 @@ pub unsafe extern "C" fn lowtide_base_alloc(memory: *mut c_void, size: *mut usiz
 fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Error> {
     let _stack = stacks::enter();
     let size = Bytes(size as u64);
-    let allocator = registry::device(device)?;
+    let allocator = start::device(device)?;
     // Programs call the driver themselves after `cudaMalloc`; so does the source of a pool's segments.
     let prepare = || Ok(allocator.with_driver(|driver| driver.make_current_if_none())?);
     match allocator.allocate_prepared(size, stream_of(stream), prepare) {
@@ -235,7 +236,7 @@ fn deallocate(address: DeviceAddress) -> Result<(), Error> {
     if address == DeviceAddress::NULL {
         return Ok(());
     }
-    registry::with_block(address, |lane| free(lane, address))?;
+    devices::with_block(address, |lane| free(lane, address))?;
     Ok(())
 }
 
@@ -244,7 +245,7 @@ fn deallocate(address: DeviceAddress) -> Result<(), Error> {
 #[inline(never)]
 fn free(lane: &mut Lane, address: DeviceAddress) -> Result<(), AllocError> {
     match lane.free(address) {
-        Err(error) if registry::is_driver_gone(&error) => Ok(()),
+        Err(error) if cuda::is_gone(&error) => Ok(()),
         outcome => outcome,
     }
 }

@@ -5,10 +5,11 @@ use std::ffi::{c_int, c_void};
 use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
 
 use crate::boundary::{Mempool, run, write_to_c};
+use crate::devices::{self, Lane};
 use crate::error::{Error, Status};
 use crate::pointers::{address_of, host_size, pointer_to};
 use crate::regions;
-use crate::registry::{self, Lane};
+use crate::start;
 
 /// Says whether requests for a stream go to a memory pool. Called with the `context` that was given
 /// with it, from the thread that asks for memory, under the device's lock: it must not call lowtide,
@@ -47,8 +48,9 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
     let context = Context { context, end };
     let filter = Filter { accepts, context };
     run(move || {
+        let allocator = start::device(device)?;
         let accepts = move |stream| filter.accepts(stream);
-        regions::begin_allocate_to_pool(device, pool.id(), accepts)
+        regions::begin_allocate_to_pool(device, allocator, pool.id(), accepts)
     })
 }
 
@@ -73,7 +75,7 @@ pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_pool(device: c_int, pool: Mempool) -> Status {
     run(|| {
-        let allocator = registry::device(device)?;
+        let allocator = start::device(device)?;
         Ok(allocator.with_pools(|pools| pools.create_or_retain_pool(pool.id()))?)
     })
 }
@@ -90,7 +92,7 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
     count: *mut c_int,
 ) -> Status {
     run(|| {
-        let held = match registry::in_use(device)? {
+        let held = match devices::get_checked(device)? {
             Some(allocator) => allocator.with_pools(|pools| pools.pool_use_count(pool.id()))?,
             None => Ok(0),
         };
@@ -121,7 +123,7 @@ pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
 /// a device that nothing was asked of has none, and is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
-    run(|| match registry::in_use(device)? {
+    run(|| match devices::get_checked(device)? {
         Some(allocator) => Ok(allocator.empty_pool(pool.id())?),
         None => Err(AllocError::NoSuchPool { pool: pool.id() }.into()),
     })
@@ -186,14 +188,14 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
 /// `graph_capture_record_stream_reuse` allows that and the graph's order says that their work comes before.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
-    run(|| Ok(registry::device(device)?.capture_begin()?))
+    run(|| Ok(start::device(device)?.capture_begin()?))
 }
 
 /// Says that a capture has ended. After the last one and with `graph_capture_record_stream_reuse`, memory
 /// that was freed in it is free at once, but for what work outside of it uses.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_end(device: c_int) -> Status {
-    run(|| match registry::in_use(device)? {
+    run(|| match devices::get_checked(device)? {
         Some(allocator) => Ok(allocator.capture_end()?),
         None => Ok(()),
     })
@@ -226,7 +228,7 @@ pub(crate) fn with_pool<R>(
     act: impl FnOnce(&mut Lane, MempoolId) -> Result<R, AllocError>,
 ) -> Result<R, Error> {
     let pool = pool.id();
-    if !pool.is_default() && registry::in_use(device)?.is_none() {
+    if !pool.is_default() && devices::get_checked(device)?.is_none() {
         return Err(AllocError::NoSuchPool { pool }.into());
     }
     with_pools(device, |pools| act(pools, pool))
@@ -237,7 +239,7 @@ pub(crate) fn with_pools<R>(
     device: c_int,
     act: impl FnOnce(&mut Lane) -> Result<R, AllocError>,
 ) -> Result<R, Error> {
-    Ok(registry::device(device)?.with_pools(act)??)
+    Ok(start::device(device)?.with_pools(act)??)
 }
 
 /// A caller's filter.

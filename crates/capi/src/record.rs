@@ -3,7 +3,7 @@
 //! ```text
 //! lowtide_record_start, LOWTIDE_RECORD       record.rs: which recorder a process has
 //! └─ file::create                            file.rs: a file for each process
-//! an event, under the lock of its lane       registry.rs: the observer of each device
+//! an event, under the lock of its lane       events.rs: who is notified of each device
 //! └─ Ring::put                               ring.rs: a cache line is written, nothing else
 //! the recorder's thread                      recorder.rs
 //! ├─ Ring::take
@@ -31,7 +31,7 @@ use lowtide_trace::EarlierFiles;
 use crate::boundary::{path_from_c, run};
 use crate::error::{Error, Status};
 use crate::switch::Switch;
-use crate::{boundary, environment, registry};
+use crate::{boundary, environment, events};
 
 pub(crate) use file::{Existing, create as create_file};
 use recorder::Options;
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
-        registry::start_recording(|| {
+        events::start_recording(|| {
             let created = file::create(path, Existing::IsReplaced, environment::variable);
             let has_stacks = stacks;
             Recorder::start(
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
 /// `LOWTIDE_STATUS_FILE` where the recording ended before because the file could not be written to.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_record_stop() -> Status {
-    run(registry::stop_recording)
+    run(events::stop_recording)
 }
 
 /// Returns the recorder of this process, given what it had; where it has none, what `LOWTIDE_RECORD` asks for.

@@ -4,6 +4,7 @@
 //! lowtide_region_enter, leave       table.rs: every region, and which of them this thread is in
 //! lowtide_pause, resume             change.rs: every device of a region, at the same time
 //! ├─ RegionMemory::pause, resume    lowtide-region: one region's memory on one device
+//! ├─ RegionPools                    pools.rs: the memory pools that its blocks are in
 //! ├─ Keeper                         keeper.rs: one device's backups
 //! └─ scrubbing::begin               scrubbing.rs: the driver's own work after it, beside the job
 //! ```
@@ -12,29 +13,29 @@
 //! the driver's. The first is held while contents are copied and while a device is waited for, the others are
 //! not: whoever allocates and frees, in other regions or in none, goes on meanwhile.
 
+mod card;
 mod change;
-mod keeper;
+pub(crate) mod figures;
+pub(crate) mod keeper;
+mod pools;
 mod scrubbing;
-mod table;
+pub(crate) mod table;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress};
-use lowtide_region::{BackupKind, Copies, RegionFigures};
+use lowtide_region::{BackupKind, Copies};
 
 use crate::boundary::{Mempool, path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
 use crate::pointers::{address_of, host_size};
-use crate::registry;
+use crate::{devices, start};
 
 pub(crate) use change::begin_allocate_to_pool;
-pub(crate) use keeper::{
-    has_directory as has_backup_directory, has_retain, kept, retains as retains_backups,
-    set_directory as set_backup_directory, show_files as show_backup_files,
-};
-pub(crate) use table::{RegionPool, attach, depth, is_known, pools_on, pools_unless_busy};
+use figures::OnDeviceFigures;
 
 /// What becomes of a region's contents while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,7 +111,9 @@ pub unsafe extern "C" fn lowtide_region_pool(
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let tag = unsafe { text_from_c("tag", tag) }?.ok_or_else(|| Error::null("tag"))?;
-        change::add_pool(device, pool.id(), tag, kind_of(backup)?)
+        let kind = kind_of(backup)?;
+        let allocator = start::device(device)?;
+        change::add_pool(device, allocator, pool.id(), tag, kind)
     })
 }
 
@@ -247,15 +250,13 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
     let Some(region) = table::memory_of(device, block.pool)? else {
         return Ok(None);
     };
-    let is_mapped =
-        region.memory.state().map_err(change::error)? == lowtide_region::RegionState::Mapped;
-    let allocator = registry::known(device).expect("it has a block");
+    let is_mapped = region.memory.state()? == lowtide_region::RegionState::Mapped;
+    let allocator = devices::get(device).expect("it has a block");
     if is_mapped && !allocator.with_pools(|lane| lane.is_watched(block.address))? {
         // What was handed out since the pause is another block, whatever its place.
         return Ok(None);
     }
-    let copy = region.memory.host_copy(change::contents_of(block));
-    copy.map_err(change::error)
+    Ok(region.memory.host_copy(pools::contents_of(block))?)
 }
 
 /// Refuses what needs the memory of a device's block, if that is not on the device.
@@ -272,7 +273,7 @@ fn region_away(device: c_int, block: &Allocation) -> Result<Option<Arc<str>>, Er
     let Some(region) = table::memory_of(device, block.pool)? else {
         return Ok(None);
     };
-    let state = region.memory.state().map_err(change::error)?;
+    let state = region.memory.state()?;
     let is_away = state != lowtide_region::RegionState::Mapped;
     Ok(is_away.then(|| Arc::clone(&region.name.tag)))
 }
@@ -298,9 +299,9 @@ pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usiz
 ///
 /// # Errors
 ///
-/// If it lies in none, and as [`registry::with_block`]. Linear in the blocks for an address within one.
+/// If it lies in none, and as [`devices::with_block`]. Linear in the blocks for an address within one.
 fn find_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
-    match registry::find_allocation(address) {
+    match devices::find_allocation(address) {
         Err(missed) if missed.status == Status::NotAllocated => {
             let (device, block) = find_block_around(address)?;
             let is_inside = address.offset_from(block.address) < block.requested;
@@ -314,14 +315,14 @@ fn find_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
 ///
 /// # Errors
 ///
-/// If the address lies in no region or before its blocks, and as [`registry::with_block`].
+/// If the address lies in no region or before its blocks, and as [`devices::with_block`].
 fn find_block_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
     let missed = || Error::from(AllocError::NotAllocated { address });
-    let (device, segment) = registry::find_segment(address)?;
+    let (device, segment) = devices::find_segment(address)?;
     if table::memory_of(device, segment.pool)?.is_none() {
         return Err(missed());
     }
-    let allocator = registry::known(device).expect("it has a segment");
+    let allocator = devices::get(device).expect("it has a segment");
     let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
     let before = held.partition_point(|block| block.address <= address);
     let block = before.checked_sub(1).map(|last| held[last]);
@@ -345,7 +346,7 @@ pub unsafe extern "C" fn lowtide_is_in_region(
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let tag = unsafe { text_from_c("tag", tag) }?;
-        let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
+        let (device, block) = devices::find_allocation(address_of(memory.cast_mut()))?;
         let found = table::memory_of(device, block.pool)?;
         let found = found.is_some_and(|region| tag.is_none_or(|tag| *region.name.tag == *tag));
         // SAFETY: it may be written to, by the contract of this function.
@@ -364,7 +365,7 @@ pub unsafe extern "C" fn lowtide_is_in_region(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_is_away(memory: *const c_void, is_away: *mut bool) -> Status {
     run(|| {
-        let (device, block) = registry::find_allocation(address_of(memory.cast_mut()))?;
+        let (device, block) = devices::find_allocation(address_of(memory.cast_mut()))?;
         let found = region_away(device, &block)?.is_some();
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("is_away", is_away, found) }
@@ -376,7 +377,7 @@ pub unsafe extern "C" fn lowtide_is_away(memory: *const c_void, is_away: *mut bo
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_memory_margin(bytes: u64) -> Status {
     run(|| {
-        change::set_margin(bytes);
+        card::set_margin(bytes);
         Ok(())
     })
 }
@@ -421,7 +422,7 @@ pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_kept_host_bytes(device: c_int, bytes: *mut u64) -> Status {
     run(|| {
-        registry::in_use(device)?;
+        devices::get_checked(device)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("bytes", bytes, keeper::kept(device).get()) }
     })
@@ -432,13 +433,13 @@ pub unsafe extern "C" fn lowtide_kept_host_bytes(device: c_int, bytes: *mut u64)
 /// pause or a resume that is under way.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_backups() -> Status {
-    run(|| keeper::release(Copies::All))
+    run(|| change::release(Copies::All))
 }
 
 /// As `lowtide_release_backups`, and leaves the copies alone that can be read.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_idle_backups() -> Status {
-    run(|| keeper::release(Copies::Ended))
+    run(|| change::release(Copies::Ended))
 }
 
 /// Returns once the host's memory of backups is page-locked, as far as the system lets it be, on every device. That is
@@ -533,7 +534,8 @@ pub unsafe extern "C" fn lowtide_visit_regions(
     run(|| {
         let visit = visit.ok_or_else(|| Error::null("visit"))?;
         for region in table::on_devices()? {
-            let shown = Region::of_device(&region)?;
+            let figures = figures::of(&region)?;
+            let shown = Region::of(&figures);
             // SAFETY: it may be called with the context, by the contract of this function.
             unsafe { visit(context, &raw const shown) };
         }
@@ -541,97 +543,24 @@ pub unsafe extern "C" fn lowtide_visit_regions(
     })
 }
 
-/// Returns the figures of every region on every device in use, with their tags, in the order in which the regions
-/// were first entered.
-///
-/// # Errors
-///
-/// If lowtide panicked in this process.
-pub(crate) fn figures() -> Result<Vec<(String, Region)>, Error> {
-    let regions = table::on_devices()?.into_iter();
-    let shown =
-        regions.map(|region| Ok((region.name.tag.to_string(), Region::of_device(&region)?)));
-    shown.collect()
-}
-
-/// Returns how many bytes of a device's paused segments are in no block: they count as reserved and not as active, and
-/// are not on the device.
-///
-/// # Errors
-///
-/// If lowtide panicked in this process.
-pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
-    let mut sum = Bytes::ZERO;
-    for region in table::on_devices()? {
-        let paused = region.memory.figures().map_err(change::error)?.paused;
-        if region.device == device && !paused.is_zero() {
-            sum += paused.saturating_sub(change::live_bytes(&region)?);
-        }
-    }
-    Ok(sum)
-}
-
-/// Returns how much of what is free on a device the margin keeps, where nothing but that refused a region's request.
-///
-/// # Errors
-///
-/// If lowtide panicked in this process.
-pub(crate) fn kept_by_margin(figures: &lowtide_core::OutOfMemory) -> Result<Option<Bytes>, Error> {
-    let (free, size) = (figures.device_free, figures.segment_size);
-    let kept = change::margin().min(free);
-    let is_by_margin = free - kept < size && size <= free;
-    if !is_by_margin || figures.is_rejected || is_above_limit(figures) {
-        return Ok(None);
-    }
-    let Ok(device) = c_int::try_from(figures.device) else {
-        return Ok(None);
-    };
-    let region = table::memory_of(device, figures.pool)?;
-    Ok(region.map(|_| kept))
-}
-
-/// Returns whether the device's limit refused a request: what is paused does not count against that.
-fn is_above_limit(figures: &lowtide_core::OutOfMemory) -> bool {
-    let paused: Bytes = figures.paused.iter().map(|&(_, bytes)| bytes).sum();
-    let limited = figures.reserved.saturating_sub(paused);
-    let is_above = |limit| limited.saturating_add(figures.segment_size) > limit;
-    figures.limit.is_some_and(is_above)
-}
-
-/// Has the requests of all threads that have entered nothing served from a region, for good.
-pub(crate) fn enter_process(tag: &str, backup: Backup) -> Result<(), Error> {
-    table::enter_process(tag, kind_of(backup as c_int)?)
-}
-
 impl Region {
-    /// Returns the figures of a region on a device; its tag is valid as long as that is.
-    fn of_device(region: &table::OnDevice) -> Result<Region, Error> {
-        let figures = region.memory.figures().map_err(change::error)?;
-        Ok(Region {
+    /// The tag is valid as long as the region's figures are.
+    fn of(region: &OnDeviceFigures) -> Region {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let figures = &region.memory;
+        Region {
             tag: region.name.c_tag().as_ptr(),
             device: region.device,
             backup: Backup::of(region.name.kind),
-            live_bytes: change::live_bytes(region)?.get(),
-            paused_bytes: change::needed_to_resume(region)?.get(),
-            ..Region::of(&figures)
-        })
-    }
-
-    fn of(figures: &RegionFigures) -> Region {
-        let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        Region {
-            tag: ptr::null(),
-            device: 0,
-            backup: Backup::None,
             state: match figures.state {
                 lowtide_region::RegionState::Mapped => RegionState::Mapped,
                 lowtide_region::RegionState::Pausing => RegionState::Pausing,
                 lowtide_region::RegionState::Paused => RegionState::Paused,
                 lowtide_region::RegionState::Resuming => RegionState::Resuming,
             },
-            live_bytes: 0,
+            live_bytes: region.live.get(),
             mapped_bytes: figures.mapped.get(),
-            paused_bytes: 0,
+            paused_bytes: region.needed_to_resume.get(),
             host_bytes: figures.host.get(),
             disk_bytes: figures.disk.get(),
             pauses: figures.pauses,
@@ -653,16 +582,7 @@ impl Region {
 }
 
 impl Backup {
-    /// Returns what Python and Prometheus call it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Backup::None => "none",
-            Backup::Host => "host",
-            Backup::Disk => "disk",
-        }
-    }
-
-    fn of(kind: Option<BackupKind>) -> Backup {
+    pub(crate) fn of(kind: Option<BackupKind>) -> Backup {
         match kind {
             None => Backup::None,
             Some(BackupKind::Host) => Backup::Host,

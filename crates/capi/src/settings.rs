@@ -1,8 +1,13 @@
 //! Which strategy a process uses, and with which options.
 
-use lowtide_core::Config;
-use lowtide_explain::Configured;
+use std::sync::{Mutex, MutexGuard};
 
+use lowtide_core::{Config, FreeBlockOrder, TorchRelease};
+use lowtide_explain::Configured;
+use lowtide_trace::AllocatorSettings;
+
+use crate::devices;
+use crate::environment::variable;
 use crate::error::{Error, Status};
 
 /// PyTorch's own variables. It takes the first that is set, be it empty.
@@ -104,6 +109,161 @@ impl Choice {
             options_variable,
             is_by_program,
         }
+    }
+}
+
+/// What this process was set to. Held while a device is started.
+static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
+    choice: Choice {
+        strategy: None,
+        conf: None,
+        is_of_environment: false,
+    },
+    torch: None,
+    config: None,
+});
+
+/// What a device is made with.
+pub(crate) struct Settings {
+    choice: Choice,
+    /// The release of PyTorch that the memory is for.
+    torch: Option<TorchRelease>,
+    /// What the choice and the environment came to, once a device was used: [`reconfigure`] alone changes it then.
+    config: Option<Config>,
+}
+
+/// Locks what devices are made with.
+pub(crate) fn lock() -> Result<MutexGuard<'static, Settings>, Error> {
+    devices::lock(&SETTINGS)
+}
+
+/// Sets what the program asks for, where a device is not in use yet.
+///
+/// # Errors
+///
+/// If one is, or the configuration is refused, which then stays what it was.
+pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
+    let mut settings = lock()?;
+    settings.refuse_settled()?;
+    choice.resolve(variable)?;
+    settings.choice = choice;
+    Ok(())
+}
+
+/// Changes the options while devices may be in use, and settles the configuration.
+///
+/// # Errors
+///
+/// If the options are refused; nothing has changed then.
+pub(crate) fn reconfigure(options: &str) -> Result<(), Error> {
+    let _in_order = devices::begin_change()?;
+    let config = {
+        let mut settings = lock()?;
+        let order = settings.order();
+        // What nobody asked for is not told to be asked for.
+        let config = settings.config()?.reconfigured(options, order)?;
+        settings.config = Some(config);
+        settings.config_in_job()?
+    };
+    devices::for_each(|_, allocator| Ok(allocator.reconfigure(&config)?))
+}
+
+/// Sets which release of PyTorch the memory is for.
+///
+/// # Errors
+///
+/// If a device is in use.
+pub(crate) fn set_torch(release: TorchRelease) -> Result<(), Error> {
+    let mut settings = lock()?;
+    settings.refuse_settled()?;
+    settings.torch = Some(release);
+    Ok(())
+}
+
+/// Returns the release of PyTorch that the memory is for, if it is for one.
+pub(crate) fn torch() -> Result<Option<TorchRelease>, Error> {
+    Ok(lock()?.torch)
+}
+
+/// Returns the configuration, which is settled by that.
+///
+/// # Errors
+///
+/// If it is refused.
+pub(crate) fn config() -> Result<Config, Error> {
+    lock()?.config().cloned()
+}
+
+/// Returns what recordings say of the configuration, which is settled by that.
+///
+/// # Errors
+///
+/// If it is refused.
+pub(crate) fn recorded() -> Result<AllocatorSettings, Error> {
+    lock()?.recorded()
+}
+
+/// Returns which of several free blocks of a size `caching` takes where no option says.
+pub(crate) fn order() -> Result<Option<FreeBlockOrder>, Error> {
+    Ok(lock()?.order())
+}
+
+/// Returns what a user changes to have another strategy or other options than those in force.
+pub(crate) fn configured() -> Result<Configured, Error> {
+    Ok(lock()?.choice.configured(variable))
+}
+
+impl Settings {
+    fn refuse_settled(&self) -> Result<(), Error> {
+        if self.config.is_some() {
+            let text = "lowtide is in use already: configure it before the first request";
+            return Err(Error::new(Status::Started, text));
+        }
+        Ok(())
+    }
+
+    /// Returns which of several free blocks of a size `caching` takes where no option says.
+    fn order(&self) -> Option<FreeBlockOrder> {
+        self.torch.map(FreeBlockOrder::of_torch)
+    }
+
+    fn config(&mut self) -> Result<&Config, Error> {
+        let config = match self.config.take() {
+            Some(config) => config,
+            None => self.choice.resolve(variable)?,
+        };
+        Ok(self.config.insert(config))
+    }
+
+    /// Returns the configuration as an allocator takes it, with the order of free blocks that PyTorch has.
+    ///
+    /// # Errors
+    ///
+    /// If it is refused.
+    pub(crate) fn config_in_job(&mut self) -> Result<Config, Error> {
+        let order = self.order();
+        Ok(self.config()?.clone().in_order(order).in_job())
+    }
+
+    /// Returns what recordings say of the configuration.
+    ///
+    /// # Errors
+    ///
+    /// If it is refused.
+    pub(crate) fn recorded(&mut self) -> Result<AllocatorSettings, Error> {
+        let order = self.order();
+        let config = self.config()?;
+        let (conf, asked) = match config {
+            Config::Caching(options) => (config.to_conf(), options.free_block_order),
+            // The text is PyTorch's, whose allocator this is not.
+            _ => (String::new(), None),
+        };
+        Ok(AllocatorSettings {
+            conf: conf.into(),
+            free_block_order: asked.or(order).or(Some(FreeBlockOrder::default())),
+            strategy: config.to_string().into(),
+            ..AllocatorSettings::default()
+        })
     }
 }
 

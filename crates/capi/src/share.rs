@@ -34,7 +34,7 @@ use crate::boundary::{run, write_to_c};
 use crate::control::copy_for_c;
 use crate::error::{Error, Status};
 use crate::pointers::{address_of, pointer_to};
-use crate::{drivers, peers, regions, registry};
+use crate::{cuda, devices, drivers, peers, regions};
 use ticket::{Identity, Mapped, Shared, Ticket};
 
 /// Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the
@@ -127,7 +127,7 @@ pub extern "C" fn lowtide_detach(memory: *mut c_void) -> Status {
 }
 
 fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {
-    let (ordinal, block) = registry::find_allocation(address)?;
+    let (ordinal, block) = devices::find_allocation(address)?;
     regions::refuse_away(ordinal, &block)?;
     let identity = Identity::of_this_process()?;
     let (device, mapped, named) = drivers::with(ordinal, |driver| {
@@ -199,10 +199,8 @@ static ATTACHED: Mutex<Attachments> = Mutex::new(Attachments {
 });
 
 fn attached() -> Result<MutexGuard<'static, Attachments>, Error> {
-    ATTACHED.lock().map_err(|_| {
-        let text = "lowtide stopped: it panicked when memory was attached";
-        Error::new(Status::Internal, text)
-    })
+    let attached = ATTACHED.lock();
+    attached.map_err(|_| Error::stopped("when memory was attached"))
 }
 
 fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
@@ -248,7 +246,7 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
 
 /// Returns the number of the device with this identity, `likely` if it is that one.
 fn find_device(uuid: Uuid, likely: c_int) -> Result<c_int, Error> {
-    let library = registry::library()?;
+    let library = cuda::library()?;
     let others = (0..library.device_count()?).map(u32::cast_signed);
     let known = others.clone().filter(|&ordinal| ordinal == likely);
     for ordinal in known.chain(others) {
@@ -350,7 +348,7 @@ impl Attachments {
 /// Passes an error on, unless it says that the driver has ended and so taken all memory back.
 fn unless_driver_gone(outcome: Result<(), DriverError>) -> Result<(), Error> {
     match outcome.map_err(AllocError::Driver) {
-        Err(error) if !registry::is_driver_gone(&error) => Err(error.into()),
+        Err(error) if !cuda::is_gone(&error) => Err(error.into()),
         _ => Ok(()),
     }
 }

@@ -1,13 +1,13 @@
 //! Running out: who is asked to free memory before, and what can be said after.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_shared::Shortage;
 
 use crate::boundary::{self, run, write_to_c};
+use crate::devices::{self, Allocator};
 use crate::error::{Error, OutOfMemory, Status};
-use crate::registry;
 
 /// Writes the figures of the last request of this thread that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`,
 /// or fails with `LOWTIDE_STATUS_INVALID_ARGUMENT` if none did. Of a request that no device could serve,
@@ -49,24 +49,48 @@ pub unsafe extern "C" fn lowtide_on_shortage(
     callback: ShortageCallback,
     context: *mut c_void,
 ) -> Status {
-    run(|| registry::on_shortage(callback.map(|call| ShortageListener { call, context })))
+    run(|| listen_everywhere(callback.map(|call| Listener { call, context })))
+}
+
+/// Who is asked for memory. Held while a device is started.
+static LISTENER: Mutex<Option<Listener>> = Mutex::new(None);
+
+/// Locks who is asked for memory when a device is short of it.
+pub(crate) fn lock() -> Result<MutexGuard<'static, Option<Listener>>, Error> {
+    devices::lock(&LISTENER)
+}
+
+fn listen_everywhere(listener: Option<Listener>) -> Result<(), Error> {
+    let _in_order = devices::begin_change()?;
+    *lock()? = listener;
+    devices::for_each(|ordinal, allocator| listen(listener, ordinal, allocator))
+}
+
+/// Has a device ask for memory when it is short of it, or nobody.
+pub(crate) fn listen(
+    listener: Option<Listener>,
+    ordinal: c_int,
+    allocator: &Allocator,
+) -> Result<(), Error> {
+    let shortage = listener.map(|listener| listener.of_device(ordinal));
+    Ok(allocator.on_shortage(shortage)?)
 }
 
 /// A caller's callback and its context.
 #[derive(Clone, Copy)]
-pub(crate) struct ShortageListener {
+pub(crate) struct Listener {
     call: unsafe extern "C" fn(*mut c_void, c_int) -> bool,
     context: *mut c_void,
 }
 
 // SAFETY: the function may be called from any thread, by the contract of `lowtide_on_shortage`.
-unsafe impl Send for ShortageListener {}
+unsafe impl Send for Listener {}
 // SAFETY: and from several at once.
-unsafe impl Sync for ShortageListener {}
+unsafe impl Sync for Listener {}
 
-impl ShortageListener {
+impl Listener {
     /// Returns what is called for one device.
-    pub(crate) fn of_device(self, device: c_int) -> Shortage {
+    fn of_device(self, device: c_int) -> Shortage {
         Arc::new(move || self.call(device))
     }
 

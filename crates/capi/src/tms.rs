@@ -3,56 +3,31 @@
 //! What a thread's requests are is said there by several calls, so this keeps them, and enters a region when they
 //! are complete. Functions that return nothing write to standard error why they failed.
 
+pub(crate) mod process;
+
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::path::Path;
 use std::ptr;
-use std::sync::{LazyLock, Once};
 
 use lowtide_core::Bytes;
+use lowtide_region::BackupKind;
 
-use crate::boundary::{self, path_from_c, run, run_and_tell, text_from_c};
-use crate::environment;
+use crate::boundary::{path_from_c, run, run_and_tell, text_from_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{lowtide_free, lowtide_malloc};
 use crate::pointers::address_of;
 use crate::regions::{
-    self, Backup, lowtide_pause, lowtide_region_enter, lowtide_region_leave, lowtide_resume,
-    lowtide_retain_backups,
+    self, Backup, keeper, lowtide_pause, lowtide_region_enter, lowtide_region_leave,
+    lowtide_resume, lowtide_retain_backups, table,
 };
+
+use process::{BACKENDS, ENVIRONMENT, backup, set_backup_directory, start, tell};
 
 thread_local! {
     /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
     static THREAD: RefCell<ManuallyDrop<Thread>> = RefCell::new(ManuallyDrop::new(Thread::new()));
 }
-
-/// What the environment says of every thread at first. Read once: what is told of it is told once, and threads agree.
-static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(Environment::read);
-
-struct Environment {
-    is_interesting: bool,
-    keeps_on_cpu: bool,
-    keeps_on_disk: bool,
-    backend: &'static CStr,
-    retains: bool,
-}
-
-impl Environment {
-    /// What is neither 0 nor 1 keeps contents that it may be about, and does nothing else.
-    fn read() -> Environment {
-        Environment {
-            is_interesting: is_set("TMS_INIT_ENABLE", false),
-            keeps_on_cpu: is_set("TMS_INIT_ENABLE_CPU_BACKUP", true),
-            keeps_on_disk: is_set("TMS_INIT_ENABLE_DISK_BACKUP", true),
-            backend: backend_of_environment(),
-            retains: is_set("TMS_RETAIN_CPU_BACKUP", false),
-        }
-    }
-}
-
-/// The kinds of the host's memory that backups may be in; the first is what they are in where nothing is said.
-const BACKENDS: [&CStr; 2] = [c"pinned", c"mmap"];
 
 /// What a thread has said of its requests.
 struct Thread {
@@ -70,7 +45,7 @@ struct Thread {
 }
 
 /// A region's tag and backup, or none.
-type Place = Option<(CString, Backup)>;
+type Place = Option<(CString, Option<BackupKind>)>;
 
 /// A place that a thread has entered.
 struct Entry {
@@ -97,22 +72,19 @@ impl Thread {
 
     /// Returns where the thread's requests are to go, by what it has said.
     fn place(&self) -> Place {
-        let place = || (self.tag.clone(), self.backup());
+        let place = || {
+            (
+                self.tag.clone(),
+                backup(self.keeps_on_cpu, self.keeps_on_disk),
+            )
+        };
         self.is_interesting.then(place)
-    }
-
-    fn backup(&self) -> Backup {
-        match (self.keeps_on_cpu, self.keeps_on_disk) {
-            (true, _) => Backup::Host,
-            (false, true) => Backup::Disk,
-            (false, false) => Backup::None,
-        }
     }
 
     /// Enters what the thread's requests are to come from now, and leaves what it entered last for that. Where it
     /// has said what it had said before it entered a region of lowtide's, it is in that region again.
     fn enter(&mut self) -> Result<(), Error> {
-        let (place, depth) = (self.place(), regions::depth());
+        let (place, depth) = (self.place(), table::depth());
         self.entered.retain(|entry| entry.depth <= depth);
         if self.entered.pop_if(|entry| entry.depth == depth).is_some() {
             succeed(lowtide_region_leave())?;
@@ -123,11 +95,11 @@ impl Thread {
         }
         let (tag, backup) = match &place {
             Some((tag, backup)) => (tag.as_ptr(), *backup),
-            None => (ptr::null(), Backup::None),
+            None => (ptr::null(), None),
         };
         // SAFETY: it is null, or ends with a zero byte.
-        succeed(unsafe { lowtide_region_enter(tag, backup as c_int) })?;
-        let depth = regions::depth();
+        succeed(unsafe { lowtide_region_enter(tag, Backup::of(backup) as c_int) })?;
+        let depth = table::depth();
         self.entered.push(Entry { place, depth });
         Ok(())
     }
@@ -244,7 +216,7 @@ pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_retain_cpu_backup() -> bool {
     start();
-    regions::retains_backups()
+    keeper::retains()
 }
 
 /// As `lowtide_set_memory_margin`.
@@ -309,46 +281,6 @@ pub extern "C" fn tms_torch_free(
     lowtide_free(memory, size, device, stream);
 }
 
-/// Does what the environment asks of the process, where it puts lowtide in the other's place: the other's library does
-/// it from the process's first request on, before anybody calls a function of it.
-pub(crate) fn start_if_named() {
-    let names = environment::variable("LOWTIDE_COMPAT").unwrap_or_default();
-    if names.split(',').any(|name| name == "torch_memory_saver") {
-        start();
-    }
-}
-
-/// Does what the environment asks of the process, once; what the program has said by then goes before it.
-fn start() {
-    static STARTED: Once = Once::new();
-    STARTED.call_once(|| {
-        let directory = environment::path_variable("TMS_DISK_BACKUP_DIR");
-        if let Some(directory) = directory.filter(|_| !regions::has_backup_directory()) {
-            tell(|| set_backup_directory(&directory));
-        }
-        tell(|| {
-            if ENVIRONMENT.retains && !regions::has_retain() {
-                succeed(lowtide_retain_backups(true))?;
-            }
-            if ENVIRONMENT.is_interesting {
-                regions::enter_process("default", Thread::new().backup())?;
-            }
-            Ok(())
-        });
-    });
-}
-
-/// Keeps backups on disk in a directory from now on, which is made if need be. Where that fails it is in force all the
-/// same: another would be a surprise, and a pause says so again.
-fn set_backup_directory(directory: &Path) -> Result<(), Error> {
-    regions::show_backup_files()?;
-    regions::set_backup_directory(directory.to_owned())?;
-    lowtide_files::create_directory(directory).map_err(|error| {
-        let text = format_args!("{directory:?} for backups could not be made: {error}");
-        Error::new(Status::Backup, text)
-    })
-}
-
 /// Returns something of what this thread has said.
 fn look<R>(look: impl FnOnce(&Thread) -> R) -> R {
     start();
@@ -364,10 +296,6 @@ fn change(change: impl FnOnce(&mut Thread)) {
             thread.enter()
         })
     });
-}
-
-fn tell(act: impl FnOnce() -> Result<(), Error>) {
-    let _ = run_and_tell(act);
 }
 
 /// Returns a text of the caller's, or tells what is wrong with it.
@@ -399,7 +327,7 @@ unsafe fn with_known(
         // SAFETY: by the contract of this function.
         let named = unsafe { text_from_c("tag", tag) }?.filter(|tag| !tag.is_empty());
         match named {
-            Some(named) if !regions::is_known(named)? => Ok(()),
+            Some(named) if !table::is_known(named)? => Ok(()),
             // SAFETY: by the contract of this function.
             Some(_) => succeed(unsafe { act(tag) }),
             // SAFETY: null is every region.
@@ -417,35 +345,4 @@ fn succeed(status: Status) -> Result<(), Error> {
     // SAFETY: the text is this thread's, in which no other call is under way.
     let text = unsafe { CStr::from_ptr(crate::lowtide_last_error()) };
     Err(Error::new(status, text.to_string_lossy()))
-}
-
-fn backend_of_environment() -> &'static CStr {
-    let value = environment::variable("TMS_INIT_CPU_BACKUP_BACKEND");
-    let Some(value) = value.filter(|value| !value.is_empty()) else {
-        return BACKENDS[0];
-    };
-    let mut known = BACKENDS.into_iter();
-    let known = known.find(|known| known.to_bytes() == value.as_bytes());
-    known.unwrap_or_else(|| {
-        boundary::say(format_args!(
-            "TMS_INIT_CPU_BACKUP_BACKEND is '{value}', and can be pinned or mmap; it is taken for pinned"
-        ));
-        BACKENDS[0]
-    })
-}
-
-/// Returns whether a variable is set to what means yes; `otherwise`, and says so, for what means neither yes nor no.
-fn is_set(variable: &str, otherwise: bool) -> bool {
-    let value = environment::variable(variable).unwrap_or_default();
-    match value.to_lowercase().as_str() {
-        "1" | "true" | "yes" | "on" => true,
-        "" | "0" | "false" | "no" | "off" => false,
-        _ => {
-            let taken = u8::from(otherwise);
-            boundary::say(format_args!(
-                "{variable} is '{value}', and can be 0 or 1; it is taken for {taken}"
-            ));
-            otherwise
-        }
-    }
 }

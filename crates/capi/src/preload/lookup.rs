@@ -6,7 +6,8 @@ use std::mem::{MaybeUninit, transmute};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::{is_serving, stand_ins::STAND_INS};
+use super::mode::is_serving;
+use super::stand_ins::STAND_INS;
 
 /// What `dlsym` is.
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;

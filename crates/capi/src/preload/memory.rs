@@ -6,17 +6,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use lowtide_core::{Allocation, Bytes, DeviceAddress, DriverError, Stream};
 use lowtide_cuda::{CaptureStatus, PrimaryContexts};
 
+use super::code;
 use super::order::{ANY_STREAM, Order, StreamFilter};
-use super::{code, start, started};
+use super::start::{start, started};
 use crate::boundary::{Told, run, tell_once};
+use crate::devices;
 use crate::error::{Error, Status};
 use crate::pointers::{host_size, stream_of};
 use crate::record::stacks;
-use crate::{regions, registry};
+use crate::regions::figures;
 
 /// By device: whether its primary context was reset, and all of lowtide's memory with it.
-static LOST: [AtomicBool; registry::DEVICES_MAX] =
-    [const { AtomicBool::new(false) }; registry::DEVICES_MAX];
+static LOST: [AtomicBool; devices::DEVICES_MAX] =
+    [const { AtomicBool::new(false) }; devices::DEVICES_MAX];
 
 /// Whether the program chooses the driver's pools, from which its memory must come then.
 static CHOOSES_POOLS: AtomicBool = AtomicBool::new(false);
@@ -71,7 +73,7 @@ fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c
     }
     let mut address = DeviceAddress::NULL;
     let status = run(|| {
-        let allocator = registry::device(number(device))?;
+        let allocator = crate::start::device(number(device))?;
         let _stack = stacks::enter();
         address = allocator.allocate(Bytes(size as u64), stream)?;
         Ok(())
@@ -104,7 +106,7 @@ pub(super) fn free(address: u64) -> Option<c_int> {
     }
     let address = DeviceAddress(address);
     Some(outcome(|| {
-        registry::with_block(address, |lane| lane.free(address))?;
+        devices::with_block(address, |lane| lane.free(address))?;
         Ok(())
     }))
 }
@@ -135,7 +137,7 @@ pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool)
     }
     let address = DeviceAddress(address);
     Some(outcome(|| {
-        registry::with_block(address, |lane| {
+        devices::with_block(address, |lane| {
             if allocation.stream != order.owner && !is_foreign {
                 lane.record_stream(address, order.handle)?;
             }
@@ -149,11 +151,11 @@ pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool)
 pub(super) fn add_kept(free: *mut usize) {
     let kept = || -> Option<Bytes> {
         let device = started()?.current().ok()??;
-        let allocator = registry::in_use_or_none(number(device)).ok()??;
+        let allocator = devices::get(number(device))?;
         let stats = allocator.stats().ok().filter(|_| !is_lost(device))?;
         let kept = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
         // The driver has the memory of paused regions already, and counts it.
-        let away = regions::free_bytes_away(number(device)).ok()?;
+        let away = figures::free_bytes_away(number(device)).ok()?;
         u64::try_from(kept)
             .ok()
             .map(|kept| Bytes(kept).saturating_sub(away))
@@ -169,18 +171,17 @@ pub(super) fn add_kept(free: *mut usize) {
 /// `cuIpcGetMemHandle`: the driver's handle is that of a whole segment.
 pub(super) fn refuse_inner(address: u64) -> Option<c_int> {
     started()?;
-    let (_, segment) = registry::find_segment(DeviceAddress(address)).ok()?;
+    let (_, segment) = devices::find_segment(DeviceAddress(address)).ok()?;
     (segment.address.get() != address).then_some(code::NOT_SUPPORTED)
 }
 
 /// Gives back everything that is kept for later, and returns whether there was a device to do so for.
 pub(super) fn release_kept() -> bool {
-    if started().is_none() || !registry::devices_in_use().is_ok_and(|mut all| all.next().is_some())
-    {
+    if started().is_none() || devices::all().next().is_none() {
         return false;
     }
     let released = run(|| {
-        registry::for_each_in_use(|ordinal, allocator| {
+        devices::for_each(|ordinal, allocator| {
             let is_lost = u32::try_from(ordinal).is_ok_and(is_lost);
             if is_lost {
                 Ok(())
@@ -272,10 +273,10 @@ enum Found {
 /// Returns what an address is; `None` for one outside of lowtide's memory.
 fn find(address: u64) -> Option<Found> {
     let address = DeviceAddress(address);
-    let (ordinal, found) = match registry::find_allocation(address) {
+    let (ordinal, found) = match devices::find_allocation(address) {
         Ok((ordinal, allocation)) => (ordinal, Ok(allocation)),
         Err(error) if error.status == Status::NotAllocated => {
-            let (ordinal, _) = registry::find_segment(address).ok()?;
+            let (ordinal, _) = devices::find_segment(address).ok()?;
             (ordinal, Err(code::INVALID_VALUE))
         }
         Err(_) => return Some(Found::NotHeld(code::UNKNOWN)),

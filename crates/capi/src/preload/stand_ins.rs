@@ -1,15 +1,15 @@
 //! The functions of NVIDIA's driver that lowtide stands in for, by their names. Each has the type that `cuda.h`
 //! gives it, and calls the driver's own for whatever is not lowtide's to answer.
 
-use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
 use super::lookup::{StandIn, entry_point};
-use super::{code, is_serving, memory, summary};
+use super::mode::is_serving;
+use super::serving::guarded;
+use super::{code, memory, summary};
 
 /// Defines the exported functions, and the list of them.
 ///
@@ -260,26 +260,6 @@ stand_ins! {
         |driver| {
             find(driver, symbol, function, version, (flags, true))
         }
-}
-
-thread_local! {
-    static IS_SERVED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns whether this thread is in one of these functions: as the end of the process can be, in a handler
-/// of signals.
-pub(super) fn is_thread_served() -> bool {
-    IS_SERVED.get()
-}
-
-/// Runs what serves the program, which no panic passes.
-#[inline]
-fn guarded(serve: impl FnOnce() -> c_int) -> c_int {
-    IS_SERVED.set(true);
-    // What a panic leaves half done is behind locks, which are poisoned.
-    let code = catch_unwind(AssertUnwindSafe(serve));
-    IS_SERVED.set(false);
-    code.unwrap_or(code::UNKNOWN)
 }
 
 /// Returns lowtide's answer to a call for memory, or else the driver's.

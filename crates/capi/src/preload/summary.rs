@@ -1,5 +1,6 @@
 //! What it came to, told at the end of the process.
 
+use crate::devices;
 use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::mem::MaybeUninit;
@@ -7,8 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use lowtide_core::Bytes;
 
-use super::stand_ins::is_thread_served;
-use crate::registry;
+use super::serving::is_thread_served;
 
 /// Calls for memory that lowtide left to the driver.
 static LEFT_TO_DRIVER: AtomicU64 = AtomicU64::new(0);
@@ -85,7 +85,7 @@ fn text() -> String {
     let mut reached = LEFT_TO_DRIVER.load(Ordering::Relaxed).cast_signed();
     let left = reached;
     let mut devices = String::new();
-    for (ordinal, allocator) in registry::devices_in_use().into_iter().flatten() {
+    for (ordinal, allocator) in devices::all() {
         let Ok(stats) = allocator.stats() else {
             continue;
         };

@@ -20,9 +20,10 @@ use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter
 use super::native::Functions;
 use super::ring::{Entry, Ring};
 use super::stacks;
+use crate::boundary;
 use crate::environment::shown;
 use crate::error::{Error, Status};
-use crate::{boundary, regions};
+use crate::regions::table;
 
 /// How much of the recording a process that is killed can lose.
 const FLUSH_EVERY: Duration = Duration::from_millis(50);
@@ -171,7 +172,7 @@ impl Recorder {
     }
 
     /// Records that the memory of some segments of a device leaves, or is back. Their region has this tag.
-    pub(crate) fn tell_of_pause(&self, device: u8, tag: &Arc<str>, segments: Vec<Event>) {
+    pub(crate) fn record_pause(&self, device: u8, tag: &Arc<str>, segments: Vec<Event>) {
         self.announce(Announcement::Pause {
             device,
             tag: Arc::clone(tag),
@@ -411,7 +412,7 @@ impl Session<'_> {
     /// known: who does that may wait for this thread.
     fn flush(&mut self) -> io::Result<()> {
         for (device, pool) in mem::take(&mut self.new_pools) {
-            match regions::pools_unless_busy(device.into()) {
+            match table::pools_unless_busy(device.into()) {
                 Ok(Some(regions)) => {
                     if let Some(region) = regions.get(&pool) {
                         self.writer.push_region(device.into(), pool, &region.tag)?;

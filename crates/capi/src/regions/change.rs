@@ -2,49 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
 
-use lowtide_core::{
-    AllocError, Allocation, Bytes, DeviceAddress, Driver, DriverError, MempoolId, SegmentSource,
-    Stream,
-};
-use lowtide_cuda::{CudaDriver, SignalsBlocked};
+use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
+use lowtide_cuda::SignalsBlocked;
 use lowtide_region::{
-    BackupError, BackupKind, Copies, Device, MemoryRange, Pools, PoolsError, RegionError,
-    RegionFigures, RegionSource, RegionState,
+    BackupError, BackupKind, Copies, RegionError, RegionFigures, RegionSource, RegionState,
 };
-use lowtide_shared::SharedError;
 
+use super::card::{Card, allocator};
 use super::keeper::{self, Keeper};
+use super::pools::{RegionPools, needed_to_resume};
 use super::scrubbing;
 use super::table::{self, OnDevice};
+use crate::devices::{self, Allocator, Lane};
 use crate::error::{Error, Status};
-use crate::preload::is_of_thread;
-use crate::record::now_us;
-use crate::registry::{self, Allocator, Lane};
 
 /// What is done with a region on one device.
 pub(super) type Change = fn(&OnDevice, &mut Keeper) -> Result<(), RegionError>;
-
-/// How often a pause looks whether other streams are done with what was freed.
-const POLL_EVERY: Duration = Duration::from_micros(100);
-
-/// How many bytes of a device regions leave free when they grow.
-static MARGIN: AtomicU64 = AtomicU64::new(0);
-
-/// Says how many bytes of each device regions leave free when they grow.
-pub(super) fn set_margin(bytes: u64) {
-    MARGIN.store(bytes, Ordering::Relaxed);
-}
-
-/// Returns how many bytes of each device regions leave free when they grow.
-pub(super) fn margin() -> Bytes {
-    Bytes(MARGIN.load(Ordering::Relaxed))
-}
 
 /// A region that was not changed on a device.
 struct Failure {
@@ -67,7 +43,7 @@ pub(super) fn change(tag: Option<&str>, change: Change) -> Result<(), Error> {
     let (short, mut failures): (Vec<_>, Vec<_>) = failures.into_iter().partition(is_short);
     // What other devices' backups have left of the host's memory is as good. No keeper is held here: who holds one of
     // theirs may wait for this one's.
-    if !short.is_empty() && keeper::release(Copies::Unshown).is_ok() {
+    if !short.is_empty() && release(Copies::Unshown).is_ok() {
         let short = short.into_iter().map(|failure| failure.region).collect();
         failures.extend(change_on_devices(short, change));
     } else {
@@ -100,7 +76,7 @@ fn change_on_devices(regions: Vec<Arc<OnDevice>>, change: Change) -> Vec<Failure
         for (regions, thread) in others {
             failures.extend(match thread {
                 Ok(thread) => thread.join().unwrap_or_else(|_| {
-                    let stopped = |region| Failure::new(region, table::stopped());
+                    let stopped = |region| Failure::new(region, keeper::stopped());
                     regions.iter().map(stopped).collect()
                 }),
                 // Where there is no thread, after the others.
@@ -130,7 +106,7 @@ fn change_one(region: &Arc<OnDevice>, change: Change) -> Result<(), Failure> {
     let failed = |error| Failure::new(region, error);
     let mut keeper = keeper::lock(region.device).map_err(failed)?;
     // Their memory is for this one's backup, or goes back in time.
-    keeper::release_copies(region.device, &mut keeper, Copies::Ended).map_err(failed)?;
+    release_copies(region.device, &mut keeper, Copies::Ended).map_err(failed)?;
     change(region, &mut keeper).map_err(|error| Failure {
         is_short_of_host: is_short_of_host(&error),
         ..Failure::new(region, named(region, error))
@@ -151,6 +127,27 @@ fn is_short_of_host(error: &RegionError) -> bool {
     matches!(error, RegionError::Backup(BackupError::NoHostMemory { .. }))
 }
 
+/// Gives back what is kept for the next backups, and copies of regions that are mapped, on every device.
+pub(super) fn release(copies: Copies) -> Result<(), Error> {
+    for (device, _) in devices::all() {
+        let mut keeper = keeper::lock(device)?;
+        release_copies(device, &mut keeper, copies)?;
+        keeper.release_retained();
+    }
+    Ok(())
+}
+
+/// Discards copies of a device's regions that are mapped: their memory waits for the next backup.
+fn release_copies(device: c_int, keeper: &mut Keeper, copies: Copies) -> Result<(), Error> {
+    for region in table::on_devices()? {
+        if region.device == device {
+            let pools = &mut RegionPools(&region);
+            region.memory.release_retained(copies, pools, keeper)?;
+        }
+    }
+    Ok(())
+}
+
 /// Returns how much regions have on their device.
 fn mapped(regions: &[Arc<OnDevice>]) -> Bytes {
     let figures = regions
@@ -165,7 +162,7 @@ pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), Region
     let mut pools = RegionPools(region);
     match region.memory.pause(&mut pools, keeper) {
         Err(error) if is_short_of_host(&error) => {
-            let released = keeper::release_copies(region.device, keeper, Copies::Unshown);
+            let released = release_copies(region.device, keeper, Copies::Unshown);
             released.map_err(|error| RegionError::Pools(error.text.into()))?;
             region.memory.pause(&mut pools, keeper)
         }
@@ -218,11 +215,11 @@ pub(super) fn trim(device: c_int, tag: &str, kind: Option<BackupKind>) -> Result
 /// Gives a pool of a device the memory of a region.
 pub(super) fn add_pool(
     device: c_int,
+    allocator: &Allocator,
     pool: MempoolId,
     tag: &str,
     kind: Option<BackupKind>,
 ) -> Result<(), Error> {
-    let allocator = registry::device(device)?;
     let region = table::on_device(device, allocator, tag, kind)?;
     // In one, so that nothing is allocated in it in between.
     allocator.with_pools(|lane| {
@@ -237,10 +234,10 @@ pub(super) fn add_pool(
 /// region from then on, if this thread is in that and the pool has no other yet.
 pub(crate) fn begin_allocate_to_pool(
     device: c_int,
+    allocator: &Allocator,
     pool: MempoolId,
     accepts: impl Fn(Stream) -> bool + Send + 'static,
 ) -> Result<(), Error> {
-    let allocator = registry::device(device)?;
     if !table::is_in_process_region() {
         return Ok(allocator.with_pools(|lane| lane.begin_allocate_to_pool(pool, accepts))??);
     }
@@ -310,45 +307,6 @@ impl Drop for PoolSource {
     }
 }
 
-/// Returns the bytes of the blocks that the program holds in a region.
-pub(super) fn live_bytes(region: &OnDevice) -> Result<Bytes, Error> {
-    let held = RegionPools(region).for_each(|lane, pool| lane.held_blocks(pool));
-    let held = held.map_err(|failure| error(RegionError::Pools(failure)))?;
-    Ok(held.iter().flatten().map(|block| block.size).sum())
-}
-
-/// Returns how much of its device's memory a resume of a region would take now: what the error says where there is less.
-pub(super) fn needed_to_resume(region: &OnDevice) -> Result<Bytes, Error> {
-    if region.memory.state().map_err(error)? != RegionState::Paused {
-        return Ok(Bytes::ZERO);
-    }
-    let kept = RegionPools(region).kept();
-    let kept = kept.map_err(|failure| error(RegionError::Pools(failure)))?;
-    region.memory.needed_to_resume(&kept).map_err(error)
-}
-
-/// Returns the error of a region that was not changed.
-pub(super) fn error(error: RegionError) -> Error {
-    match error {
-        RegionError::Pools(error) => match error.downcast::<SharedError>() {
-            Ok(error) => (*error).into(),
-            Err(error) => Error::new(Status::Internal, error),
-        },
-        error => Error::new(status_of(&error), error),
-    }
-}
-
-fn status_of(error: &RegionError) -> Status {
-    match error {
-        _ if error.is_out_of_memory() => Status::OutOfMemory,
-        RegionError::Backup(_) => Status::Backup,
-        // What is in the way of the resume that is next.
-        RegionError::NotPutBack { putting_back, .. } => status_of(putting_back),
-        RegionError::NotTold { .. } | RegionError::Stopped => Status::Internal,
-        _ => Status::Driver,
-    }
-}
-
 fn named(region: &OnDevice, failure: RegionError) -> Error {
     let more = match &failure {
         failure if is_short_of_host(failure) => retained_copies(),
@@ -356,7 +314,7 @@ fn named(region: &OnDevice, failure: RegionError) -> Error {
         _ => String::new(),
     };
     let device = region.device;
-    let Error { status, text, .. } = error(failure);
+    let Error { status, text, .. } = failure.into();
     let tag = &region.name.tag;
     Error::new(
         status,
@@ -398,191 +356,4 @@ fn bytes_by_tag(figure: impl Fn(&OnDevice, &RegionFigures) -> Bytes) -> String {
         .map(|(tag, bytes)| format!("{bytes} of region {tag:?}"))
         .collect();
     sums.join(", ")
-}
-
-fn allocator(device: c_int) -> &'static Allocator {
-    registry::known(device).expect("a region is on devices in use")
-}
-
-/// The device that a region's memory is on.
-pub(crate) struct Card {
-    ordinal: c_int,
-    device: lowtide_cuda::Device,
-}
-
-impl Card {
-    /// The device may be about to be used: it is asked for nothing yet.
-    pub(super) fn new(ordinal: c_int, allocator: &Allocator) -> Card {
-        let device = allocator.with_driver(|driver| driver.device().clone());
-        Card { ordinal, device }
-    }
-}
-
-impl fmt::Debug for Card {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Card").field(&self.ordinal).finish()
-    }
-}
-
-impl Device for Card {
-    type Driver = CudaDriver;
-
-    fn with_driver<R>(&self, act: impl FnOnce(&mut CudaDriver) -> R) -> R {
-        allocator(self.ordinal).with_driver(act)
-    }
-
-    fn synchronize(&self) -> Result<(), DriverError> {
-        self.device.synchronize()
-    }
-
-    fn wait_for(&self, stream: Stream) -> Result<(), DriverError> {
-        if is_of_thread(stream) {
-            // The driver would take the number for a pointer.
-            return self.synchronize();
-        }
-        let waited = self.with_driver(|driver| driver.synchronize_stream(stream));
-        waited.or_else(|_| self.synchronize())
-    }
-
-    fn margin(&self) -> Bytes {
-        margin()
-    }
-}
-
-/// The pools that a region's blocks are in.
-pub(super) struct RegionPools<'a>(pub(super) &'a OnDevice);
-
-impl RegionPools<'_> {
-    /// Returns what `act` does with each pool in turn, and nothing for one that has ended meanwhile.
-    fn for_each<R: Default>(
-        &self,
-        mut act: impl FnMut(&mut Lane, MempoolId) -> Result<R, AllocError>,
-    ) -> Result<Vec<R>, PoolsError> {
-        let mut answers = Vec::new();
-        for pool in self.0.all_pools().map_err(|error| error.text)? {
-            let allocator = allocator(self.0.device);
-            let answer = allocator.with_pools(|lane| {
-                // Its number may be another's by then.
-                if !self.0.has_pool(pool).map_err(|error| error.text)? {
-                    return Ok(R::default());
-                }
-                Ok(act(lane, pool).map_err(SharedError::from)?)
-            });
-            let answer: Result<R, PoolsError> = answer?;
-            answers.push(answer?);
-        }
-        Ok(answers)
-    }
-
-    /// Returns the ranges of the segments that [`Pools::settle`] leaves, by rising addresses.
-    fn kept(&self) -> Result<Vec<MemoryRange>, PoolsError> {
-        let own_pool = self.0.own_pool;
-        let kept = self.for_each(|lane, pool| {
-            // What other streams are done with by now does not come back. A driver that fails changes no figure.
-            let _ = lane.process_events();
-            match pool == own_pool {
-                true => lane.used_segments(pool),
-                false => lane.kept_segments(pool),
-            }
-        })?;
-        let kept = kept.into_iter().flatten();
-        let mut kept: Vec<_> = kept
-            .map(|(address, size)| MemoryRange { address, size })
-            .collect();
-        kept.sort_unstable();
-        Ok(kept)
-    }
-
-    /// Returns whether freed blocks of the region wait for other streams still.
-    fn has_pending(&mut self) -> Result<bool, PoolsError> {
-        let answers = self.for_each(|lane, pool| {
-            lane.process_events()?;
-            Ok((lane.has_pending(pool)?, lane.is_capturing()))
-        })?;
-        if answers.contains(&(true, true)) {
-            return Err("a graph is captured, and memory that was freed waits for its end".into());
-        }
-        Ok(answers.contains(&(true, false)))
-    }
-}
-
-impl Pools for RegionPools<'_> {
-    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
-        // One that comes after this is told by who adds it.
-        let noted = self.0.note_paused(is_paused);
-        noted.map_err(|error| error.text)?;
-        self.for_each(|lane, pool| {
-            let tag = is_paused.then(|| Arc::clone(&self.0.name.tag));
-            lane.set_paused(pool, tag)
-        })?;
-        Ok(())
-    }
-
-    /// The device is done with it; streams of other devices may not be. Nobody is kept from the pools meanwhile.
-    fn wait_for_pending(&mut self) -> Result<(), PoolsError> {
-        while self.has_pending()? {
-            thread::sleep(POLL_EVERY);
-        }
-        Ok(())
-    }
-
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
-        let own_pool = self.0.own_pool;
-        let held = self.for_each(|lane, pool| {
-            lane.process_events()?;
-            let held = lane.held_blocks(pool)?;
-            match pool == own_pool {
-                true => lane.trim_pool(pool)?,
-                // A graph may use what is free in its pool, as long as it is there.
-                false => lane.trim_unheld_pool(pool)?,
-            }
-            Ok(held)
-        })?;
-        let mut ranges: Vec<_> = held.iter().flatten().map(contents_of).collect();
-        ranges.sort_unstable();
-        Ok(ranges)
-    }
-
-    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
-        let addresses = ranges.iter().map(|range| range.address);
-        // As below.
-        let _ = allocator(self.0.device).with_pools(|lane| lane.watch(addresses, is_watched));
-    }
-
-    fn tell(&mut self, is_leaving: bool) {
-        let OnDevice { device, .. } = *self.0;
-        // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
-        let _ = registry::with_listeners(|observer, recorder| {
-            let away_us = if is_leaving { now_us() } else { 0 };
-            self.0.told_away_us.store(away_us, Ordering::Relaxed);
-            if observer.is_none() && recorder.is_none() {
-                // To picture all blocks takes a while, under the lock under which threads allocate.
-                return Ok(());
-            }
-            allocator(device).with_pools(|lane| {
-                let pools = self.0.all_pools()?;
-                let mut segments = lane.segments();
-                segments.retain(|segment| pools.contains(&segment.pool));
-                let event = |segment| registry::pause_event(is_leaving, segment);
-                let events: Vec<_> = segments.iter().map(event).collect();
-                if let Some(observer) = observer {
-                    events.iter().for_each(|event| observer.tell(device, event));
-                }
-                if let Some(recorder) = recorder {
-                    let number = registry::number_in_use(device);
-                    recorder.tell_of_pause(number, &self.0.name.tag, events);
-                }
-                Ok(())
-            })?
-        });
-    }
-}
-
-/// Returns what of a block is kept: what was asked for, in units in which it may be copied.
-pub(super) fn contents_of(block: &Allocation) -> MemoryRange {
-    let size = block.requested.round_up(Bytes(512)).min(block.size);
-    MemoryRange {
-        address: block.address,
-        size,
-    }
 }

@@ -7,13 +7,12 @@ use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::Bytes;
 use lowtide_cuda::{CudaBackup, CudaBackups, KeptMemory};
-use lowtide_region::{BackupError, BackupKind, Backups, Copies, MemoryRange};
+use lowtide_region::{BackupError, BackupKind, Backups, MemoryRange};
 
-use super::change::{self, RegionPools};
-use super::table::{self, stopped};
+use super::card::allocator;
+use crate::devices::{self, DEVICES_MAX};
 use crate::environment;
 use crate::error::Error;
-use crate::registry::{self, DEVICES_MAX};
 use crate::switch::Switch;
 
 /// Whether the host's memory of backups is kept for the next pause, where the program does not say.
@@ -64,6 +63,11 @@ pub(super) fn lock(device: c_int) -> Result<MutexGuard<'static, Keeper>, Error> 
     Ok(keeper)
 }
 
+/// Returns the error after a panic.
+pub(super) fn stopped() -> Error {
+    Error::stopped("while a region was entered or changed")
+}
+
 /// Returns how much of the host's memory ended backups of a device have left for the next ones.
 pub(crate) fn kept(device: c_int) -> Bytes {
     let index = usize::try_from(device).unwrap_or(usize::MAX);
@@ -109,7 +113,7 @@ pub(crate) fn show_files() -> Result<(), Error> {
 }
 
 /// Says whether the host's memory that is idle stays for the next backups, on every device.
-pub(super) fn set_retain(retains: bool) -> Result<(), Error> {
+pub(crate) fn set_retain(retains: bool) -> Result<(), Error> {
     SETTINGS.lock().map_err(|_| stopped())?.retains = Some(retains);
     // What is idle may wait for no further backup, which would tell its engine.
     for_each_engine(|engine| engine.set_retain(retains))
@@ -120,54 +124,31 @@ pub(crate) fn retains() -> bool {
     SETTINGS.lock().is_ok_and(|settings| settings.retains())
 }
 
-/// Gives back what is kept for the next backups, and copies of regions that are mapped, on every device.
-pub(super) fn release(copies: Copies) -> Result<(), Error> {
-    for (device, _) in registry::devices_in_use()? {
-        let mut keeper = lock(device)?;
-        release_copies(device, &mut keeper, copies)?;
-        let engine = keeper.engine.iter_mut();
-        engine.for_each(CudaBackups::release_retained);
-    }
-    Ok(())
-}
-
 /// Waits until the host's memory of backups is page-locked that the system lets be, on every device.
 pub(super) fn finish_locking() -> Result<(), Error> {
     for_each_engine(|engine| engine.finish_locking())
 }
 
-/// Discards copies of a device's regions that are mapped: their memory waits for the next backup.
-pub(super) fn release_copies(
-    device: c_int,
-    keeper: &mut Keeper,
-    copies: Copies,
-) -> Result<(), Error> {
-    for region in table::on_devices()? {
-        if region.device == device {
-            let pools = &mut RegionPools(&region);
-            let released = region.memory.release_retained(copies, pools, keeper);
-            released.map_err(change::error)?;
-        }
-    }
-    Ok(())
-}
-
 fn for_each_engine(act: impl Fn(&mut CudaBackups)) -> Result<(), Error> {
-    for (device, _) in registry::devices_in_use()? {
+    for (device, _) in devices::all() {
         lock(device)?.engine.iter_mut().for_each(&act);
     }
     Ok(())
 }
 
 impl Keeper {
+    /// Gives back what is kept for the next backups.
+    pub(super) fn release_retained(&mut self) {
+        let engine = self.engine.iter_mut();
+        engine.for_each(CudaBackups::release_retained);
+    }
+
     /// Returns the device's engine, set as the program wants it now.
     fn engine(&mut self) -> Result<&mut CudaBackups, BackupError> {
         let engine = match self.engine.take() {
             Some(engine) => engine,
             None => {
-                let allocator =
-                    registry::known(self.device).expect("a region is on devices in use");
-                let device = allocator.with_driver(|driver| driver.device().clone());
+                let device = allocator(self.device).with_driver(|driver| driver.device().clone());
                 // SAFETY: 1. what is saved and restored are blocks of a region, mapped whole, which nothing is
                 // handed out of meanwhile; a program that uses them while they are away breaks the contract
                 // of `lowtide_pause`. 2. No one resets the primary context while its memory is in use, which

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lowtide_core::Bytes;
 use lowtide_cuda::{DriverCall, start_beside};
 
-use crate::registry::{self, DEVICES_MAX};
+use crate::devices::{self, DEVICES_MAX};
 
 /// Where less has moved, the next call waits for a fraction of a millisecond at most.
 const MOVED_MIN: Bytes = Bytes::gib(1);
@@ -38,7 +38,7 @@ pub(super) fn begin(device: c_int, moved: Bytes) {
 fn serve(device: c_int) {
     loop {
         thread::sleep(INTERVAL);
-        if let Some(allocator) = registry::known(device) {
+        if let Some(allocator) = devices::get(device) {
             allocator.with_driver(|driver| {
                 // Not before the lock is there, under which others may wait for a kernel.
                 if let Some(_call) = DriverCall::begin() {

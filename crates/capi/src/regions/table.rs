@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
 use lowtide_region::{BackupKind, RegionMemory, RegionSource};
 
-use super::change::Card;
-use super::keeper::{self, Keeper};
+use super::card::Card;
+use super::keeper::{self, Keeper, stopped};
+use crate::devices::{self, Allocator};
 use crate::error::{Error, Status};
 use crate::fork;
-use crate::registry::{self, Allocator};
 
 /// A region's memory on one device.
 pub(super) type Memory = RegionMemory<Card, Keeper>;
@@ -58,9 +58,9 @@ impl Drop for Entered {
 /// What names a region.
 #[derive(Debug)]
 pub(crate) struct Name {
-    pub(super) tag: Arc<str>,
+    pub(crate) tag: Arc<str>,
     c_tag: CString,
-    pub(super) kind: Option<BackupKind>,
+    pub(crate) kind: Option<BackupKind>,
 }
 
 impl Name {
@@ -73,6 +73,7 @@ impl Name {
         })
     }
 
+    /// Returns the tag as C has it, valid for ever: regions stay.
     pub(super) fn c_tag(&self) -> &CStr {
         &self.c_tag
     }
@@ -128,7 +129,7 @@ pub(super) fn enter(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
 }
 
 /// Has the requests of all threads that have entered nothing served from a region, for good.
-pub(super) fn enter_process(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
+pub(crate) fn enter_process(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
     enter(tag, kind)?;
     // Its visit is the process's from now on.
     let number = pop().unwrap_or(NONE);
@@ -354,7 +355,7 @@ impl Region {
     }
 
     fn route_everywhere(&mut self) -> Result<(), Error> {
-        for (device, allocator) in registry::devices_in_use()? {
+        for (device, allocator) in devices::all() {
             self.begin_route(device, allocator)?;
         }
         Ok(())
@@ -372,7 +373,7 @@ impl Region {
     /// Ends what [`Region::begin_route`] began, where it did.
     fn end_routes(&self) -> Result<(), Error> {
         let pool = self.pool();
-        for (device, allocator) in registry::devices_in_use()? {
+        for (device, allocator) in devices::all() {
             if self.memories.contains_key(&device) {
                 allocator.with_pools(|pools| match pools.end_allocate_to_pool(pool) {
                     Ok(()) => pools.release_pool(pool),
@@ -449,9 +450,4 @@ impl OnDevice {
 
 fn table() -> Result<MutexGuard<'static, Vec<Region>>, Error> {
     TABLE.lock().map_err(|_| stopped())
-}
-
-pub(super) fn stopped() -> Error {
-    let text = "lowtide stopped: it panicked while a region was entered or changed";
-    Error::new(Status::Internal, text)
 }

@@ -102,10 +102,9 @@ fn export(request: &Request) -> Reply {
         parts.transpose()
     });
     match exported {
-        Ok(Some(Ok(parts))) => Reply::Parts(parts),
-        Ok(Some(Err(error))) => Reply::Failed(error.to_string()),
-        Ok(None) => Reply::Gone,
-        Err(error) => Reply::Failed(error.text),
+        Some(Ok(parts)) => Reply::Parts(parts),
+        Some(Err(error)) => Reply::Failed(error.to_string()),
+        None => Reply::Gone,
     }
 }
 

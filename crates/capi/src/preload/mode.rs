@@ -1,0 +1,70 @@
+//! Whether this process is served.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use super::summary;
+
+/// What this process is: not looked at yet, one that is left alone, one that is served, and one that is told
+/// at its end what that came to.
+static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const LEFT_ALONE: u8 = 1;
+const SERVED: u8 = 2;
+const SERVED_AND_TOLD: u8 = 3;
+
+/// Looks at the environment before the program can change it.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = {
+    extern "C" fn look() {
+        mode();
+    }
+    look
+};
+
+/// Returns whether the driver's functions are to be served here.
+#[inline]
+pub(super) fn is_serving() -> bool {
+    mode() >= SERVED
+}
+
+/// Returns whether the user is told at the end what serving came to.
+pub(super) fn is_told() -> bool {
+    mode() == SERVED_AND_TOLD
+}
+
+#[inline]
+fn mode() -> u8 {
+    match MODE.load(Ordering::Relaxed) {
+        UNKNOWN => find_mode(),
+        known => known,
+    }
+}
+
+/// Takes no memory of the host: it may be the first that runs in a process.
+#[cold]
+fn find_mode() -> u8 {
+    let is_preloaded = variable(c"LD_PRELOAD").is_some_and(|list| {
+        let mut paths = list.to_bytes().split(|byte| b": ".contains(byte));
+        paths.any(|path| path.ends_with(b"liblowtide.so"))
+    });
+    let mode = match variable(c"LOWTIDE_PRELOAD").map(CStr::to_bytes) {
+        Some(b"1") if is_preloaded => SERVED_AND_TOLD,
+        Some(b"quiet") if is_preloaded => SERVED,
+        _ => LEFT_ALONE,
+    };
+    if mode == SERVED_AND_TOLD {
+        summary::look_at_standard_error();
+    }
+    MODE.store(mode, Ordering::Relaxed);
+    mode
+}
+
+fn variable(name: &CStr) -> Option<&CStr> {
+    // SAFETY: the name ends with a zero byte.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: it is not null then, and a value ends with a zero byte. Nothing changes it: the program's own
+    // code runs later.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+}

@@ -1,0 +1,91 @@
+//! How much memory regions have, and where.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use lowtide_core::Bytes;
+use lowtide_region::RegionFigures;
+
+use super::card::margin;
+use super::pools::{live_bytes, needed_to_resume};
+use super::table::{self, Name, OnDevice};
+use crate::error::Error;
+
+/// A region's figures on one device.
+#[derive(Debug)]
+pub(crate) struct OnDeviceFigures {
+    pub(crate) name: Arc<Name>,
+    pub(crate) device: c_int,
+    /// The blocks that the program holds in it.
+    pub(crate) live: Bytes,
+    /// What a resume would take of the device's memory now.
+    pub(crate) needed_to_resume: Bytes,
+    pub(crate) memory: RegionFigures,
+}
+
+/// Returns the figures of every region on every device in use, in the order in which the regions were first entered.
+///
+/// # Errors
+///
+/// If lowtide panicked in this process.
+pub(crate) fn all() -> Result<Vec<OnDeviceFigures>, Error> {
+    table::on_devices()?
+        .iter()
+        .map(|region| of(region))
+        .collect()
+}
+
+/// Returns the figures of a region on a device.
+pub(super) fn of(region: &OnDevice) -> Result<OnDeviceFigures, Error> {
+    Ok(OnDeviceFigures {
+        name: Arc::clone(&region.name),
+        device: region.device,
+        live: live_bytes(region)?,
+        needed_to_resume: needed_to_resume(region)?,
+        memory: region.memory.figures()?,
+    })
+}
+
+/// Returns how many bytes of a device's paused segments are in no block: they count as reserved and not as active, and
+/// are not on the device.
+///
+/// # Errors
+///
+/// If lowtide panicked in this process.
+pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
+    let mut sum = Bytes::ZERO;
+    for region in table::on_devices()? {
+        let paused = region.memory.figures()?.paused;
+        if region.device == device && !paused.is_zero() {
+            sum += paused.saturating_sub(live_bytes(&region)?);
+        }
+    }
+    Ok(sum)
+}
+
+/// Returns how much of what is free on a device the margin keeps, where nothing but that refused a region's request.
+///
+/// # Errors
+///
+/// If lowtide panicked in this process.
+pub(crate) fn kept_by_margin(figures: &lowtide_core::OutOfMemory) -> Result<Option<Bytes>, Error> {
+    let (free, size) = (figures.device_free, figures.segment_size);
+    let kept = margin().min(free);
+    let is_by_margin = free - kept < size && size <= free;
+    if !is_by_margin || figures.is_rejected || is_above_limit(figures) {
+        return Ok(None);
+    }
+    let Ok(device) = c_int::try_from(figures.device) else {
+        return Ok(None);
+    };
+    let region = table::memory_of(device, figures.pool)?;
+    Ok(region.map(|_| kept))
+}
+
+/// Returns whether the device's limit refused a request: what is paused does not count against that.
+fn is_above_limit(figures: &lowtide_core::OutOfMemory) -> bool {
+    let paused: Bytes = figures.paused.iter().map(|&(_, bytes)| bytes).sum();
+    let limited = figures.reserved.saturating_sub(paused);
+    let is_above = |limit| limited.saturating_add(figures.segment_size) > limit;
+    figures.limit.is_some_and(is_above)
+}
