@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::command::Stop;
+use crate::process::Stop;
 
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";

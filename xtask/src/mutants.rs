@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::command::{Stop, cargo, is_available};
+use clap::{Args, value_parser};
+
+use crate::process::{Stop, cargo, is_available};
 
 /// The crates whose source is mutated. Each mutant is tried with the tests of its own crate first.
 const MUTATED: [&str; 3] = ["lowtide-core", "lowtide-region", "lowtide-trace"];
@@ -26,10 +28,16 @@ const ABOVE: [&str; 5] = [
 const CAUGHT_PERCENT_MIN: usize = 95;
 
 /// How many mutants are tried, which ones, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
+    /// In how many places.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = value_parser!(u32).range(1..))]
     pub(crate) sample: u32,
+    /// Chooses the places.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u32,
+    /// Ends it, in minutes.
+    #[arg(long, value_name = "N", default_value_t = 120, value_parser = value_parser!(u32).range(1..))]
     pub(crate) minutes: u32,
 }
 

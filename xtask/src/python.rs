@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::command::{Stop, step};
+use crate::process::{Stop, step};
 
 /// The tools, each at the one version whose opinion counts.
 const REQUIREMENTS: &str = "python/requirements.txt";

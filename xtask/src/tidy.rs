@@ -3,8 +3,10 @@
 //! Each rule is a function from the [`Tree`] to its [`Finding`]s, with a test on a good and a bad
 //! example beside it; `the_tree_is_tidy` applies them all to the project.
 
+mod circles;
 mod documents;
 mod files;
+mod finding;
 mod links;
 mod manifests;
 mod mask;
@@ -12,13 +14,14 @@ mod rust;
 mod text;
 mod tree;
 
-use std::fmt;
 use std::path::Path;
 
-use crate::command::Stop;
+use crate::process::Stop;
+use finding::Finding;
 use tree::Tree;
 
-const RULES: [fn(&Tree) -> Vec<Finding>; 18] = [
+const RULES: [fn(&Tree) -> Vec<Finding>; 19] = [
+    circles::files_form_no_circle,
     documents::changes_are_listed,
     documents::life_of_one_allocation_is_short,
     documents::licences_are_here,
@@ -38,42 +41,6 @@ const RULES: [fn(&Tree) -> Vec<Finding>; 18] = [
     text::notes_to_self_are_absent,
     text::whitespace_is_clean,
 ];
-
-/// One place where the tree breaks a rule.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
-    path: String,
-    /// From 1; `None` if the finding is about the file.
-    line: Option<usize>,
-    message: String,
-}
-
-impl Finding {
-    fn in_file(path: &str, message: impl Into<String>) -> Self {
-        Self {
-            path: path.into(),
-            line: None,
-            message: message.into(),
-        }
-    }
-
-    fn at_line(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self {
-            path: path.into(),
-            line: Some(line),
-            message: message.into(),
-        }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            Some(line) => write!(formatter, "{}:{line}: {}", self.path, self.message),
-            None => write!(formatter, "{}: {}", self.path, self.message),
-        }
-    }
-}
 
 /// Prints every finding in the project at `root`; fails if there is one.
 pub(crate) fn run(root: &Path) -> Result<(), Stop> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::command::{Stop, cargo, step};
+use crate::process::{Stop, cargo, step};
 
 /// Both halves of each program: the standard library is built with the sanitizer too, so that its locks
 /// order what they order; and what a test opens when it runs finds the sanitizer in the test.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::command::{Stop, cargo, step};
+use crate::process::{Stop, cargo, step};
 use crate::python::target;
 
 /// What is installed, and from what.

@@ -1,6 +1,6 @@
 //! Rules for the project's documents: README.md, ARCHITECTURE.md and their like.
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::{Tree, extension};
 
 /// The documents that have to be there.

@@ -1,6 +1,6 @@
 //! Rules for how lowtide writes files: others may write to the directory, and plant something there.
 
-use super::Finding;
+use super::finding::Finding;
 use super::mask::{find_word, line_at, mask};
 use super::tree::Tree;
 

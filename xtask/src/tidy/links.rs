@@ -1,7 +1,7 @@
 //! A rule for the links between the project's documents.
 
-use super::Finding;
 use super::documents::{heading_level, prose};
+use super::finding::Finding;
 use super::tree::{Tree, extension};
 
 /// A link of a document to a file of the project leads to one that exists and, where it names a heading, to a heading

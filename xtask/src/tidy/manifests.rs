@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 
 /// Which crates each crate may use, all by the name of their directory. A crate that is not here

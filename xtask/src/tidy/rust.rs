@@ -1,6 +1,6 @@
 //! Rules for Rust files.
 
-use super::Finding;
+use super::finding::Finding;
 use super::mask::{find_word, line_at, mask};
 use super::tree::Tree;
 

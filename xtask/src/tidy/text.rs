@@ -1,6 +1,6 @@
 //! Rules for every text file.
 
-use super::Finding;
+use super::finding::Finding;
 use super::mask::find_word;
 use super::tree::{Tree, extension};
 

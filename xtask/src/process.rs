@@ -1,0 +1,65 @@
+//! Programs that a command starts, and how it ends.
+
+use std::path::Path;
+use std::process::{self, Stdio};
+
+/// Why a command did not end well.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    /// The exit status of the whole command.
+    pub(crate) status: u8,
+    /// What to print last; `None` if the program that failed has said it all.
+    pub(crate) line: Option<String>,
+}
+
+impl Stop {
+    pub(crate) fn new(status: u8, line: impl Into<String>) -> Self {
+        Self {
+            status,
+            line: Some(line.into()),
+        }
+    }
+}
+
+/// Returns a cargo command that will run in `root`, with nothing to read.
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> process::Command {
+    let mut command = process::Command::new("cargo");
+    command
+        .args(arguments)
+        .current_dir(root)
+        .stdin(Stdio::null());
+    command
+}
+
+/// Returns whether cargo knows a subcommand, for instance `["+nightly", "miri"]`.
+pub(crate) fn is_available(root: &Path, subcommand: &[&str]) -> bool {
+    cargo(root, subcommand)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Says what runs, runs it, and stops the whole command with its exit status if it fails.
+pub(crate) fn step(name: &str, command: &mut process::Command) -> Result<(), Stop> {
+    let program = Path::new(command.get_program()).file_name();
+    let program = program.unwrap_or_default().to_string_lossy().into_owned();
+    let words: Vec<_> = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    eprintln!("xtask: {name}: {program} {}", words.join(" "));
+    let status = command
+        .status()
+        .map_err(|error| Stop::new(1, format!("{name}: {program} did not start: {error}")))?;
+    if status.success() {
+        return Ok(());
+    }
+    // No code, or none that fits: the process was killed by a signal.
+    let code = status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(1);
+    Err(Stop::new(code, format!("{name} failed ({status})")))
+}
