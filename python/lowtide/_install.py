@@ -1,4 +1,8 @@
-"""Makes lowtide PyTorch's allocator."""
+"""Makes lowtide PyTorch's allocator.
+
+Nothing in the package starts the driver before the program does, so that a process can still fork: `run` and `install`
+open the driver's library to see that it is there, and call nothing in it.
+"""
 
 import ctypes
 import os

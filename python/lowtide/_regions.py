@@ -4,6 +4,9 @@ with lowtide.region("kv_cache"):
     cache = torch.empty(size, device="cuda")
 lowtide.pause("kv_cache")  # its memory is for others
 lowtide.resume("kv_cache")  # at the same address, with what `backup` says of its contents
+
+liblowtide.so alone knows which region serves a thread's requests and what is paused, so that C, Python and the packages
+of `lowtide.compat` see the same.
 """
 
 import ctypes

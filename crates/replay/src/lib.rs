@@ -17,8 +17,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not modelled: a job that would have allocated otherwise under another allocator, and the time of its
-//! kernels.
+//! Not modelled: a job that would have allocated otherwise under another allocator, the time of its kernels, and
+//! pauses of regions. Paused memory stays allocated and reserved in a replay, so all strategies are compared on the job
+//! without pauses, and a peak may exceed the device.
 //!
 //! The path of one replay, downward: [`Job::new`] → `compile.rs` (the recording as the steps of
 //! `program.rs`; `pools.rs` and `survey.rs` tell what it does not say) → [`Job::replay`] → `run.rs`

@@ -1,4 +1,8 @@
 //! What has to be known of a whole recording before any of its steps can be told.
+//!
+//! No recording says why memory was released before a request: for the request, or because the program called
+//! `empty_cache`. The bytes reserved before and after tell these apart. Where a request may release only some memory
+//! (`max_split_size_mb`), so does whether every segment without blocks went (`occupancy.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,4 +1,5 @@
-// One recording: its blocks and segments as columns, and what is read off them directly.
+// One recording: its blocks and segments as columns, and what is read off them directly. There is no object for each
+// block: a page may have 1.5 million of them.
 
 import type { Container } from "./container.ts";
 import { Folded } from "./folded.ts";

@@ -1,5 +1,8 @@
 //! Bringing a private pool back to what it held before: what PyTorch's trees of CUDA graphs need, which
 //! replay one graph and then capture another in the memory that the first left free.
+//!
+//! **Invariant:** a pool is restored completely or not at all. Whatever can fail comes before the first block is freed,
+//! such as the check that every segment of the checkpoint is still held.
 
 use super::{Allocation, DeviceAllocator};
 use crate::block::{Block, BlockId, BlockState};

@@ -1,4 +1,6 @@
 //! The host's memory that keeps backups: ordinary memory in large pages, block by block page-locked.
+//!
+//! **Invariant:** memory that the driver regards as page-locked is never unmapped.
 
 use std::io;
 use std::ops::Range;

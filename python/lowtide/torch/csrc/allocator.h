@@ -1,4 +1,7 @@
 // PyTorch's CUDA allocator, by lowtide.
+//
+// A request that is served from cached memory takes no lock and allocates no host memory in C++, unless history, a
+// profiler or a tracer is on.
 #pragma once
 
 #include "history.h"
