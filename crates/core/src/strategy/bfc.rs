@@ -25,11 +25,10 @@ use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::config::BfcConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
-use crate::figures::Figures;
 use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
-use crate::units::{Bytes, DeviceAddress, signed};
+use crate::units::{Bytes, DeviceAddress};
 use timing::Timing;
 
 /// Sizes are rounded up to this, and no chunk is smaller.
@@ -75,39 +74,10 @@ enum Merge {
     All,
 }
 
-/// How the figures of free chunks that share their region with others change in one step.
-#[derive(Default, Debug)]
-struct SplitChange {
-    chunks: i64,
-    bytes: i64,
-}
-
-impl SplitChange {
-    #[inline]
-    fn add(&mut self, chunk: &Block) {
-        let count = i64::from(chunk.is_split());
-        self.chunks += count;
-        self.bytes += count * signed(chunk.size);
-    }
-
-    #[inline]
-    fn subtract(&mut self, chunk: &Block) {
-        let count = i64::from(chunk.is_split());
-        self.chunks -= count;
-        self.bytes -= count * signed(chunk.size);
-    }
-
-    #[inline]
-    fn apply(self, stats: &mut Figures) {
-        stats.change_inactive_split(KIND, self.chunks, self.bytes);
-    }
-}
-
 impl DomainChunks {
     /// Makes a free chunk, of which the table has `chunk` and `mark`, findable.
     #[inline(always)]
-    fn insert(&mut self, id: BlockId, chunk: &Block, mark: u64, change: &mut SplitChange) {
-        change.add(chunk);
+    fn insert(&mut self, id: BlockId, chunk: &Block, mark: u64) {
         self.free.insert(FreeBlock::of(id, chunk));
         if mark != 0 {
             self.recent.insert((mark, chunk.address));
@@ -116,15 +86,14 @@ impl DomainChunks {
 
     /// Undoes [`DomainChunks::insert`].
     #[inline(always)]
-    fn remove(&mut self, id: BlockId, chunk: &Block, mark: u64, change: &mut SplitChange) {
+    fn remove(&mut self, id: BlockId, chunk: &Block, mark: u64) {
         self.free.remove(FreeBlock::of(id, chunk));
-        self.forget(chunk, mark, change);
+        self.forget(chunk, mark);
     }
 
     /// Does what follows when a chunk is taken out of `free`.
     #[inline(always)]
-    fn forget(&mut self, chunk: &Block, mark: u64, change: &mut SplitChange) {
-        change.subtract(chunk);
+    fn forget(&mut self, chunk: &Block, mark: u64) {
         if mark != 0 {
             self.recent.remove(&(mark, chunk.address));
         }
@@ -160,38 +129,35 @@ impl Bfc {
     fn merge_and_list(&mut self, heap: &mut Heap, id: BlockId) {
         let mark = self.timing.as_mut().map_or(0, Timing::count_free);
         heap.blocks.set_mark(id, mark);
-        let mut change = SplitChange::default();
-        let (id, chunk) = match mark {
-            0 => self.coalesce(heap, id, Merge::Safe, &mut change),
-            _ => (id, heap.blocks.get(id)),
-        };
-        let chunks = &mut self.domains[chunk.domain.index()];
-        chunks.insert(id, &chunk, mark, &mut change);
-        change.apply(&mut heap.stats);
-        if mark != 0 {
+        if mark == 0 {
+            let whole = self.coalesce(heap, id, Merge::Safe);
+            self.insert_free(heap, whole);
+        } else {
+            self.insert_free(heap, id);
             self.merge_passed(heap);
         }
     }
 
     /// Makes a chunk that is free findable.
-    fn insert_free(&mut self, heap: &Heap, id: BlockId, change: &mut SplitChange) {
+    #[inline]
+    fn insert_free(&mut self, heap: &Heap, id: BlockId) {
         let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
-        let chunks = &mut self.domains[chunk.domain.index()];
-        chunks.insert(id, &chunk, mark, change);
+        self.domains[chunk.domain.index()].insert(id, &chunk, mark);
     }
 
-    fn remove_free(&mut self, heap: &Heap, id: BlockId, change: &mut SplitChange) {
+    /// Undoes [`Bfc::insert_free`].
+    #[inline]
+    fn remove_free(&mut self, heap: &Heap, id: BlockId) {
         let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
-        let chunks = &mut self.domains[chunk.domain.index()];
-        chunks.remove(id, &chunk, mark, change);
+        self.domains[chunk.domain.index()].remove(id, &chunk, mark);
     }
 
     /// Takes what a request needs from a chunk that is in no list.
     #[inline]
-    fn carve(&mut self, heap: &mut Heap, id: BlockId, request: &Request, change: &mut SplitChange) {
+    fn carve(&mut self, heap: &mut Heap, id: BlockId, request: &Request) {
         if self.should_split(heap, &heap.blocks.get(id), request.size) {
             let rest = heap.blocks.split(id, request.size);
-            self.insert_free(heap, rest, change);
+            self.insert_free(heap, rest);
         }
     }
 
@@ -221,35 +187,23 @@ impl Bfc {
     /// Merges a free chunk that is in no list with its free neighbours, which leave theirs, and
     /// returns the whole, which is in none either.
     #[inline(always)]
-    fn coalesce(
-        &mut self,
-        heap: &mut Heap,
-        mut id: BlockId,
-        merge: Merge,
-        change: &mut SplitChange,
-    ) -> (BlockId, Block) {
-        let mut whole = heap.blocks.get(id);
-        let chunks = &mut self.domains[whole.domain.index()];
+    fn coalesce(&mut self, heap: &mut Heap, id: BlockId, merge: Merge) -> BlockId {
+        let chunk = heap.blocks.get(id);
         let merges = |&neighbour: &BlockId| {
             let is_safe = heap.blocks.mark(neighbour) == 0 || merge == Merge::All;
             is_safe && heap.blocks.state(neighbour) == BlockState::Free
         };
         // Both neighbours are asked for first: those that are free have records that are likely far away.
-        let (next, previous) = (whole.next.filter(merges), whole.previous.filter(merges));
-        if let Some(next_id) = next {
-            let (next, mark) = (heap.blocks.get(next_id), heap.blocks.mark(next_id));
-            chunks.remove(next_id, &next, mark, change);
-            merge_with_next(heap, id, next_id);
-            (whole.size, whole.next) = (whole.size + next.size, next.next);
+        let (next, previous) = (chunk.next.filter(merges), chunk.previous.filter(merges));
+        if let Some(next) = next {
+            self.remove_free(heap, next);
+            merge_with_next(heap, id, next);
         }
-        if let Some(previous_id) = previous {
-            let (previous, mark) = (heap.blocks.get(previous_id), heap.blocks.mark(previous_id));
-            chunks.remove(previous_id, &previous, mark, change);
-            merge_with_next(heap, previous_id, id);
-            (id, whole.address) = (previous_id, previous.address);
-            (whole.size, whole.previous) = (whole.size + previous.size, previous.previous);
+        if let Some(previous) = previous {
+            self.remove_free(heap, previous);
+            merge_with_next(heap, previous, id);
         }
-        (id, whole)
+        previous.unwrap_or(id)
     }
 }
 
@@ -299,10 +253,8 @@ impl Strategy for Bfc {
         let chunks = self.domains.get_mut(request.domain.index())?;
         let best = chunks.free.take_first_at_least(request.size, |_| true)?;
         let (chunk, mark) = (heap.blocks.get(best.id), heap.blocks.mark(best.id));
-        let mut change = SplitChange::default();
-        chunks.forget(&chunk, mark, &mut change);
-        self.carve(heap, best.id, request, &mut change);
-        change.apply(&mut heap.stats);
+        chunks.forget(&chunk, mark);
+        self.carve(heap, best.id, request);
         Some(best.id)
     }
 
@@ -378,17 +330,12 @@ impl Strategy for Bfc {
     }
 
     fn check(&self, heap: &Heap) -> Result<Bytes, String> {
-        let (mut free, mut split) = (Bytes::ZERO, SplitChange::default());
+        let mut free = Bytes::ZERO;
         for (id, chunk) in heap.blocks.iter() {
             check_links(heap, id, &chunk)?;
             if chunk.state == BlockState::Free {
                 free += chunk.size;
-                split.add(&chunk);
             }
-        }
-        let figures = heap.stats.inactive_split();
-        if figures != (split.chunks, split.bytes) {
-            return Err(format!("{split:?} are split and free, but {figures:?}"));
         }
         self.check_lists(heap)?;
         Ok(free)
@@ -403,25 +350,23 @@ impl Placement for Bfc {
         around: Option<BlockId>,
     ) -> BlockId {
         let mut id = around.expect("a region is covered by chunks");
-        let mut change = SplitChange::default();
-        self.remove_free(heap, id, &mut change);
+        self.remove_free(heap, id);
         // What the frontier has not passed need not be one chunk.
         while heap.blocks.get(id).end() < wanted.address + wanted.size {
             let next = heap.blocks.get(id).next.expect("the region has the memory");
-            self.remove_free(heap, next, &mut change);
+            self.remove_free(heap, next);
             merge_with_next(heap, id, next);
         }
         let before = wanted.address.offset_from(heap.blocks.get(id).address);
         if !before.is_zero() {
             let rest = heap.blocks.split(id, before);
-            self.insert_free(heap, id, &mut change);
+            self.insert_free(heap, id);
             id = rest;
         }
         if wanted.size < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, wanted.size);
-            self.insert_free(heap, rest, &mut change);
+            self.insert_free(heap, rest);
         }
-        change.apply(&mut heap.stats);
         id
     }
 }

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use super::timing::Timing;
-use super::{Bfc, Merge, SplitChange};
+use super::{Bfc, Merge};
 use crate::block::BlockState;
 use crate::segment::Heap;
 use crate::strategy::Request;
@@ -44,36 +44,30 @@ impl Bfc {
             let id = id_at(heap, address);
             heap.blocks.set_mark(id, 0);
         }
-        let mut change = SplitChange::default();
         for &address in &addresses {
             let id = id_at(heap, address);
-            self.remove_free(heap, id, &mut change);
-            let (id, _) = self.coalesce(heap, id, Merge::Safe, &mut change);
-            self.insert_free(heap, id, &mut change);
+            self.remove_free(heap, id);
+            let whole = self.coalesce(heap, id, Merge::Safe);
+            self.insert_free(heap, whole);
         }
-        change.apply(&mut heap.stats);
     }
 
     /// Merges chunks that the frontier has not passed with their free neighbours, first freed first,
     /// until one is large enough for a request. Returns whether one is.
     pub(super) fn merge_recent(&mut self, heap: &mut Heap, request: &Request) -> bool {
         let recent = self.chunks_of(request.domain).recent.clone();
-        let mut change = SplitChange::default();
-        let mut found = false;
         for (_, address) in recent {
             let Some(id) = heap.blocks.find(address) else {
                 continue;
             };
             debug_assert_eq!(heap.blocks.state(id), BlockState::Free);
-            self.remove_free(heap, id, &mut change);
-            let (id, _) = self.coalesce(heap, id, Merge::All, &mut change);
-            self.insert_free(heap, id, &mut change);
-            found = heap.blocks.get(id).size >= request.size;
-            if found {
-                break;
+            self.remove_free(heap, id);
+            let whole = self.coalesce(heap, id, Merge::All);
+            self.insert_free(heap, whole);
+            if heap.blocks.get(whole).size >= request.size {
+                return true;
             }
         }
-        change.apply(&mut heap.stats);
-        found
+        false
     }
 }

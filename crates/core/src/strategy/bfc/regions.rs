@@ -1,6 +1,6 @@
 //! Regions: how they are asked of the driver, extended, and given back.
 
-use super::{Bfc, KIND, ROUNDING, SplitChange, doubled};
+use super::{Bfc, KIND, ROUNDING, doubled};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
@@ -87,9 +87,7 @@ impl Bfc {
     /// Makes a free chunk of a new region.
     fn insert_region(&mut self, heap: &mut Heap, region: SegmentId) {
         let id = heap.insert_whole_block(region);
-        let mut change = SplitChange::default();
-        self.insert_free(heap, id, &mut change);
-        change.apply(&mut heap.stats);
+        self.insert_free(heap, id);
     }
 
     /// Returns whether the driver could have enough for a request if every free region went back.
@@ -134,17 +132,15 @@ impl Bfc {
         physical: &mut Physical<D>,
         first: BlockId,
     ) -> Result<(), DriverError> {
-        let mut change = SplitChange::default();
         let chunks: Vec<BlockId> = following(heap, first).collect();
         for &id in &chunks {
-            self.remove_free(heap, id, &mut change);
+            self.remove_free(heap, id);
         }
-        change.apply(&mut heap.stats);
         for &next in &chunks[1..] {
             super::merge_with_next(heap, first, next);
         }
         if let Err(error) = heap.free_segment(physical, heap.blocks.segment(first)) {
-            self.insert_free(heap, first, &mut SplitChange::default());
+            self.insert_free(heap, first);
             return Err(error);
         }
         heap.blocks.remove(first);
