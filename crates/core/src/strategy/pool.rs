@@ -7,7 +7,6 @@
 
 use std::num::NonZeroU32;
 
-use super::buddy::check_inactive_split;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
@@ -17,9 +16,8 @@ use crate::driver::{Driver, DriverError};
 use crate::number_table::{NumberTable, hash_of};
 use crate::physical::Physical;
 use crate::segment::{Heap, Segment};
-use crate::stats::SizeKind;
 use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
-use crate::units::{Bytes, DeviceAddress, signed};
+use crate::units::{Bytes, DeviceAddress};
 
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);
@@ -105,8 +103,6 @@ impl Pool {
             }
         }
         for &id in gone {
-            let block = heap.blocks.get(id);
-            count_taken(heap, &block);
             heap.blocks.remove(id);
         }
     }
@@ -134,9 +130,7 @@ impl Strategy for Pool {
         let Some(id) = domain.and_then(|domain| domain.list_of(request.size).pop()) else {
             return self.take_rest(heap, request);
         };
-        let block = heap.blocks.get(id);
-        debug_assert_eq!(block.size, request.size);
-        count_taken(heap, &block);
+        debug_assert_eq!(heap.blocks.get(id).size, request.size);
         Some(id)
     }
 
@@ -157,12 +151,9 @@ impl Strategy for Pool {
     }
 
     #[inline(always)]
-    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
+    fn put(&mut self, _heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
         let domain = &mut self.domains[block.domain.index()];
         domain.list_of(block.size).push(id);
-        if block.is_split() {
-            heap.stats.count_inactive_split(SizeKind::Large, block.size);
-        }
         None
     }
 
@@ -212,19 +203,13 @@ impl Strategy for Pool {
     }
 
     fn check(&self, heap: &Heap) -> Result<Bytes, String> {
-        let (mut free, mut split, mut split_bytes) = (0, 0, Bytes::ZERO);
-        let mut free_bytes = Bytes::ZERO;
+        let (mut free, mut free_bytes) = (0, Bytes::ZERO);
         for (_, block) in heap.blocks.iter() {
             if block.state == BlockState::Free {
                 free += 1;
                 free_bytes += block.size;
-                if block.is_split() {
-                    split += 1;
-                    split_bytes += block.size;
-                }
             }
         }
-        check_inactive_split(&heap.stats, split, split_bytes)?;
         let listed: usize = (self.domains.iter())
             .map(|domain| domain.check(heap))
             .sum::<Result<usize, String>>()?;
@@ -252,7 +237,6 @@ impl Placement for Pool {
         let position = list.iter().position(|&listed| listed == id);
         let position = position.filter(|_| is_it);
         list.remove(position.expect("no block was merged"));
-        count_taken(heap, &block);
         id
     }
 }
@@ -326,22 +310,11 @@ impl SizeLists {
 
     /// Cuts a block of `size` from a rest that is not in `rests`, and puts what is left there.
     fn carve(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> BlockId {
-        let rest = heap.blocks.get(id);
-        let (was_split, whole) = (rest.is_split(), rest.size);
-        if size < whole {
+        if size < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, size);
             self.rests
                 .insert(FreeBlock::of(rest, &heap.blocks.get(rest)));
         }
-        let (blocks, bytes) = match (was_split, size < whole) {
-            (true, true) => (0, -signed(size)),
-            (true, false) => (-1, -signed(whole)),
-            // The rest is now what keeps its slab from being free as a whole.
-            (false, true) => (1, signed(whole - size)),
-            (false, false) => (0, 0),
-        };
-        heap.stats
-            .change_inactive_split(SizeKind::Large, blocks, bytes);
         id
     }
 
@@ -398,19 +371,6 @@ fn check_slabs(heap: &Heap) -> Result<(), String> {
 #[inline]
 fn list_index(number: NonZeroU32) -> usize {
     number.get() as usize - 1
-}
-
-/// Counts a block as free no longer, if it was one that shares its slab.
-#[expect(
-    clippy::inline_always,
-    reason = "a block passed to a call goes through memory"
-)]
-#[inline(always)]
-fn count_taken(heap: &mut Heap, block: &Block) {
-    if block.is_split() {
-        heap.stats
-            .count_inactive_split_taken(SizeKind::Large, block.size);
-    }
 }
 
 /// Returns how many [`ROUNDING`]s a size has.
