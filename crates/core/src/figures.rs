@@ -139,23 +139,6 @@ impl Figures {
         self.inactive_split_bytes.change(kind, bytes, is_new);
     }
 
-    /// Counts a free block that shares its segment with others: as [`Figures::change_inactive_split`], whose
-    /// caller does not know in which direction.
-    #[inline]
-    pub(crate) fn count_inactive_split(&mut self, kind: SizeKind, size: Bytes) {
-        let is_new = &mut self.has_new_peak;
-        self.inactive_split.increase(kind, 1, is_new);
-        self.inactive_split_bytes
-            .increase(kind, signed(size), is_new);
-    }
-
-    /// Counts such a block that is free no longer.
-    #[inline]
-    pub(crate) fn count_inactive_split_taken(&mut self, kind: SizeKind, size: Bytes) {
-        self.inactive_split.decrease(kind, 1);
-        self.inactive_split_bytes.decrease(kind, signed(size));
-    }
-
     /// Returns the free blocks that share their segment with others, and their bytes.
     pub(crate) fn inactive_split(&self) -> (i64, i64) {
         let bytes = &self.inactive_split_bytes;
@@ -395,24 +378,11 @@ mod tests {
         ]
     }
 
-    /// A change of the free blocks that share their segment.
-    #[derive(Clone, Copy, Debug)]
-    enum Change {
-        Count(SizeKind, u64),
-        /// The latest that was counted.
-        Uncount,
-        /// So many more or fewer bytes in one block more or fewer, but none below zero.
-        Shift(SizeKind, i64, i64),
-    }
-
-    fn change_of_free() -> impl Strategy<Value = Change> {
-        let kind = || prop_oneof![Just(SizeKind::Small), Just(SizeKind::Large)];
-        prop_oneof![
-            (kind(), 1..1_000_u64).prop_map(|(kind, size)| Change::Count(kind, size)),
-            Just(Change::Uncount),
-            (kind(), -2..3_i64, -999..1_000_i64)
-                .prop_map(|(kind, blocks, bytes)| Change::Shift(kind, blocks, bytes)),
-        ]
+    /// Returns changes of the free blocks that share their segment: of which kind, and how many blocks
+    /// and bytes there are more or fewer.
+    fn change_of_free() -> impl Strategy<Value = (SizeKind, i64, i64)> {
+        let kind = prop_oneof![Just(SizeKind::Small), Just(SizeKind::Large)];
+        (kind, -2..3_i64, -999..1_000_i64)
     }
 
     fn of_kind(stats: &PoolStats, kind: SizeKind) -> i64 {
@@ -423,40 +393,20 @@ mod tests {
     }
 
     proptest! {
-        /// In either direction and by each of the ways to say so, in figures whose parts are then added.
+        /// In either direction, but never below zero, in figures whose parts are then added.
         #[test]
         fn a_sum_of_parts_is_what_was_counted_in_each(
             changes in prop::collection::vec((0..2_usize, change_of_free()), 1..100),
         ) {
             let mut parts = [Figures::new(), Figures::new()];
-            let (mut plain, mut counted) = ([[PoolStats::default(); 2]; 2], Vec::new());
-            for (part, step) in changes {
-                let ([blocks, bytes], figures) = (&mut plain[part], &mut parts[part]);
-                match step {
-                    Change::Count(kind, size) => {
-                        figures.count_inactive_split(kind, Bytes(size));
-                        change(blocks, kind, 1);
-                        change(bytes, kind, signed(Bytes(size)));
-                        counted.push((part, kind, size));
-                    }
-                    Change::Uncount => {
-                        let Some((part, kind, size)) = counted.pop() else { continue };
-                        let ([blocks, bytes], figures) = (&mut plain[part], &mut parts[part]);
-                        let has = of_kind(blocks, kind) > 0 && of_kind(bytes, kind) >= signed(Bytes(size));
-                        if has {
-                            figures.count_inactive_split_taken(kind, Bytes(size));
-                            change(blocks, kind, -1);
-                            change(bytes, kind, -signed(Bytes(size)));
-                        }
-                    }
-                    Change::Shift(kind, more, more_bytes) => {
-                        let more = more.max(-of_kind(blocks, kind));
-                        let more_bytes = more_bytes.max(-of_kind(bytes, kind));
-                        figures.change_inactive_split(kind, more, more_bytes);
-                        change(blocks, kind, more);
-                        change(bytes, kind, more_bytes);
-                    }
-                }
+            let mut plain = [[PoolStats::default(); 2]; 2];
+            for (part, (kind, more, more_bytes)) in changes {
+                let [blocks, bytes] = &mut plain[part];
+                let more = more.max(-of_kind(blocks, kind));
+                let more_bytes = more_bytes.max(-of_kind(bytes, kind));
+                parts[part].change_inactive_split(kind, more, more_bytes);
+                change(blocks, kind, more);
+                change(bytes, kind, more_bytes);
                 let stats = parts[part].stats();
                 prop_assert_eq!([stats.inactive_split, stats.inactive_split_bytes], plain[part]);
             }

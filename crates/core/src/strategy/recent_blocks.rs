@@ -3,7 +3,6 @@
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
 use crate::segment::Heap;
-use crate::stats::SizeKind;
 use crate::units::Bytes;
 
 /// Of a size class, blocks of so many bytes are kept, but no fewer than [`BLOCKS_MIN`] and no more than
@@ -20,7 +19,7 @@ const BLOCKS_MAX: u64 = 32;
 /// Merging a block with its neighbours only to cut it out again is most of what buddies cost, and
 /// what a job frees it soon asks for again. So merging is put off, as in the lazy buddy systems of
 /// Barkley and Lee (1989), for a bounded number of blocks and at most until a request finds nothing
-/// else: new memory is asked for only after all of them are merged. They count in `inactive_split`.
+/// else: new memory is asked for only after all of them are merged.
 #[derive(Debug, Default)]
 pub(super) struct RecentBlocks {
     /// By [`DomainId::index`], then by class.
@@ -36,24 +35,14 @@ struct RecentClass {
 }
 
 impl RecentBlocks {
-    /// Takes the block of a class, all of whose blocks have `size`, that was freed last.
+    /// Takes the block of a class that was freed last.
     #[inline(always)]
-    pub(super) fn take(
-        &mut self,
-        heap: &mut Heap,
-        (domain, class): (DomainId, usize),
-        size: Bytes,
-    ) -> Option<BlockId> {
+    pub(super) fn take(&mut self, (domain, class): (DomainId, usize)) -> Option<BlockId> {
         let recent = self.domains.get_mut(domain.index())?.get_mut(class)?;
-        let id = recent.blocks.pop()?;
-        // Not the size that its record has, which would be waited for.
-        debug_assert_eq!(heap.blocks.get(id).size, size);
-        heap.stats.count_inactive_split_taken(SizeKind::Large, size);
-        Some(id)
+        recent.blocks.pop()
     }
 
-    /// Puts a free block of a domain and class in, and hands those that have to go, still counted, to
-    /// `merge`: most often none.
+    /// Puts a free block of a domain and class in, and hands those that have to go to `merge`: most often none.
     #[inline(always)]
     pub(super) fn put(
         &mut self,
@@ -62,7 +51,6 @@ impl RecentBlocks {
         (id, size): (BlockId, Bytes),
         merge: impl FnMut(&mut Heap, BlockId),
     ) {
-        heap.stats.count_inactive_split(SizeKind::Large, size);
         let classes = self.domains.get_mut(domain.index());
         let recent = match classes.and_then(|classes| classes.get_mut(class)) {
             Some(recent) if recent.blocks_max > 0 => recent,
@@ -74,7 +62,7 @@ impl RecentBlocks {
         recent.blocks.push(id);
     }
 
-    /// Hands every block of a domain, still counted, to `merge`, and returns whether there were any.
+    /// Hands every block of a domain to `merge`, and returns whether there were any.
     #[cold]
     pub(super) fn drain(
         &mut self,
@@ -96,7 +84,7 @@ impl RecentBlocks {
     }
 
     /// Checks that every block is free and in the class that `class_of` gives its size, and returns
-    /// how many there are and their bytes.
+    /// the bytes of all.
     ///
     /// # Errors
     ///
@@ -105,8 +93,8 @@ impl RecentBlocks {
         &self,
         heap: &Heap,
         class_of: impl Fn(Bytes) -> usize,
-    ) -> Result<(i64, Bytes), String> {
-        let (mut count, mut bytes) = (0, Bytes::ZERO);
+    ) -> Result<Bytes, String> {
+        let mut bytes = Bytes::ZERO;
         for (domain, classes) in self.domains.iter().enumerate() {
             for (class, recent) in classes.iter().enumerate() {
                 for block in recent.blocks.iter().map(|&id| heap.blocks.get(id)) {
@@ -117,11 +105,11 @@ impl RecentBlocks {
                             block.address
                         ));
                     }
-                    (count, bytes) = (count + 1, bytes + block.size);
+                    bytes += block.size;
                 }
             }
         }
-        Ok((count, bytes))
+        Ok(bytes)
     }
 
     #[cold]

@@ -17,7 +17,6 @@ use size_class::{OBJECT_CLASSES, SizeClass};
 
 use super::bit_set::BitSet;
 use super::buddy::arenas::{Arenas, GRANULE, Place, is_arena};
-use super::buddy::check_inactive_split;
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Placement, Release, Request, Strategy};
@@ -27,9 +26,8 @@ use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
 use crate::segment::Heap;
-use crate::stats::SizeKind;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
-use crate::units::{Bytes, DeviceAddress, signed};
+use crate::units::{Bytes, DeviceAddress};
 
 /// The strategy.
 #[derive(Debug)]
@@ -136,7 +134,7 @@ impl Strategy for Slabs {
             return self.layers.arenas.take_own_segment(request);
         }
         let class = SizeClass::of(size);
-        let recent = self.recent.take(heap, (domain, class.index()), size);
+        let recent = self.recent.take((domain, class.index()));
         recent.or_else(|| self.cut_out(heap, request, class))
     }
 
@@ -214,12 +212,9 @@ impl Strategy for Slabs {
         };
         let runs = heap.blocks.iter().filter(is_run);
         let runs = runs.map(|(_, block)| (block.address, block.size));
-        let (free, nodes, node_bytes) = (self.layers.arenas).check(heap, runs.chain(slabs.runs))?;
+        let in_arenas = arenas.check(heap, runs.chain(slabs.runs))?;
         let class_of = |size| SizeClass::of(size).index();
-        let (recent, recent_bytes) = self.recent.check(heap, class_of)?;
-        let split_bytes = node_bytes + recent_bytes + slabs.free_bytes;
-        check_inactive_split(&heap.stats, nodes + recent + slabs.free, split_bytes)?;
-        Ok(free + recent_bytes + slabs.free_bytes)
+        Ok(in_arenas + slabs.free_bytes + self.recent.check(heap, class_of)?)
     }
 }
 
@@ -248,7 +243,7 @@ impl Layers {
         }
     }
 
-    /// Puts a block, counted as free until now, where [`Layers::take`] took it from, and out of the table.
+    /// Puts a free block where [`Layers::take`] took it from, and out of the table.
     #[inline]
     fn put(&mut self, heap: &mut Heap, id: BlockId) {
         if is_object(&heap.blocks.get(id)) {
@@ -276,8 +271,7 @@ impl Layers {
         let found = list.iter().find(|(_, slab)| is_it(slab));
         let number = found.map(|(number, _)| number).unwrap_or_else(|| {
             let place = (wanted.segment, start);
-            let place = (self.arenas).take_at(&mut heap.stats, domain, place, class.run());
-            count_objects(heap, class, 1 << class.objects_log2());
+            let place = self.arenas.take_at(domain, place, class.run());
             list.insert(place, class)
         });
         let object = u32::try_from(object).expect("a slab has at most 64 objects");
@@ -299,8 +293,7 @@ impl Layers {
         let number = match list.with_free.first() {
             Some(number) => number,
             None => {
-                let place = self.arenas.take(&mut heap.stats, domain, class.run())?;
-                count_objects(heap, class, 1 << class.objects_log2());
+                let place = self.arenas.take(domain, class.run())?;
                 list.insert(place, class)
             }
         };
@@ -329,7 +322,6 @@ impl Layers {
         let offset = offset + Bytes(u64::from(object) * class.size().get());
         let id = heap.insert_block(segment, offset, class.size());
         heap.blocks.set_mark(id, mark(number, object));
-        count_objects(heap, class, -1);
         id
     }
 
@@ -346,14 +338,11 @@ impl Layers {
             list.with_free.insert(number);
         }
         slab.free |= 1 << object;
-        // As a free object it counts as it did before.
         if slab.free == all_free(class) {
             let Place { arena, offset, .. } = slab.place;
             list.with_free.remove(number);
             list.vacant.insert(number);
-            count_objects(heap, class, -(1 << class.objects_log2()));
-            self.arenas
-                .put(&mut heap.stats, domain, (arena, offset), class.run());
+            self.arenas.put(domain, (arena, offset), class.run());
         }
     }
 }
@@ -393,7 +382,6 @@ impl SlabList {
 #[derive(Default)]
 struct CountedSlabs {
     runs: Vec<(DeviceAddress, Bytes)>,
-    free: i64,
     free_bytes: Bytes,
 }
 
@@ -413,7 +401,6 @@ impl Layers {
                 counted.runs.push((start, Bytes(size.get() * objects)));
                 for object in 0..objects {
                     if slab.free >> object & 1 == 1 {
-                        counted.free += 1;
                         counted.free_bytes += size;
                         continue;
                     }
@@ -443,14 +430,6 @@ impl Layers {
 #[inline]
 fn is_object(block: &Block) -> bool {
     SizeClass::of(block.size).has_slabs()
-}
-
-/// Notes that there are so many more free objects in slabs, all of which share their segments.
-#[inline]
-fn count_objects(heap: &mut Heap, class: SizeClass, more: i64) {
-    let bytes = more * signed(class.size());
-    heap.stats
-        .change_inactive_split(SizeKind::Large, more, bytes);
 }
 
 /// Returns the word of a slab without any object in use.

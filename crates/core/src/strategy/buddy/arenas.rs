@@ -1,18 +1,17 @@
 //! Arenas: segments that runs are taken from and put back to, and segments for single blocks that no
 //! arena can hold.
 
-use super::forest::{Change, Forest, Position, Run};
+use super::forest::{Forest, Position, Run};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::figures::Figures;
 use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::strategy::free_blocks::{FreeBlock, FreeBlocks};
 use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
 use crate::strategy::{CheckpointBlock, Request};
-use crate::units::{Bytes, DeviceAddress, signed};
+use crate::units::{Bytes, DeviceAddress};
 
 /// What runs are made of: no part of an arena is smaller.
 pub(in crate::strategy) const GRANULE: Bytes = Bytes::kib(1);
@@ -21,9 +20,6 @@ pub(in crate::strategy) const GRANULE: Bytes = Bytes::kib(1);
 const OWN_SEGMENT: u64 = u64::MAX;
 
 /// The arenas of every domain.
-///
-/// `inactive_split` counts the free nodes of arenas that are not free as a whole, and what a strategy
-/// on top adds to that.
 #[derive(Debug)]
 pub(in crate::strategy) struct Arenas {
     /// A power of two. Arenas are smaller only where the device or the limit has no more.
@@ -82,15 +78,9 @@ impl Arenas {
 
     /// Takes a run out of the arenas of a domain. Constant time.
     #[inline]
-    pub(in crate::strategy) fn take(
-        &mut self,
-        stats: &mut Figures,
-        domain: DomainId,
-        run: Run,
-    ) -> Option<Place> {
+    pub(in crate::strategy) fn take(&mut self, domain: DomainId, run: Run) -> Option<Place> {
         let domain = self.domains.get_mut(domain.index())?;
-        let (position, change) = domain.forest.take(run)?;
-        count(stats, change);
+        let position = domain.forest.take(run)?;
         Some(Place {
             arena: position.tree as u64,
             segment: domain.arenas[position.tree].segment,
@@ -103,7 +93,6 @@ impl Arenas {
     #[inline]
     pub(in crate::strategy) fn put(
         &mut self,
-        stats: &mut Figures,
         domain: DomainId,
         (arena, offset): (u64, Bytes),
         run: Run,
@@ -112,14 +101,12 @@ impl Arenas {
             tree: index(arena),
             granule: offset.get() / GRANULE.get(),
         };
-        let forest = &mut self.domains[domain.index()].forest;
-        count(stats, forest.put(position, run));
+        self.domains[domain.index()].forest.put(position, run);
     }
 
     /// Takes a run at its place, where everything is free, and returns the place.
     pub(in crate::strategy) fn take_at(
         &mut self,
-        stats: &mut Figures,
         domain: DomainId,
         (segment, offset): (SegmentId, Bytes),
         run: Run,
@@ -133,7 +120,7 @@ impl Arenas {
             tree,
             granule: offset.get() / GRANULE.get(),
         };
-        count(stats, domain.forest.take_at(position, run));
+        domain.forest.take_at(position, run);
         Place {
             arena: tree as u64,
             segment,
@@ -149,7 +136,7 @@ impl Arenas {
         domain: DomainId,
         run: Run,
     ) -> Option<BlockId> {
-        let place = self.take(&mut heap.stats, domain, run)?;
+        let place = self.take(domain, run)?;
         Some(insert_block(heap, place, run))
     }
 
@@ -161,12 +148,11 @@ impl Arenas {
         place: (SegmentId, Bytes),
         run: Run,
     ) -> BlockId {
-        let place = self.take_at(&mut heap.stats, domain, place, run);
+        let place = self.take_at(domain, place, run);
         insert_block(heap, place, run)
     }
 
-    /// Puts a block back that is a run, and was counted as a free block until now. `run_of` returns the run
-    /// of a size.
+    /// Puts a block back that is a run. `run_of` returns the run of a size.
     #[inline]
     pub(in crate::strategy) fn put_block(
         &mut self,
@@ -180,9 +166,7 @@ impl Arenas {
         let arena = domain.arenas[index(mark)];
         let place = (mark, block.address.offset_from(arena.address));
         let (domain, run) = (block.domain, run_of(block.size));
-        heap.stats
-            .count_inactive_split_taken(SizeKind::Large, block.size);
-        self.put(&mut heap.stats, domain, place, run);
+        self.put(domain, place, run);
         heap.blocks.remove(id);
     }
 
@@ -349,8 +333,7 @@ impl Arenas {
     }
 
     /// Checks that what the trees hold free and the runs in `taken`, which the strategy knows of, are
-    /// all of each arena, and returns the bytes that are free, the free nodes that `inactive_split`
-    /// counts, and their bytes.
+    /// all of each arena, and returns the bytes that are free.
     ///
     /// # Errors
     ///
@@ -359,19 +342,16 @@ impl Arenas {
         &self,
         heap: &Heap,
         taken: impl Iterator<Item = (DeviceAddress, Bytes)>,
-    ) -> Result<(Bytes, i64, Bytes), String> {
+    ) -> Result<Bytes, String> {
         let mut parts: Vec<(DeviceAddress, Bytes)> = taken.collect();
-        let (mut free, mut nodes, mut node_bytes) = (Bytes::ZERO, 0, Bytes::ZERO);
+        let mut free = Bytes::ZERO;
         for domain in &self.domains {
             domain.forest.check()?;
             for tree in domain.forest.trees() {
-                let counts = !domain.forest.is_free(tree);
                 for (granule, granules) in domain.forest.free_nodes(tree) {
                     let size = bytes(granules);
                     parts.push((domain.arenas[tree].address + bytes(granule), size));
                     free += size;
-                    nodes += i64::from(counts);
-                    node_bytes += if counts { size } else { Bytes::ZERO };
                 }
             }
             for listed in domain.own_segments.iter() {
@@ -384,7 +364,7 @@ impl Arenas {
         }
         parts.sort_unstable();
         self.check_tiling(&parts)?;
-        Ok((free, nodes, node_bytes))
+        Ok(free)
     }
 
     /// Checks that the parts, by rising addresses, are the arenas.
@@ -425,12 +405,6 @@ fn insert_block(heap: &mut Heap, place: Place, run: Run) -> BlockId {
 enum Idle {
     Arena(usize),
     OwnSegment(FreeBlock),
-}
-
-#[inline]
-fn count(stats: &mut Figures, change: Change) {
-    let bytes = change.granules * signed(GRANULE);
-    stats.change_inactive_split(SizeKind::Large, change.nodes, bytes);
 }
 
 fn bytes(granules: u64) -> Bytes {

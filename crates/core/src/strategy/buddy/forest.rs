@@ -35,13 +35,6 @@ pub(super) struct Position {
     pub(super) granule: u64,
 }
 
-/// By how much the free nodes became more or fewer, in trees that are not free as a whole.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Change {
-    pub(super) nodes: i64,
-    pub(super) granules: i64,
-}
-
 /// Any number of trees, searched together.
 #[derive(Debug, Default)]
 pub(super) struct Forest {
@@ -108,7 +101,7 @@ impl Forest {
     /// node that holds it, of several the first, at its start, so that what lives long gathers at one
     /// end. What is left becomes free nodes. Constant time but for the depth of the tree.
     #[inline]
-    pub(super) fn take(&mut self, run: Run) -> Option<(Position, Change)> {
+    pub(super) fn take(&mut self, run: Run) -> Option<Position> {
         let sufficient = self.largest_orders & (u64::MAX << run.enclosing_order());
         if sufficient == 0 {
             return None;
@@ -116,36 +109,33 @@ impl Forest {
         let largest = sufficient.trailing_zeros();
         let number = self.by_largest[largest as usize].first()?;
         let tree = self.tree_mut(number);
-        let (granule, change) = tree.take(run);
+        let granule = tree.take(run);
         let now = tree.largest();
         self.move_tree(number, Some(largest), now);
-        let position = Position {
+        Some(Position {
             tree: number,
             granule,
-        };
-        Some((position, change))
+        })
     }
 
     /// Takes a run at a position where all of it is free. Constant time but for the depth of the tree.
-    pub(super) fn take_at(&mut self, position: Position, run: Run) -> Change {
+    pub(super) fn take_at(&mut self, position: Position, run: Run) {
         let tree = self.tree_mut(position.tree);
         let largest = tree.largest();
-        let change = tree.take_at(position.granule, run);
+        tree.take_at(position.granule, run);
         let now = tree.largest();
         self.move_tree(position.tree, largest, now);
-        change
     }
 
     /// Puts a run back and merges it with its free buddies. Constant time but for the depth of the
     /// tree.
     #[inline]
-    pub(super) fn put(&mut self, position: Position, run: Run) -> Change {
+    pub(super) fn put(&mut self, position: Position, run: Run) {
         let tree = self.tree_mut(position.tree);
         let largest = tree.largest();
-        let change = tree.put(position.granule, run);
+        tree.put(position.granule, run);
         let now = tree.largest();
         self.move_tree(position.tree, largest, now);
-        change
     }
 
     /// Notes that the largest free node of a tree is now of another order.
@@ -243,98 +233,61 @@ impl Tree {
     }
 
     #[inline]
-    fn take(&mut self, run: Run) -> (u64, Change) {
-        let was_free = self.is_free();
+    fn take(&mut self, run: Run) -> u64 {
         let order = (self.orders & (u64::MAX << run.enclosing_order())).trailing_zeros();
         let node = self.free[order as usize].first;
         self.remove_first(order);
         let granule = (node as u64) << order;
         let node_end = granule + (1 << order);
         let mut end = granule + run.granules();
-        // A tree that was free as a whole did not count.
-        let mut change = if was_free {
-            Change {
-                nodes: 0,
-                granules: (node_end - end).cast_signed(),
-            }
-        } else {
-            Change {
-                nodes: -1,
-                granules: -run.granules().cast_signed(),
-            }
-        };
         while end < node_end {
             let order = end.trailing_zeros();
             self.insert(order, index(end >> order));
             end += 1 << order;
-            change.nodes += 1;
         }
-        (granule, change)
+        granule
     }
 
-    fn take_at(&mut self, mut granule: u64, run: Run) -> Change {
-        let mut change = Change {
-            nodes: 0,
-            granules: -run.granules().cast_signed(),
-        };
-        if self.is_free() {
-            change.nodes += 1;
-            change.granules += 1_i64 << self.order();
-        }
+    fn take_at(&mut self, mut granule: u64, run: Run) {
         let mut rest = run.granules();
         while rest > 0 {
             let order = rest.ilog2();
-            change.nodes += self.take_node(order, granule);
+            self.take_node(order, granule);
             granule += 1 << order;
             rest -= 1 << order;
         }
-        change
     }
 
-    /// Takes the node of an order that starts at a granule out of the free one that it is a part of, and
-    /// returns by how much the free nodes became more.
-    fn take_node(&mut self, order: u32, granule: u64) -> i64 {
+    /// Takes the node of an order that starts at a granule out of the free one that it is a part of.
+    fn take_node(&mut self, order: u32, granule: u64) {
         let mut orders = order..=self.order();
         let whole = orders.find(|&whole| self.remove(whole, index(granule >> whole)));
         let whole = whole.expect("the node is free");
         for half in order..whole {
             self.insert(half, index(granule >> half) ^ 1);
         }
-        i64::from(whole - order) - 1
     }
 
     #[inline]
-    fn put(&mut self, mut granule: u64, run: Run) -> Change {
-        let mut change = Change {
-            nodes: 0,
-            granules: run.granules().cast_signed(),
-        };
+    fn put(&mut self, mut granule: u64, run: Run) {
         let mut rest = run.granules();
         // A run starts where a node that holds it does: its parts, largest first, are nodes.
         while rest > 0 {
             let order = rest.ilog2();
-            change.nodes += self.put_node(order, index(granule >> order));
+            self.put_node(order, index(granule >> order));
             granule += 1 << order;
             rest -= 1 << order;
         }
-        if self.is_free() {
-            change.nodes -= 1;
-            change.granules -= 1_i64 << self.order();
-        }
-        change
     }
 
-    /// Puts a node back and returns by how much the free nodes became more.
+    /// Puts a node back and merges it with its free buddies.
     #[inline]
-    fn put_node(&mut self, mut order: u32, mut node: usize) -> i64 {
-        let mut more = 1;
+    fn put_node(&mut self, mut order: u32, mut node: usize) {
         while self.remove(order, node ^ 1) {
-            more -= 1;
             node /= 2;
             order += 1;
         }
         self.insert(order, node);
-        more
     }
 
     #[inline]
@@ -472,16 +425,6 @@ mod tests {
                 *granule = free;
             }
         }
-
-        /// What [`Change`] counts.
-        fn counted(&self) -> (i64, i64) {
-            let free = self.0.iter().filter(|&&free| free).count();
-            if free == self.0.len() {
-                return (0, 0);
-            }
-            let count = |count: usize| i64::try_from(count).unwrap();
-            (count(self.free_nodes().len()), count(free))
-        }
     }
 
     fn runs() -> impl proptest::strategy::Strategy<Value = Run> {
@@ -489,7 +432,7 @@ mod tests {
     }
 
     proptest! {
-        /// Places, free nodes and changes in two trees of different sizes, against granules.
+        /// Places and free nodes in two trees of different sizes, against granules.
         #[test]
         fn does_as_rows_of_granules_do(
             steps in prop::collection::vec((any::<bool>(), runs(), any::<usize>()), 1..200),
@@ -499,9 +442,8 @@ mod tests {
             prop_assert_eq!(forest.insert_tree(7), 0);
             prop_assert_eq!(forest.insert_tree(9), 1);
             let mut live = Vec::new();
-            let mut counted = (0, 0);
             for (add, run, pick) in steps {
-                let change = if add {
+                if add {
                     let places = (0..).zip(&models).filter_map(|(tree, model): (usize, _)| {
                         let (granule, _) = model.place(run)?;
                         let largest = model.free_nodes().into_iter().map(|node| node.1).max()?;
@@ -509,22 +451,17 @@ mod tests {
                     });
                     let expected = places.min().map(|(_, tree, granule)| Position { tree, granule });
                     let taken = forest.take(run);
-                    prop_assert_eq!(taken.map(|(position, _)| position), expected);
-                    let Some((position, change)) = taken else { continue };
+                    prop_assert_eq!(taken, expected);
+                    let Some(position) = taken else { continue };
                     models[position.tree].set(position.granule, run, false);
                     live.push((position, run));
-                    change
                 } else if live.is_empty() {
                     continue;
                 } else {
                     let (position, run) = live.swap_remove(pick % live.len());
                     models[position.tree].set(position.granule, run, true);
-                    forest.put(position, run)
-                };
-                counted = (counted.0 + change.nodes, counted.1 + change.granules);
-                let expected = models.iter().map(Model::counted);
-                let expected = expected.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-                prop_assert_eq!(counted, expected);
+                    forest.put(position, run);
+                }
                 prop_assert_eq!(forest.check(), Ok(()));
                 for (tree, model) in models.iter().enumerate() {
                     let mut nodes: Vec<_> = forest.free_nodes(tree).collect();
@@ -541,7 +478,7 @@ mod tests {
         // A TiB of 1 KiB granules.
         forest.insert_tree(30);
         let smallest = Run { units: 1, order: 0 };
-        let (position, change) = forest.take(smallest).unwrap();
+        let position = forest.take(smallest).unwrap();
         assert_eq!(
             position,
             Position {
@@ -549,7 +486,8 @@ mod tests {
                 granule: 0
             }
         );
-        assert_eq!((change.nodes, change.granules), (30, (1 << 30) - 1));
+        let halves = (0..30).map(|order| (1 << order, 1 << order));
+        assert!(forest.free_nodes(0).eq(halves));
         assert_eq!(
             forest.take(Run {
                 units: 1,
@@ -561,7 +499,7 @@ mod tests {
             units: 1,
             order: 29,
         };
-        assert_eq!(forest.take(half).unwrap().0.granule, 1 << 29);
+        assert_eq!(forest.take(half).unwrap().granule, 1 << 29);
         assert_eq!(forest.largest_free(), 1 << 28);
         forest.put(position, smallest);
         forest.put(
@@ -580,7 +518,7 @@ mod tests {
         let trees: Vec<usize> = (0..100).map(|_| forest.insert_tree(3)).collect();
         let whole = Run { units: 1, order: 3 };
         for &tree in &trees {
-            assert_eq!(forest.take(whole).unwrap().0, Position { tree, granule: 0 });
+            assert_eq!(forest.take(whole), Some(Position { tree, granule: 0 }));
         }
         assert_eq!(forest.take(whole), None);
         forest.put(
@@ -594,11 +532,11 @@ mod tests {
         assert_eq!(forest.take(whole), None);
         assert_eq!(forest.insert_tree(9), 70);
         assert_eq!(
-            forest.take(whole).unwrap().0,
-            Position {
+            forest.take(whole),
+            Some(Position {
                 tree: 70,
                 granule: 0
-            }
+            })
         );
         assert_eq!(forest.check(), Ok(()));
     }
