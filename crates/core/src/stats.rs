@@ -104,7 +104,8 @@ pub struct Stats {
     /// Blocks that the program holds or that wait for an event.
     pub active: PoolStats,
     /// Free blocks that share their segment with others, so that it cannot go back as a whole;
-    /// those of expandable segments are not counted.
+    /// those of expandable segments are not counted. Only `caching` counts them; the other
+    /// strategies report 0.
     pub inactive_split: PoolStats,
     /// Bytes of the blocks in `allocation`.
     pub allocated_bytes: PoolStats,

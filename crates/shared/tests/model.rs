@@ -100,7 +100,7 @@ impl Both {
             single: DeviceAllocator::new(driver(), 0, config),
             shared: SharedAllocator::new(driver(), 0, config, Arc::default()),
             held: Vec::new(),
-            is_exact: matches!(config, Config::Caching(_)),
+            is_exact: true,
         }
     }
 
