@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Stat, Stats, Stream};
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAllocator, PoolStats, Stat, Stats, StrategyName, Stream,
+};
 use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
 use lowtide_sim::{SimConfig, SimDriver};
 
@@ -173,6 +175,24 @@ fn the_figures_of_a_small_job() -> Result<(), AllocError> {
     assert_eq!(stats.oversize_segments, figure(0, 1, 1, 1));
     assert_eq!(stats.num_device_free, 3);
     assert_eq!(stats.num_sync_all_streams, 1);
+    Ok(())
+}
+
+#[test]
+fn only_caching_counts_free_blocks_that_share_their_segment() -> Result<(), AllocError> {
+    for name in StrategyName::ALL {
+        let mut allocator = allocator(&name.as_str().parse().expect("a strategy"));
+        let size = Bytes::mib(3);
+        let freed = allocator.allocate(size, Stream::DEFAULT)?;
+        allocator.allocate(size, Stream::DEFAULT)?;
+        allocator.free(freed)?;
+        let stats = allocator.stats();
+        let figures = [stats.inactive_split, stats.inactive_split_bytes];
+        let counts = figures.iter().all(|figure| figure.all.allocated > 0);
+        let is_zero = figures == [PoolStats::default(); 2];
+        let is_caching = name == StrategyName::Caching;
+        assert_eq!((counts, is_zero), (is_caching, !is_caching), "{name}");
+    }
     Ok(())
 }
 
