@@ -4,7 +4,7 @@
 //! lowtide_region_enter, leave       table.rs: every region, and which of them this thread is in
 //! lowtide_pause, resume             change.rs: every device of a region, at the same time
 //! ├─ RegionMemory::pause, resume    lowtide-region: one region's memory on one device
-//! ├─ RegionPools                    pools.rs: the memory pools that its blocks are in
+//! ├─ RegionPools                    memory_pools.rs: the memory pools that its blocks are in
 //! ├─ Keeper                         keeper.rs: one device's backups
 //! └─ scrubbing::begin               scrubbing.rs: the driver's own work after it, beside the job
 //! ```
@@ -17,7 +17,7 @@ mod card;
 mod change;
 pub(crate) mod figures;
 pub(crate) mod keeper;
-mod pools;
+mod memory_pools;
 mod scrubbing;
 pub(crate) mod table;
 
@@ -256,7 +256,7 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
         // What was handed out since the pause is another block, whatever its place.
         return Ok(None);
     }
-    Ok(region.memory.host_copy(pools::contents_of(block))?)
+    Ok(region.memory.host_copy(memory_pools::contents_of(block))?)
 }
 
 /// Refuses what needs the memory of a device's block, if that is not on the device.

@@ -13,7 +13,7 @@ use lowtide_region::{
 
 use super::card::{Card, allocator};
 use super::keeper::{self, Keeper};
-use super::pools::{RegionPools, needed_to_resume};
+use super::memory_pools::{RegionPools, needed_to_resume};
 use super::scrubbing;
 use super::table::{self, OnDevice};
 use crate::devices::{self, Allocator, Lane};

@@ -7,7 +7,7 @@ use lowtide_core::Bytes;
 use lowtide_region::RegionFigures;
 
 use super::card::margin;
-use super::pools::{live_bytes, needed_to_resume};
+use super::memory_pools::{live_bytes, needed_to_resume};
 use super::table::{self, Name, OnDevice};
 use crate::error::Error;
 
