@@ -149,6 +149,7 @@ impl<D: Driver> DeviceAllocator<D> {
             self.reclaim_for(stream)?;
         }
         let size = Strategy::block_size(&self.strategy, requested);
+        debug_assert!(size >= requested, "a block has what is asked for");
         let domain = self.domain_of(pool, stream)?;
         Ok(Request {
             requested,
@@ -194,6 +195,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if ended.is_empty() {
             return;
         }
+        debug_assert!(!ended.contains(&DomainId::DEFAULT));
         for &domain in &ended {
             Strategy::forget_domain(&mut self.strategy, domain);
         }
@@ -205,6 +207,7 @@ impl<D: Driver> DeviceAllocator<D> {
     #[inline(always)]
     pub fn take(&mut self, request: &Request) -> Option<DeviceAddress> {
         let block = self.strategy.take(&mut self.heap, request)?;
+        debug_assert!(self.serves(block, request));
         Some(self.hand_out(block, request.requested))
     }
 
@@ -418,6 +421,7 @@ impl<D: Driver> DeviceAllocator<D> {
         } else {
             self.uses.wait_for(&mut self.physical.driver, id)?;
         }
+        debug_assert!(self.uses.waiting().contains(&id), "what is suspended waits");
         self.heap.blocks.set_state(id, BlockState::Pending);
         self.heap.blocks.set_used_elsewhere(id, false);
         let block = self.heap.blocks.get(id);
@@ -447,6 +451,10 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Gives a segment back to the driver that one block fills.
     fn release_at_once(&mut self, id: BlockId, segment: SegmentId) -> Result<(), DriverError> {
+        debug_assert_eq!(
+            self.heap.segments.get(segment).size,
+            self.heap.blocks.get(id).size
+        );
         self.heap.free_segment(&mut self.physical, segment)?;
         self.heap.blocks.remove(id);
         Ok(())
@@ -495,6 +503,8 @@ impl<D: Driver> DeviceAllocator<D> {
     fn reclaim_passed(&mut self) -> Result<(), DriverError> {
         while let Some(id) = self.uses.first_passed() {
             let block = self.heap.blocks.make_free(id);
+            debug_assert_eq!(block.state, BlockState::Pending);
+            debug_assert!(!block.used_elsewhere);
             let (size, kind, requested) = (block.size, block.kind, block.requested);
             let before = self.heap.log.mark();
             if let Err(error) = self.give_back(id, block) {
@@ -581,6 +591,7 @@ impl<D: Driver> DeviceAllocator<D> {
         failing: Option<&Request>,
     ) -> Result<(), DriverError> {
         self.release_free(index, failing)?;
+        debug_assert_ne!(index, PoolIndex::DEFAULT, "the default pool does not end");
         if !self.is_held(index) && !self.heap.has_segments(index) {
             self.heap.log.recent.forget();
             self.heap.domains.remove_pool(index);
@@ -653,6 +664,14 @@ impl<D: Driver> DeviceAllocator<D> {
     /// shares the allocator between threads does the waiting, as there is no clock here.
     pub fn retry_wait_ms(&self) -> Option<u64> {
         self.config.retry_wait_ms()
+    }
+
+    /// Returns whether a block is what a strategy promises for a request.
+    fn serves(&self, id: BlockId, request: &Request) -> bool {
+        let block = self.heap.blocks.get(id);
+        block.size >= request.size
+            && block.domain == request.domain
+            && block.state == BlockState::Free
     }
 
     fn allocation_of(&self, id: BlockId) -> Allocation {

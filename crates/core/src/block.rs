@@ -281,6 +281,7 @@ impl BlockTable {
 
     #[cold]
     fn insert_mark(&mut self, id: BlockId, mark: u64) {
+        debug_assert!(self.marks.len() < self.records.len());
         self.marks.resize(self.records.len(), 0);
         self.marks[id.index()] = mark;
     }
@@ -288,6 +289,10 @@ impl BlockTable {
     /// Says what a block is doing.
     #[inline(always)]
     pub(crate) fn set_state(&mut self, id: BlockId, state: BlockState) {
+        debug_assert!(
+            !self.records[id.index()].size().is_zero(),
+            "a vacant record has no state"
+        );
         self.states[id.index()] = state;
     }
 
@@ -307,6 +312,7 @@ impl BlockTable {
     /// Returns a block as it was, and makes it free. Constant time.
     pub(crate) fn make_free(&mut self, id: BlockId) -> Block {
         let block = self.get(id);
+        debug_assert!(block.is_active(), "only what is in use becomes free");
         self.set_state(id, BlockState::Free);
         block
     }
@@ -333,6 +339,10 @@ impl BlockTable {
     #[inline(always)]
     pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> Block {
         debug_assert!(requested.get() <= SIZE_MASK);
+        debug_assert!(
+            !matches!(self.state(id), BlockState::Pending | BlockState::Unmapped),
+            "what waits or has no memory is not handed out"
+        );
         let record = &mut self.records[id.index()];
         let is_listed = record.size_and_flags & IS_LISTED != 0;
         record.set(IS_LISTED | IS_WATCHED, IS_LISTED);
@@ -364,6 +374,7 @@ impl BlockTable {
         record.set(IS_LISTED, u64::from(lists) * IS_LISTED);
         let id = match self.vacant.pop() {
             Some(id) => {
+                debug_assert!(self.records[id.index()].size().is_zero());
                 self.records[id.index()] = record;
                 self.states[id.index()] = state;
                 self.segments[id.index()] = segment;
@@ -383,6 +394,8 @@ impl BlockTable {
         let number = u32::try_from(self.records.len())
             .ok()
             .and_then(NonZeroU32::new);
+        debug_assert_eq!(self.records.len(), self.states.len());
+        debug_assert_eq!(self.records.len(), self.segments.len());
         self.records.push(record);
         self.states.push(state);
         self.segments.push(segment);
@@ -402,6 +415,7 @@ impl BlockTable {
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: BlockId) {
         let record = &mut self.records[id.index()];
+        debug_assert!(!record.size().is_zero(), "a block is removed once");
         let is_listed = record.size_and_flags & IS_LISTED != 0;
         record.size_and_flags = 0;
         if is_listed {
@@ -409,6 +423,7 @@ impl BlockTable {
             self.by_address.remove(hash, id.0);
         }
         self.vacant.push(id);
+        debug_assert!(self.vacant.len() < self.records.len());
     }
 
     /// Returns the block that starts at `address`, if it is listed: a block that is in use is. Constant
@@ -454,8 +469,11 @@ impl BlockTable {
         record.set(SIZE_MASK, size.get());
         record.next = Some(rest);
         if let Some(next) = first.next {
+            debug_assert_eq!(self.records[next.index()].previous, Some(id));
             self.records[next.index()].previous = Some(rest);
         }
+        self.check_neighbours(id);
+        self.check_neighbours(rest);
         rest
     }
 
@@ -475,7 +493,30 @@ impl BlockTable {
         record.size_and_flags += second.size().get();
         record.next = second.next;
         if let Some(after) = second.next {
+            debug_assert_eq!(self.records[after.index()].previous, Some(next));
             self.records[after.index()].previous = Some(id);
+        }
+        self.check_neighbours(id);
+    }
+
+    /// Checks that a block and those beside it are neighbours of each other, in one segment.
+    #[inline(always)]
+    fn check_neighbours(&self, id: BlockId) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let record = &self.records[id.index()];
+        if let Some(previous) = record.previous {
+            let before = &self.records[previous.index()];
+            debug_assert_eq!(before.next, Some(id));
+            debug_assert_eq!(before.address + before.size(), record.address);
+            debug_assert_eq!(self.segment(previous), self.segment(id));
+        }
+        if let Some(next) = record.next {
+            let after = &self.records[next.index()];
+            debug_assert_eq!(after.previous, Some(id));
+            debug_assert_eq!(record.address + record.size(), after.address);
+            debug_assert_eq!(self.segment(next), self.segment(id));
         }
     }
 }
@@ -535,6 +576,7 @@ pub(crate) mod tests {
             table.set_used_elsewhere(place, !used_elsewhere);
             block.used_elsewhere = !used_elsewhere;
             prop_assert!(same(&table, place, &block));
+            table.set_state(place, BlockState::Free);
             block.requested = Bytes(size / 2);
             block.state = BlockState::Allocated;
             let returned = table.hand_out(place, block.requested);

@@ -50,6 +50,7 @@ impl CaptureOrder {
             past.nodes.clear();
             past.add(driver, &point.after);
         }
+        debug_assert!(point.after.iter().all(|node| past.nodes.contains(node)));
         past.point = point;
         let past = &*past;
         Some(|point: &CapturePoint| {

@@ -162,6 +162,7 @@ impl Domains {
         if self.recent.0 != pair {
             self.recent = (pair, self.find_or_insert_other(pair)?);
         }
+        debug_assert_eq!(self.by_pair.get(&pair), Some(&self.recent.1));
         Some(self.recent.1)
     }
 
@@ -177,7 +178,9 @@ impl Domains {
             return None;
         }
         let id = DomainId::at(self.domains.insert(pair));
-        self.by_pair.insert(pair, id);
+        let other = self.by_pair.insert(pair, id);
+        debug_assert_eq!(other, None, "a pair is one domain");
+        debug_assert_eq!(self.domains.len(), self.by_pair.len());
         Some(id)
     }
 
@@ -279,6 +282,7 @@ impl Domains {
         let index = PoolIndex(number(self.pools.insert(Pool::new(id))));
         let other = self.by_id.insert(id, index);
         debug_assert_eq!(other, None);
+        debug_assert_eq!(self.pools.len(), self.by_id.len());
         index
     }
 
@@ -286,8 +290,10 @@ impl Domains {
     pub(crate) fn remove_pool(&mut self, index: PoolIndex) {
         debug_assert_eq!(self.pool(index).reserved_bytes.current(), 0);
         debug_assert_ne!(index, PoolIndex::DEFAULT);
+        debug_assert_eq!(self.pool(index).segment_count, 0);
         if let Some(pool) = self.pools.remove(index.0 as usize) {
-            self.by_id.remove(&pool.id);
+            let removed = self.by_id.remove(&pool.id);
+            debug_assert_eq!(removed, Some(index));
         }
         let domains = self.of_pool(index);
         self.remove(&domains);
@@ -299,9 +305,11 @@ impl Domains {
         self.recent = (self.domain(DomainId::DEFAULT), DomainId::DEFAULT);
         for id in domains {
             if let Some(domain) = self.domains.remove(id.index()) {
-                self.by_pair.remove(&domain);
+                let removed = self.by_pair.remove(&domain);
+                debug_assert_eq!(removed, Some(*id));
             }
         }
+        debug_assert_eq!(self.domains.len(), self.by_pair.len());
     }
 
     /// Returns every pool, to be changed.
@@ -337,11 +345,20 @@ impl<T> Slots<T> {
     /// Adds a value and returns its number. Constant time.
     fn insert(&mut self, value: T) -> usize {
         let index = self.vacant.pop().unwrap_or(self.values.len());
+        debug_assert!(index <= self.values.len());
         match self.values.get_mut(index) {
-            Some(vacant) => *vacant = Some(value),
+            Some(vacant) => {
+                debug_assert!(vacant.is_none(), "a slot has one value");
+                *vacant = Some(value);
+            }
             None => self.values.push(Some(value)),
         }
         index
+    }
+
+    /// Returns the number of values. Constant time.
+    fn len(&self) -> usize {
+        self.values.len() - self.vacant.len()
     }
 
     /// Removes a value, if it is there, whose number another may then have. Constant time.

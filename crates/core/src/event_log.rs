@@ -53,6 +53,7 @@ impl EventLog {
     }
 
     pub(crate) fn push(&mut self, event: Event) {
+        debug_assert!(self.enabled, "nobody asked for events");
         self.events.push(event);
     }
 
@@ -70,6 +71,7 @@ impl EventLog {
 
     /// Returns the events that nobody was told of, and forgets all.
     pub(crate) fn take(&mut self) -> std::vec::Drain<'_, Event> {
+        debug_assert!(self.told <= self.events.len());
         self.events.drain(..std::mem::take(&mut self.told));
         self.events.drain(..)
     }
@@ -86,6 +88,8 @@ impl EventLog {
     /// corrected, the last event first: what it hears next makes its picture what it was at the mark.
     #[cold]
     pub(crate) fn take_back(&mut self, mark: LogMark) {
+        debug_assert!(mark.events <= self.events.len(), "a mark is of this log");
+        debug_assert!(self.told <= self.events.len());
         self.recent.take_back(mark.recent);
         let told = self.told.max(mark.events);
         self.events.truncate(told);

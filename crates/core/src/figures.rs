@@ -92,6 +92,7 @@ impl Figures {
     /// Counts a block that the program gets, and asked for so many bytes of.
     #[inline(always)]
     pub(crate) fn count_allocated(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
+        debug_assert!(requested <= size, "a block has what was asked for");
         let is_new = &mut self.has_new_peak;
         self.allocation.increase(kind, 1, is_new);
         self.allocated_bytes.increase(kind, signed(size), is_new);
@@ -121,13 +122,20 @@ impl Figures {
         self.has_new_peak |= !self.tracks_active;
         self.waiting.current[kind as usize] += 1;
         self.waiting_bytes.current[kind as usize] += signed(size);
+        debug_assert_eq!(
+            self.waiting.current.iter().sum::<i64>().unsigned_abs(),
+            self.waiting_blocks as u64
+        );
     }
 
     /// Counts a suspended block that nobody uses any more.
     pub(crate) fn count_resumed(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
+        debug_assert!(self.waiting_blocks > 0, "what is resumed was suspended");
         self.waiting_blocks -= 1;
         self.waiting.current[kind as usize] -= 1;
         self.waiting_bytes.current[kind as usize] -= signed(size);
+        debug_assert!(self.waiting.current[kind as usize] >= 0);
+        debug_assert!(self.waiting_bytes.current[kind as usize] >= 0);
         self.requested_bytes.decrease(kind, signed(requested));
     }
 
@@ -169,6 +177,7 @@ impl Figures {
 
     /// Sets the blocks that the program holds, and the segments, from which nothing is split.
     pub(crate) fn set_oversize(&mut self, blocks: i64, segments: i64) {
+        debug_assert!(blocks >= 0 && segments >= 0);
         self.has_new_peak |= self.oversize_allocations.set(blocks);
         self.has_new_peak |= self.oversize_segments.set(segments);
     }

@@ -52,6 +52,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
         peaks: &'a mut Peaks,
         limit: Option<Bytes>,
     ) -> Lanes<'a, D> {
+        debug_assert!(!lanes.is_empty(), "a device has a lane");
         let has_several = lanes.len() > 1;
         Lanes {
             lanes,
@@ -144,6 +145,8 @@ impl<'a, D: Driver> Lanes<'a, D> {
         let holders = self.holders();
         // Private pools are all in the first lane.
         let paused = self.lanes[0].heap.domains.paused_regions();
+        debug_assert!(allocated <= reserved);
+        debug_assert!(active_in_private <= reserved_in_private);
         let lane = &mut *self.lanes[own];
         let is_rejected = lane.is_rejected(request)?;
         let info = lane.physical.driver.memory_info()?;
@@ -209,6 +212,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
     pub fn share_limit(&mut self) {
         let limited = self.sum(|lane| lane.heap.limited());
         for lane in &mut self.lanes {
+            debug_assert!(lane.heap.limited() <= limited);
             let others = limited - lane.heap.limited();
             lane.set_limit(self.limit.map(|limit| limit.saturating_sub(others)));
         }

@@ -173,6 +173,8 @@ impl NumberTable {
         }
         self.len += 1;
         self.put(hash, number);
+        debug_assert_eq!(self.find(hash, |other| other == number), Some(number));
+        debug_assert!(self.len < self.buckets.len() * BUCKET_LEN);
     }
 
     /// Takes a number out. Constant time.
@@ -189,6 +191,7 @@ impl NumberTable {
             if let Some(place) = bucket.place_of(tag_of(hash), |found| found == number) {
                 bucket.control &= !(0xff << (8 * place));
                 bucket.numbers[place] = 0;
+                debug_assert!(self.len > 0);
                 self.len -= 1;
                 return;
             }
@@ -201,6 +204,7 @@ impl NumberTable {
     #[cold]
     fn double(&mut self, hash_of_number: impl Fn(NonZeroU32) -> u32) {
         let doubled = vec![Bucket::default(); 2 * self.buckets.len()];
+        debug_assert!(self.shift > 0);
         self.shift -= 1;
         if let Some(hint) = self.hint {
             hint.set(&doubled, self.shift);

@@ -98,6 +98,7 @@ impl Peaks {
                 part.high[index] = part.high[index].max(level.current);
                 index += 1;
             });
+            debug_assert_eq!(index, LEVELS);
         }
     }
 
@@ -117,6 +118,8 @@ impl Peaks {
                 peak = peak.max(sum - part.current[index] + part.ceiling[index]);
             }
         }
+        debug_assert!(peak >= self.device[index], "a peak does not fall");
+        debug_assert!(peak >= sum, "the device is not above its peak");
         self.device[index] = peak;
     }
 
@@ -133,8 +136,14 @@ impl Peaks {
             } else {
                 left / count
             };
+            debug_assert!(share >= 0, "a ceiling is not below what is there");
             part.ceiling[index] = part.current[index] + share;
         }
+        let ceilings: i64 = self.parts.iter().map(|part| part.ceiling[index]).sum();
+        debug_assert!(
+            ceilings <= self.device[index],
+            "the ceilings add up to no more than the peak"
+        );
     }
 
     fn sum(&self, index: usize) -> i64 {
@@ -145,6 +154,7 @@ impl Peaks {
 fn write(figures: &mut Figures, peaks: &[i64; LEVELS]) {
     let mut peaks = peaks.iter();
     figures.for_each_level(|level| level.set_peak(*peaks.next().expect("one for each level")));
+    debug_assert_eq!(peaks.next(), None);
 }
 
 #[cfg(test)]

@@ -91,7 +91,8 @@ impl<D: Driver> Physical<D> {
             "nothing is mapped in addresses that go back"
         );
         self.driver.unreserve(start, size)?;
-        self.ranges.remove(&start);
+        let range = self.ranges.remove(&start);
+        debug_assert!(range.is_some_and(|range| range.half_mapped.is_empty()));
         Ok(())
     }
 
@@ -112,6 +113,7 @@ impl<D: Driver> Physical<D> {
     ) -> Result<Bytes, DriverError> {
         self.unmap_half_mapped(start)?;
         let page_size = self.range(start).page_size;
+        debug_assert!((address.offset_from(start) % page_size).is_zero());
         let mapped = size.round_up(page_size);
         let first = pages_in(address.offset_from(start), page_size);
         let handles = self.create_pages(pages_in(mapped, page_size), page_size, owner, count)?;
@@ -125,6 +127,7 @@ impl<D: Driver> Physical<D> {
             debug_assert!(slot.is_none(), "a page is mapped once");
             *slot = Some(handle);
         }
+        debug_assert!(self.has_memory(start, address.offset_from(start), size));
         Ok(mapped)
     }
 
@@ -146,6 +149,8 @@ impl<D: Driver> Physical<D> {
         self.driver.unmap(address, size)?;
         let range = self.range(start);
         let page_size = range.page_size;
+        debug_assert!((size % page_size).is_zero(), "whole pages are unmapped");
+        debug_assert!((address.offset_from(start) % page_size).is_zero());
         let first = pages_in(address.offset_from(start), page_size);
         let pages = first..first + pages_in(size, page_size);
         let slots = &mut range.handles;
@@ -186,6 +191,7 @@ impl<D: Driver> Physical<D> {
     ) {
         for handle in handles {
             if self.driver.release(handle).is_err() {
+                debug_assert!({ self.spares.iter() }.all(|spare| spare.handle != handle));
                 self.spares.push(Spare {
                     handle,
                     size,

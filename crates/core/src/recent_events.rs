@@ -120,6 +120,7 @@ impl RecentEvents {
 
     /// Takes back those since there were `count`.
     pub(crate) fn take_back(&mut self, count: usize) {
+        debug_assert!(count <= self.count, "what is to come cannot be taken back");
         let first = self.first();
         if first > self.oldest {
             self.forgotten_at = self.records[first % KEPT].time;
@@ -129,6 +130,7 @@ impl RecentEvents {
         if self.records.len() < KEPT {
             self.records.truncate(count);
         }
+        debug_assert!(self.records.len() <= KEPT);
     }
 
     /// Forgets all: some are about a domain that ends.

@@ -88,7 +88,9 @@ impl SegmentTable {
         segment.serial = self.count;
         segment.rank = self.next_rank;
         self.next_rank += segment.size.get().div_ceil(RANK_UNIT.get());
+        debug_assert!(!segment.size.is_zero() && segment.size <= Bytes::SEGMENT_MAX);
         if let Some(id) = self.vacant.pop() {
+            debug_assert!(self.segments[id.index()].is_none());
             self.segments[id.index()] = Some(segment);
             return id;
         }
@@ -98,8 +100,13 @@ impl SegmentTable {
     }
 
     fn remove(&mut self, id: SegmentId) {
+        debug_assert!(
+            self.segments[id.index()].is_some(),
+            "a segment is removed once"
+        );
         self.segments[id.index()] = None;
         self.vacant.push(id);
+        debug_assert!(self.vacant.len() <= self.segments.len());
     }
 
     /// Returns every segment. Linear time.
@@ -182,6 +189,7 @@ impl Heap {
 
     /// Returns the bytes that the limit counts: all that are held, without what paused pools have.
     pub(crate) fn limited(&self) -> Bytes {
+        debug_assert!(self.domains.paused_bytes() <= self.stats.reserved());
         self.stats.reserved() - self.domains.paused_bytes()
     }
 
@@ -235,6 +243,7 @@ impl Heap {
 
     fn remove_segment(&mut self, id: SegmentId) {
         let pool = self.domains.domain(self.segments.get(id).domain).pool;
+        debug_assert!(self.domains.pool(pool).segment_count > 0);
         self.domains.pool_mut(pool).segment_count -= 1;
         self.segments.remove(id);
     }
@@ -322,6 +331,8 @@ impl Heap {
     ) -> Result<Bytes, DriverError> {
         let segment = self.segments.get(id);
         let (start, owner) = (segment.address, segment.owner());
+        debug_assert!(segment.is_expandable(), "others have all their memory");
+        debug_assert!(address.offset_from(start) + size <= segment.size);
         let mapped = physical.map(start, address, size, owner, &mut |owner, change| {
             self.count_reserved(owner, change);
         })?;
@@ -347,6 +358,8 @@ impl Heap {
     ) -> Result<(), DriverError> {
         let segment = self.segments.get(id);
         let (start, owner) = (segment.address, segment.owner());
+        debug_assert!(segment.is_expandable(), "others go back whole");
+        debug_assert!(address.offset_from(start) + size <= segment.size);
         // Unlike cudaFree, unmapping does not wait for kernels that still use the pages.
         let stream = self.domains.domain(owner.domain).stream;
         physical.driver.synchronize_stream(stream)?;
@@ -402,6 +415,7 @@ impl Heap {
     pub(crate) fn insert_block(&mut self, id: SegmentId, offset: Bytes, size: Bytes) -> BlockId {
         let segment = self.segments.get(id);
         let (domain, kind) = (segment.domain, segment.kind);
+        debug_assert!(offset + size <= segment.size, "a block lies in its segment");
         let block = Block::new(segment.address + offset, size, domain, kind);
         self.blocks.insert(&block, id)
     }
@@ -462,10 +476,10 @@ impl Heap {
         let Owner { domain, kind } = owner;
         self.stats.change_reserved(kind, change);
         let pool = self.domains.domain(domain).pool;
-        self.domains
-            .pool_mut(pool)
-            .reserved_bytes
-            .change(kind, change, &mut false);
+        let reserved = &mut self.domains.pool_mut(pool).reserved_bytes;
+        reserved.change(kind, change, &mut false);
+        debug_assert!(reserved.current() >= 0, "a pool holds no less than nothing");
+        debug_assert!(reserved.current() <= signed(self.stats.reserved()));
     }
 }
 

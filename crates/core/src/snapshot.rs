@@ -171,6 +171,7 @@ fn tile(range: Range<DeviceAddress>, blocks: &[PlacedBlock]) -> Vec<BlockSnapsho
         });
         end = block.end();
     }
+    debug_assert!(end <= range.end, "blocks lie in their segment");
     tiles.extend(gap(end, range.end));
     tiles
 }

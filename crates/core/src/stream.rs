@@ -81,7 +81,10 @@ impl StreamUses {
         }
         match has_all.then(|| last_use(driver, own, &in_graph)).flatten() {
             Some(point) => self.ordered.entry(own).or_default().push((block, point)),
-            None => self.deferred.push(block),
+            None => {
+                debug_assert!(!self.deferred.contains(&block), "a block is deferred once");
+                self.deferred.push(block);
+            }
         }
     }
 
@@ -100,6 +103,7 @@ impl StreamUses {
         if waiting.is_empty() {
             self.ordered.remove(&stream);
         }
+        debug_assert!(self.ordered.values().all(|waiting| !waiting.is_empty()));
     }
 
     /// Records an event in every stream that used a freed block, which then waits for all of them.
@@ -130,7 +134,8 @@ impl StreamUses {
             self.passed.push_back(block);
             return Ok(());
         }
-        self.outstanding.insert(block, events.len());
+        let before = self.outstanding.insert(block, events.len());
+        debug_assert_eq!(before, None, "a block waits once");
         for (stream, event) in events {
             self.queue(stream).push_back((event, block));
         }
@@ -201,6 +206,8 @@ impl StreamUses {
 
     /// Lets a freed block wait for nothing but the next look.
     pub(crate) fn wait_no_more(&mut self, block: BlockId) {
+        debug_assert!(!self.outstanding.contains_key(&block));
+        debug_assert!(!self.passed.contains(&block), "a block passes once");
         self.passed.push_back(block);
     }
 
@@ -211,7 +218,8 @@ impl StreamUses {
 
     /// Forgets the block that [`StreamUses::first_passed`] returned.
     pub(crate) fn remove_first_passed(&mut self) {
-        self.passed.pop_front();
+        let passed = self.passed.pop_front();
+        debug_assert!(passed.is_some_and(|block| !self.uses.contains_key(&block)));
     }
 
     /// Returns the blocks that were freed and wait, in no particular order.
@@ -244,8 +252,10 @@ impl StreamUses {
             .outstanding
             .get_mut(&block)
             .expect("queued blocks are counted");
+        debug_assert!(*outstanding > 0);
         *outstanding -= 1;
         if *outstanding == 0 {
+            debug_assert!(!self.passed.contains(&block), "a block passes once");
             self.outstanding.remove(&block);
             self.passed.push_back(block);
         }

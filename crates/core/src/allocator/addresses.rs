@@ -63,9 +63,11 @@ impl<D: Driver> DeviceAllocator<D> {
         if before.address == address {
             return Ok(self.hand_out(first, requested));
         }
+        debug_assert!(before.address < address && before.end() == address);
         self.hand_out(first, before.size);
         // What lay behind is free, and begins at the address.
         let block = self.take_around(&request, address)?;
+        debug_assert_eq!(self.heap.blocks.get(block).address, address);
         self.hand_out(block, requested);
         self.free_unused(first);
         Ok(address)

@@ -26,6 +26,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if self.captures > 0 {
             return Ok(());
         }
+        debug_assert_eq!(self.captures, 0);
         self.order.forget();
         if self.config.reuses_in_capture() {
             self.uses.end_deferral(&mut self.physical.driver)?;
@@ -51,6 +52,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Keeps a block that was freed in a capture.
     pub(super) fn defer(&mut self, id: BlockId) {
+        debug_assert!(self.captures > 0, "outside of captures events are recorded");
         let domain = self.heap.blocks.get(id).domain;
         let own = self.heap.domains.domain(domain).stream;
         let driver = &mut self.physical.driver;

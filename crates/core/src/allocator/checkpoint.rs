@@ -55,6 +55,7 @@ impl<D: Driver> DeviceAllocator<D> {
             })
             .collect();
         blocks.sort_unstable_by_key(|block| block.address);
+        debug_assert!(blocks.is_sorted_by(|one, next| one.address + one.size <= next.address));
         Ok(Checkpoint { pool, blocks })
     }
 
@@ -97,6 +98,7 @@ impl<D: Driver> DeviceAllocator<D> {
                 }
             }
         }
+        debug_assert_eq!(self.held_in_pool(pool).len(), allocated.len());
         Ok(Restored { freed, allocated })
     }
 
@@ -252,6 +254,9 @@ impl<D: Driver> DeviceAllocator<D> {
                 .max_by_key(|&(address, _)| address);
             let around = around.map(|(_, id)| id);
             let id = self.strategy.take_again(&mut self.heap, block, around);
+            let taken_block = self.heap.blocks.get(id);
+            debug_assert_eq!(taken_block.address, block.address);
+            debug_assert_eq!(taken_block.size, block.size);
             last = Some(id);
             taken.push((block, id));
         }

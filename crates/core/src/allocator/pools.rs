@@ -95,7 +95,9 @@ impl<D: Driver> DeviceAllocator<D> {
             pool: self.find_pool(pool)?,
             accepts: Box::new(accepts),
         };
+        debug_assert!(self.heap.domains.pool(route.pool).use_count > 0);
         self.routes.insert(position, route);
+        debug_assert!(self.position_of_route(pool).is_some());
         Ok(())
     }
 
@@ -111,6 +113,10 @@ impl<D: Driver> DeviceAllocator<D> {
             .position_of_route(pool)
             .ok_or(AllocError::PoolNotRouted { pool })?;
         self.routes.remove(position);
+        debug_assert!(
+            self.position_of_route(pool).is_none(),
+            "one route leads to a pool"
+        );
         Ok(())
     }
 
@@ -358,6 +364,7 @@ impl<D: Driver> DeviceAllocator<D> {
         };
         let use_count = &mut self.heap.domains.pool_mut(index).use_count;
         let held_before = mem::replace(use_count, (*use_count).max(1));
+        debug_assert!(*use_count > 0);
         (index, Some(held_before))
     }
 
@@ -365,7 +372,10 @@ impl<D: Driver> DeviceAllocator<D> {
     #[cold]
     pub(crate) fn undo_hold(&mut self, index: PoolIndex, held_before: Option<u32>) {
         match held_before {
-            Some(count) => self.heap.domains.pool_mut(index).use_count = count,
+            Some(count) => {
+                debug_assert!(count <= self.heap.domains.pool(index).use_count);
+                self.heap.domains.pool_mut(index).use_count = count;
+            }
             None => self.heap.domains.remove_pool(index),
         }
     }

@@ -89,6 +89,7 @@ impl Gauge {
     /// As [`Gauge::change`], of an amount that is not negative.
     #[inline(always)]
     pub(super) fn increase(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
+        debug_assert!(amount >= 0);
         let half = &mut self.halves[kind as usize];
         half.height.change(amount, has_new_peak);
         half.added += amount;
@@ -98,6 +99,7 @@ impl Gauge {
     /// As [`Gauge::change`], of the negative of an amount that is not.
     #[inline(always)]
     pub(super) fn decrease(&mut self, kind: SizeKind, amount: i64) {
+        debug_assert!(amount >= 0);
         self.halves[kind as usize].height.decrease(amount);
         self.all.decrease(amount);
     }

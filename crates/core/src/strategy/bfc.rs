@@ -78,10 +78,13 @@ impl DomainChunks {
     /// Makes a free chunk, of which the table has `chunk` and `mark`, findable.
     #[inline(always)]
     fn insert(&mut self, id: BlockId, chunk: &Block, mark: u64) {
+        debug_assert_eq!(chunk.state, BlockState::Free);
         self.free.insert(FreeBlock::of(id, chunk));
         if mark != 0 {
-            self.recent.insert((mark, chunk.address));
+            let is_new = self.recent.insert((mark, chunk.address));
+            debug_assert!(is_new, "a chunk is listed once");
         }
+        debug_assert!(self.recent.len() <= self.free.len());
     }
 
     /// Undoes [`DomainChunks::insert`].
@@ -95,7 +98,8 @@ impl DomainChunks {
     #[inline(always)]
     fn forget(&mut self, chunk: &Block, mark: u64) {
         if mark != 0 {
-            self.recent.remove(&(mark, chunk.address));
+            let was_listed = self.recent.remove(&(mark, chunk.address));
+            debug_assert!(was_listed, "a chunk with a mark is among the recent ones");
         }
     }
 }

@@ -56,8 +56,10 @@ impl BitSet {
         }
         let mut index = self.root.trailing_zeros() as usize;
         for words in &self.levels {
+            debug_assert_ne!(words[index], 0, "a summary says that there is a member");
             index = index * 64 + words[index].trailing_zeros() as usize;
         }
+        debug_assert!(self.contains(index));
         Some(index)
     }
 
@@ -77,6 +79,7 @@ impl BitSet {
     /// If there is no room for it.
     #[inline]
     pub(super) fn insert(&mut self, number: usize) {
+        debug_assert!(number < 64 * self.words().len(), "there is room");
         let mut index = number;
         for words in self.levels.iter_mut().rev() {
             let word = &mut words[index / 64];

@@ -92,6 +92,8 @@ impl Caching {
         let ranked = self.ranks.ranked(heap, id, block);
         debug_assert_eq!(block.address, heap.blocks.get(id).address);
         debug_assert_eq!(ranked, self.ranks.ranked(heap, id, &heap.blocks.get(id)));
+        debug_assert_eq!(heap.blocks.state(id), BlockState::Free);
+        debug_assert_eq!(block.size, heap.blocks.get(id).size);
         heap.blocks.set_mark(id, self.large_searches);
         self.pool_of(block.domain, block.kind).free.insert(ranked);
     }
@@ -99,6 +101,7 @@ impl Caching {
     #[inline]
     fn remove_free(&mut self, heap: &Heap, id: BlockId) {
         let block = heap.blocks.get(id);
+        debug_assert_eq!(block.state, BlockState::Free);
         let ranked = self.ranks.ranked(heap, id, &block);
         self.pool_of(block.domain, block.kind).free.remove(ranked);
     }
@@ -135,6 +138,8 @@ impl Caching {
             (id, whole.address) = (previous_id, previous.address);
             (whole.size, whole.previous) = (whole.size + previous.size, previous.previous);
         }
+        debug_assert_eq!(whole.size, heap.blocks.get(id).size);
+        debug_assert_eq!(whole.address, heap.blocks.get(id).address);
         if whole.is_split() {
             (blocks, bytes) = (blocks + 1, bytes + signed(whole.size));
         }
@@ -162,6 +167,7 @@ impl Caching {
     #[inline(always)]
     fn cut(&mut self, heap: &mut Heap, (id, block): (BlockId, &Block), wanted: Bytes, split: bool) {
         let counts = !self.is_expandable(heap, id);
+        debug_assert!(wanted <= block.size && split <= (wanted < block.size));
         let rest = Block {
             address: block.address + wanted,
             size: block.size - wanted,

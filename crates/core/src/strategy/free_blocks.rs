@@ -59,8 +59,10 @@ impl FreeBlocks {
             self.bins.resize_with(index + 1, Bin::default);
             self.occupied.resize(index / 64 + 1, 0);
         }
+        debug_assert!(!block.size.is_zero());
         self.bins[index].insert(block);
         self.occupied[index / 64] |= 1 << (index % 64);
+        debug_assert_eq!(self.bins.len().div_ceil(64), self.occupied.len());
     }
 
     /// Takes a block out that is in the set.
@@ -125,6 +127,8 @@ impl FreeBlocks {
 
     #[inline(always)]
     fn remove_found(&mut self, found: Found) {
+        debug_assert!(self.len > 0);
+        debug_assert_eq!(bin_of(found.block.size), found.bin);
         self.len -= 1;
         let bin = &mut self.bins[found.bin];
         bin.remove(found.block, found.position);
@@ -143,6 +147,7 @@ impl FreeBlocks {
             first = self.bins[bin].first_from(0);
         }
         let (block, position) = first?;
+        debug_assert!(block.key() >= key, "what is found is large enough");
         Some(Found {
             block,
             bin,
@@ -160,6 +165,7 @@ impl FreeBlocks {
             + self.occupied[skipped..]
                 .iter()
                 .position(|&word| word != 0)?;
+        debug_assert!(word < self.occupied.len());
         Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
     }
 }

@@ -151,8 +151,10 @@ impl Strategy for Pool {
     }
 
     #[inline(always)]
-    fn put(&mut self, _heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
         let domain = &mut self.domains[block.domain.index()];
+        debug_assert_eq!(heap.blocks.get(id).size, block.size);
+        debug_assert_eq!(heap.blocks.state(id), BlockState::Free);
         domain.list_of(block.size).push(id);
         None
     }

@@ -59,6 +59,9 @@ impl RecentBlocks {
         if recent.blocks.len() == recent.blocks_max {
             recent.make_room(heap, merge);
         }
+        debug_assert!(recent.blocks.len() < recent.blocks_max);
+        debug_assert_eq!(heap.blocks.state(id), BlockState::Free);
+        debug_assert_eq!(heap.blocks.get(id).size, size);
         recent.blocks.push(id);
     }
 

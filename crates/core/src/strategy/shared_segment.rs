@@ -38,6 +38,7 @@ pub(super) fn allocate_shared_segment<D: Driver>(
         .unwrap_or(Bytes(u64::MAX))
         .saturating_sub(heap.limited());
     let left = physical.driver.memory_info()?.free.min(in_limit);
+    debug_assert!(!least.is_zero());
     let mut size = most.max(least);
     while size > least && size > Bytes(left.get() / 2) {
         size = half(size);

@@ -334,13 +334,17 @@ impl Layers {
         let class = SizeClass::of(size);
         let list = &mut self.domains[domain.index()][class.index()];
         let slab = &mut list.slabs[number];
+        debug_assert!(slab.free >> object & 1 == 0, "the object is in use");
+        debug_assert_eq!(list.with_free.contains(number), slab.free != 0);
         if slab.free == 0 {
             list.with_free.insert(number);
         }
         slab.free |= 1 << object;
         if slab.free == all_free(class) {
             let Place { arena, offset, .. } = slab.place;
-            list.with_free.remove(number);
+            let was_listed = list.with_free.remove(number);
+            debug_assert!(was_listed, "a slab with free objects is listed");
+            debug_assert!(!list.vacant.contains(number));
             list.vacant.insert(number);
             self.arenas.put(domain, (arena, offset), class.run());
         }
@@ -357,6 +361,7 @@ impl SlabList {
         };
         let number = match self.vacant.first() {
             Some(number) => {
+                debug_assert!(!self.with_free.contains(number));
                 self.vacant.remove(number);
                 self.slabs[number] = slab;
                 number

@@ -87,6 +87,7 @@ impl Bfc {
     /// Makes a free chunk of a new region.
     fn insert_region(&mut self, heap: &mut Heap, region: SegmentId) {
         let id = heap.insert_whole_block(region);
+        debug_assert!((heap.blocks.get(id).size % ROUNDING).is_zero());
         self.insert_free(heap, id);
     }
 
@@ -136,6 +137,10 @@ impl Bfc {
         for &id in &chunks {
             self.remove_free(heap, id);
         }
+        debug_assert!(
+            heap.blocks.get(first).previous.is_none(),
+            "it is the region's first chunk"
+        );
         for &next in &chunks[1..] {
             super::merge_with_next(heap, first, next);
         }

@@ -146,12 +146,14 @@ impl Forest {
         }
         if let Some(order) = from {
             let trees = &mut self.by_largest[order as usize];
-            trees.remove(number);
+            let was_listed = trees.remove(number);
+            debug_assert!(was_listed, "a tree is listed by its largest node");
             if trees.is_empty() {
                 self.largest_orders &= !(1 << order);
             }
         }
         if let Some(order) = to {
+            debug_assert!(!self.by_largest[order as usize].contains(number));
             self.by_largest[order as usize].insert(number);
             self.largest_orders |= 1 << order;
         }
@@ -239,6 +241,7 @@ impl Tree {
         self.remove_first(order);
         let granule = (node as u64) << order;
         let node_end = granule + (1 << order);
+        debug_assert!(run.granules() <= 1 << order, "the node holds the run");
         let mut end = granule + run.granules();
         while end < node_end {
             let order = end.trailing_zeros();
@@ -294,12 +297,19 @@ impl Tree {
     fn insert(&mut self, order: u32, node: usize) {
         let nodes = &mut self.free[order as usize];
         if self.orders >> order & 1 == 0 {
+            debug_assert!(
+                nodes.rest.is_empty(),
+                "of an order without nodes there are no others"
+            );
             nodes.first = node;
             self.orders |= 1 << order;
         } else if node < nodes.first {
+            debug_assert!(!nodes.rest.contains(nodes.first));
             nodes.rest.insert(nodes.first);
             nodes.first = node;
         } else {
+            debug_assert_ne!(node, nodes.first, "a node is put back once");
+            debug_assert!(!nodes.rest.contains(node), "a node is put back once");
             nodes.rest.insert(node);
         }
     }
@@ -323,6 +333,7 @@ impl Tree {
         let nodes = &mut self.free[order as usize];
         match nodes.rest.first() {
             Some(second) => {
+                debug_assert!(second > nodes.first);
                 nodes.rest.remove(second);
                 nodes.first = second;
             }

@@ -248,6 +248,7 @@ impl Caching {
         let Some(mapped) = unless_out_of_memory(heap.map(physical, segment, address, size))? else {
             return Ok(None);
         };
+        debug_assert!(mapped >= size && mapped <= heap.blocks.get(id).size);
         self.remove_unmapped(heap, id);
         if mapped < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, mapped);
@@ -290,6 +291,8 @@ impl Caching {
             return Ok(());
         }
         let (before, size) = (first - offset, end - first);
+        debug_assert!(before + size <= block_size);
+        debug_assert_eq!(block.state, BlockState::Free);
         heap.unmap(physical, segment, block_address + before, size)?;
         self.remove_free(heap, id);
         let middle = if before.is_zero() {
@@ -384,13 +387,14 @@ impl Caching {
         heap.blocks.set_state(id, BlockState::Unmapped);
         let block = heap.blocks.get(id);
         let (domain, kind, address) = (block.domain, block.kind, block.address);
-        self.pool_of(domain, kind).unmapped.insert(address, id);
+        let before = self.pool_of(domain, kind).unmapped.insert(address, id);
+        debug_assert_eq!(before, None, "a block is listed once");
     }
 
     fn remove_unmapped(&mut self, heap: &Heap, id: BlockId) {
         let block = heap.blocks.get(id);
-        self.pool_of(block.domain, block.kind)
-            .unmapped
-            .remove(&block.address);
+        let pool = self.pool_of(block.domain, block.kind);
+        let removed = pool.unmapped.remove(&block.address);
+        debug_assert_eq!(removed, Some(id), "the block was listed");
     }
 }

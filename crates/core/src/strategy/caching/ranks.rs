@@ -40,7 +40,10 @@ impl Ranks {
     #[inline(never)]
     fn rank_by_age(&self, heap: &Heap, id: BlockId) -> u64 {
         match self.order {
-            FreeBlockOrder::BlockAge => self.begun[id.index()],
+            FreeBlockOrder::BlockAge => {
+                debug_assert_ne!(self.begun[id.index()], 0, "a block has begun");
+                self.begun[id.index()]
+            }
             FreeBlockOrder::Address | FreeBlockOrder::SegmentAge => {
                 let segment = heap.segments.get(heap.blocks.segment(id));
                 segment.rank_of(heap.blocks.get(id).address)
@@ -93,6 +96,7 @@ impl Ranks {
 
     #[inline(never)]
     fn hand_on(&mut self, from: BlockId, to: BlockId) {
+        debug_assert_ne!(from, to);
         *self.place_of(to) = self.begun[from.index()];
     }
 
