@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
+use base64::engine::general_purpose::STANDARD;
+use base64::write::EncoderWriter;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::base64::Base64Writer;
 use super::columns::Columns;
 
 /// The page, its style and its script.
@@ -22,11 +23,10 @@ pub(super) fn write(out: &mut dyn Write, summary: &str, columns: &Columns) -> io
     out.write_all(before.as_bytes())?;
     out.write_all(summary.as_bytes())?;
     out.write_all(between.as_bytes())?;
-    let mut base64 = Base64Writer::new(&mut *out);
-    let mut gzip = GzEncoder::new(&mut base64, Compression::default());
+    let base64 = EncoderWriter::new(&mut *out, &STANDARD);
+    let mut gzip = GzEncoder::new(base64, Compression::default());
     columns.write(&mut gzip)?;
-    gzip.finish()?;
-    base64.finish()?;
+    gzip.finish()?.finish()?;
     out.write_all(after.as_bytes())
 }
 

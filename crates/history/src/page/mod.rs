@@ -7,7 +7,6 @@
 //! While a segment is paused, it and its blocks are in no curve but `paused`. Columns with a number for each
 //! block come last, so that a page can draw its curves before it unpacks those.
 
-mod base64;
 mod columns;
 mod fold;
 mod html;
