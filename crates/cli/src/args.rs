@@ -78,8 +78,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Also write a report to FILE, one self-contained page: memory over time, and the table. `-` prints
-    /// it in place of the table
+    /// Also write the page of `lowtide report` to FILE, with these allocators. `-` prints it in place of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }

@@ -308,12 +308,14 @@ pub(crate) fn replay_notes(trace: &Trace) -> Vec<String> {
     notes.into_iter().flatten().collect()
 }
 
-fn pauses_text(trace: &Trace) -> Option<String> {
+/// Returns a sentence on what a replay makes of paused regions, if there were any.
+pub(crate) fn pauses_text(trace: &Trace) -> Option<String> {
     let text = "regions were paused; replays are without pauses, so memory that was away counts all the time";
     trace.has_pauses().then(|| text.to_owned())
 }
 
-fn refusals_text(trace: &Trace) -> Option<String> {
+/// Returns a sentence on what a replay makes of refused requests, if there were any.
+pub(crate) fn refusals_text(trace: &Trace) -> Option<String> {
     let actions = trace.events.iter().map(|recorded| recorded.event.action);
     let refusals = actions.filter(|action| *action == Action::OutOfMemory);
     let count = refusals.count() as u64;

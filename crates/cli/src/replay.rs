@@ -5,19 +5,19 @@ use std::slice;
 
 use anyhow::{Result, bail};
 use lowtide_core::{Bytes, Config};
+use lowtide_history::{PageData, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
+use lowtide_trace::Trace;
 
 use crate::args::ReplayArgs;
 use crate::job::Job;
 use crate::json::{Report, ResultRow};
+use crate::page::{self, Findings};
 use crate::progress::Progress;
 use crate::ranking::{self, Ranking};
-use crate::recording::Recording;
+use crate::recording::{self, Recording};
 use crate::replays::{Failure, replay_all};
-use crate::{html, json, output, table};
-
-/// So many points over time are enough for the width of a screen.
-const TIMELINE_POINTS: usize = 2000;
+use crate::{json, output, table};
 
 /// Carries out `lowtide replay`.
 ///
@@ -26,7 +26,7 @@ const TIMELINE_POINTS: usize = 2000;
 /// If an argument or the recording is bad, or the report cannot be written.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let source = &args.source;
-    let prints_page = args.html.as_deref() == Some(Path::new("-"));
+    let prints_page = args.html.as_deref().is_some_and(page::is_stdout);
     if prints_page && args.json {
         bail!("--html - and --json both print in place of the table; name a file for the page");
     }
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         capacity: source.resolve_capacity(job.peak_live_bytes),
         verify: args.verify,
         timeline_points: if args.html.is_some() {
-            TIMELINE_POINTS
+            page::TIMELINE_POINTS
         } else {
             0
         },
@@ -67,11 +67,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let ranking = Ranking::new(&job, ranking::baseline(&ranked.clone()));
     ranked.sort_by(|left, right| ranking.compare(left, right));
     if let Some(path) = &args.html {
-        let page = html::page(&job, &ranked, &failures, options.capacity)?;
+        let remarks = table::remarks(&job, &ranked, &failures);
+        let notes = [page_notes(args, trace, options.capacity), remarks].concat();
+        write_page(path, &recording, ranked.clone(), &notes)?;
         if prints_page {
-            return output::print(&page);
+            return Ok(());
         }
-        output::write_file(path, |file| Ok(file.write_all(page.as_bytes())?))?;
     }
     if args.json {
         let results = results.iter().map(ResultRow::new).collect();
@@ -92,6 +93,46 @@ fn configs(args: &ReplayArgs, recording: &mut Recording) -> Result<Vec<Config>> 
         recording.note_refusals();
     }
     args.configs(|| recording.config())
+}
+
+/// Returns notes for the page on all replays, each a sentence without its capital and its full stop.
+fn page_notes(args: &ReplayArgs, trace: &Trace, capacity: Option<Bytes>) -> Vec<String> {
+    let capacity = capacity.map(|capacity| format!("the simulated device has {capacity}"));
+    let refusals = recording::refusals_text(trace).filter(|_| !args.verify);
+    let notes = [capacity, refusals, recording::pauses_text(trace)];
+    notes.into_iter().flatten().collect()
+}
+
+/// Writes the page of `lowtide report` on the recording, with these outcomes as its strategies.
+fn write_page(
+    path: &Path,
+    recording: &Recording,
+    ranked: Vec<Outcome>,
+    notes: &[String],
+) -> Result<()> {
+    let trace = &recording.trace;
+    let progress = Progress::new("replaying", trace.events.len() as u64);
+    let findings = Findings::of(trace, &progress);
+    drop(progress);
+    let labelled = ranked
+        .into_iter()
+        .map(|outcome| (ranking::label(&outcome), outcome));
+    let replayed: Vec<(String, Outcome)> = labelled.collect();
+    let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
+    let trace = PageTrace {
+        name: &trace_name(&recording.name, trace, 1),
+        trace,
+        is_host: false,
+        sizes: &findings.sizes,
+        history: &findings.history,
+        replayed: &replayed,
+        replay_notes: notes,
+        leaks: &findings.leaks,
+        is_cut_off: recording.is_cut_off,
+        lengths: &[],
+    };
+    page::add(&mut data, &trace);
+    page::write(&mut data, path)
 }
 
 /// Returns the outcomes and the failures apart.

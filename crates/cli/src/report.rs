@@ -10,17 +10,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::Config;
-use lowtide_history::{BlockSizes, History, Leaks, PageData, PageSize, PageTrace, trace_name};
+use lowtide_history::{PageData, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::{OneLine, Trace};
 
 use crate::args::{self, ReportArgs};
+use crate::page::{self, Findings, TIMELINE_POINTS};
 use crate::progress::Progress;
 use crate::recording::{self, RecordedFile};
-use crate::{format, output, ranking, replays};
-
-/// As many parts as a report's curves have.
-const TIMELINE_POINTS: usize = 8192;
+use crate::{output, ranking, replays};
 
 /// So long the program that opens a page is waited for, to see whether it can: it may be the browser itself and stay.
 const OPENING: Duration = Duration::from_secs(3);
@@ -35,7 +33,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         .output
         .clone()
         .unwrap_or_else(|| default_output(&args.traces[0]));
-    let prints_page = target == Path::new("-");
+    let prints_page = page::is_stdout(&target);
     if prints_page && args.open {
         bail!("-o - prints the page, which --open cannot open; name a file for it");
     }
@@ -51,15 +49,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     for (index, path) in args.traces.iter().enumerate() {
         add_recording(&mut data, path, &lengths[index..])?;
     }
-    if let Some(size) = data.too_large() {
-        output::note(&format!("{}: {}", target.display(), too_large_text(size)));
-    }
+    page::write(&mut data, &target)?;
     if prints_page {
-        let mut page = Vec::new();
-        data.write_page(&mut page)?;
-        return output::print(&page);
+        return Ok(());
     }
-    output::write_file(&target, |file| Ok(data.write_page(file)?))?;
     if args.open {
         open(&target)?;
     }
@@ -127,15 +120,10 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
             false => trace_name(name, trace, devices),
         };
         let progress = Progress::new("replaying", trace.events.len() as u64);
-        let ((sizes, history, leaks), (replayed, failures)) = rayon::join(
-            || {
-                let sizes = match is_host {
-                    true => BlockSizes::of_host(trace),
-                    false => BlockSizes::of(trace, &progress),
-                };
-                let history = History::new(trace, &sizes);
-                let leaks = Leaks::find(trace, &history);
-                (sizes, history, leaks)
+        let (findings, (replayed, failures)) = rayon::join(
+            || match is_host {
+                true => Findings::of_host(trace),
+                false => Findings::of(trace, &progress),
             },
             // Other allocators are those of a device.
             || match is_host {
@@ -152,49 +140,22 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         for note in &notes {
             output::note(&format!("{label}: {note}"));
         }
-        let folded = data.add(&PageTrace {
+        let trace = PageTrace {
             name: &label,
             trace,
             is_host,
-            sizes: &sizes,
-            history: &history,
+            sizes: &findings.sizes,
+            history: &findings.history,
             replayed: &replayed,
             replay_notes: &notes,
-            leaks: &leaks,
+            leaks: &findings.leaks,
             is_cut_off: snapshot.is_cut_off,
             lengths: &lengths,
-        });
+        };
+        page::add(data, &trace);
         lengths.remove(0);
-        if let Some(folded) = folded {
-            output::note(&format!(
-                "{label}: {} up to {}, held for {} at most, are in the page as a sum and not one by one",
-                format::counted(folded.blocks as u64, "block"),
-                folded.size_max,
-                format::counted(folded.events_max.into(), "event"),
-            ));
-        }
     }
     Ok(())
-}
-
-/// Returns what there is to say of a page that no folding of blocks makes small enough.
-#[expect(clippy::cast_precision_loss, reason = "figures for people")]
-fn too_large_text(size: PageSize) -> String {
-    let cause = match size.traces {
-        _ if 2 * size.texts_bytes > size.bytes => {
-            "most is names, of annotations, functions and files".to_owned()
-        }
-        1 => "its requests are of ever other sizes, of which a shorter recording has fewer"
-            .to_owned(),
-        traces => format!(
-            "{traces} recorded devices share it; put fewer recordings in a page, or one device of a recording, \
-             by `lowtide convert --device`"
-        ),
-    };
-    format!(
-        "the page has {:.0} MB, which browsers are slow to show: {cause}",
-        size.bytes as f64 / 1e6
-    )
 }
 
 /// Returns the parts of the first of some lengths that are the traces' by their events and by what was there before, and
@@ -283,21 +244,5 @@ mod tests {
         check("viz/job.html", "job.report.html");
         check("job.html.gz", "job.report.html");
         check("-", "report.html");
-    }
-
-    #[test]
-    fn why_a_page_is_too_large_is_said() {
-        let check = |texts_bytes, traces, expected: &str| {
-            let text = too_large_text(PageSize {
-                bytes: 41_200_000,
-                texts_bytes,
-                traces,
-            });
-            assert!(text.starts_with("the page has 41 MB, "), "{text}");
-            assert!(text.contains(expected), "{text}");
-        };
-        check(30_000_000, 100, "most is names");
-        check(1_000_000, 100, "100 recorded devices share it");
-        check(1_000_000, 1, "a shorter recording has fewer");
     }
 }

@@ -42,23 +42,23 @@ pub(crate) fn report(
     if let Some(verdict) = ranking::verdict(ranked, capacity) {
         let _ = writeln!(text, "{}", style(verdict).bold());
     }
-    if let Some(note) = lost_beginning(job, ranked) {
-        let _ = writeln!(text, "{note}");
-    }
-    for outcome in ranked {
-        let notes = notes(job, outcome);
-        if !notes.is_empty() {
-            let _ = writeln!(text, "{}: {notes}", ranking::label(outcome));
-        }
-    }
-    for failure in failures {
-        let _ = writeln!(text, "{failure}");
-    }
-    for line in verifications(ranked).chain(out_of_memory_messages(ranked)) {
+    let remarks = remarks(job, ranked, failures).into_iter();
+    for line in remarks.chain(out_of_memory_messages(ranked)) {
         let _ = writeln!(text, "{line}");
     }
     let _ = writeln!(text, "\n{}", legend(ranked));
     text
+}
+
+/// Returns what there is to know about `ranked` and `failures` beside the figures, a line each.
+pub(crate) fn remarks(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Vec<String> {
+    let notes = ranked.iter().filter_map(|outcome| {
+        let notes = notes(job, outcome);
+        (!notes.is_empty()).then(|| format!("{}: {notes}", ranking::label(outcome)))
+    });
+    let lines = { lost_beginning(job, ranked).into_iter() }.chain(notes);
+    let lines = lines.chain(failures.iter().map(ToString::to_string));
+    lines.chain(verifications(ranked)).collect()
 }
 
 fn outcomes_table(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Table {
@@ -160,7 +160,7 @@ pub(crate) fn driver_calls(outcome: &Outcome) -> u64 {
 }
 
 /// Returns what else is to be known about `outcome`, in a few words.
-pub(crate) fn notes(job: &Job, outcome: &Outcome) -> String {
+fn notes(job: &Job, outcome: &Outcome) -> String {
     let mut notes = Vec::new();
     if let Some(event) = outcome.oom_at_event {
         notes.push(format!(
@@ -179,7 +179,7 @@ pub(crate) fn notes(job: &Job, outcome: &Outcome) -> String {
 }
 
 /// Returns what a lost beginning means for `ranked`; nothing if all are verified, which starts with what was there.
-pub(crate) fn lost_beginning(job: &Job, ranked: &[Outcome]) -> Option<String> {
+fn lost_beginning(job: &Job, ranked: &[Outcome]) -> Option<String> {
     let are_verified = ranked.iter().all(|outcome| outcome.verified.is_some());
     let lost = job.lost_beginning.filter(|_| !are_verified);
     lost.map(|lost| lost.note())

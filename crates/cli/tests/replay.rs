@@ -328,15 +328,33 @@ fn requests_that_the_job_was_refused_are_said_to_be_served() {
 }
 
 #[test]
-fn the_report_is_one_page() {
+fn the_page_has_the_strategies_that_were_replayed() {
     let scratch = Scratch::new("report");
     let path = scratch.path("<b>report.html");
-    let arguments = [&THREE[..], &["--html", path.to_str().unwrap()]].concat();
-    run(&replay(&arguments));
+    let arguments = ["--capacity", "1.05x", "--html", path.to_str().unwrap()];
+    run(&replay(&[&THREE[..], &arguments].concat()));
     let page = fs::read_to_string(&path).unwrap();
     assert!(page.starts_with("<!doctype html>"));
-    assert!(page.contains("caching:expandable_segments:True is best"));
-    assert!(page.contains("\"reserved_bytes\":["));
+    let (_, summary) = page.split_once("id=\"lowtide-summary\">").unwrap();
+    let (summary, _) = summary.split_once("</script>").unwrap();
+    let summary: Value = serde_json::from_str(summary).unwrap();
+    let trace = &summary["traces"][0];
+    let strategies = trace["strategies"].as_array().unwrap();
+    let mut labels: Vec<&str> = { strategies.iter() }
+        .map(|strategy| strategy["label"].as_str().unwrap())
+        .collect();
+    labels.sort_unstable();
+    let replayed = ["caching", "caching:expandable_segments:True", "direct"];
+    assert_eq!(labels, replayed);
+    let notes: Vec<&str> = { trace["replay_notes"].as_array().unwrap().iter() }
+        .map(|note| note.as_str().unwrap())
+        .collect();
+    assert!(
+        notes[0].starts_with("the simulated device has "),
+        "{notes:?}"
+    );
+    let is_refused = |note: &&&str| note.starts_with("caching: out of memory at event ");
+    assert_eq!(notes.iter().filter(is_refused).count(), 1, "{notes:?}");
     assert_eq!(scratch.names(), ["<b>report.html"]);
 }
 

@@ -36,7 +36,5 @@ pub use growth::{
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
 pub use owner::Owner;
-pub use page::{
-    FoldedBlocks, PageData, PageSize, PageTrace, escape_for_script, stream_text, trace_name,
-};
+pub use page::{FoldedBlocks, PageData, PageSize, PageTrace, stream_text, trace_name};
 pub use sizes::BlockSizes;

@@ -24,7 +24,7 @@ export class Strategies implements View {
       "strategies",
       "The same job under other strategies",
       [],
-      h("p", { class: "quiet" }, "Replayed event by event on a simulated device of any size."),
+      h("p", { class: "quiet" }, "Replayed event by event on a simulated device."),
       this.#notes,
       this.#grid.element,
     );
@@ -51,11 +51,15 @@ export class Strategies implements View {
         key: (row) => (strategy(row).completed ? bytes(row) : Number.POSITIVE_INFINITY),
         cell: (row) => (strategy(row).completed ? bytesOf(bytes(row)) : "does not fit"),
       },
-      { title: "Ratio", key: (row) => strategy(row).ratio, cell: (row) => ratioOf(strategy(row).ratio) },
+      {
+        title: "Ratio",
+        key: (row) => (strategy(row).completed ? strategy(row).ratio : Number.POSITIVE_INFINITY),
+        cell: (row) => (strategy(row).completed ? ratioOf(strategy(row).ratio) : ""),
+      },
       {
         title: "Against recorded",
-        key: (row) => this.#more(row),
-        cell: (row) => changeOf(this.#more(row)),
+        key: (row) => (strategy(row).completed ? this.#more(row) : Number.POSITIVE_INFINITY),
+        cell: (row) => (strategy(row).completed ? changeOf(this.#more(row)) : ""),
       },
       {
         title: "Live, reserved",

@@ -601,7 +601,7 @@ fn region_of(trace: &Trace, pool: MempoolId) -> Option<&RecordedText> {
 
 /// Returns `json`, in which only strings can hold these characters, such that a browser finds neither
 /// an end of the script nor a comment in it, and a terminal nothing to carry out.
-pub fn escape_for_script(json: &str) -> String {
+fn escape_for_script(json: &str) -> String {
     escape_in_json(json)
         .replace('<', "\\u003c")
         .replace('>', "\\u003e")
