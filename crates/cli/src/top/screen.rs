@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 
-use console::{Term, measure_text_width, truncate_str};
+use comfy_table::{CellAlignment, Table, TableStyle};
+use console::{Term, truncate_str};
 use lowtide_core::Bytes;
 
 use super::process::{Device, Process, Region};
@@ -16,9 +17,13 @@ const LOOKS_MAX: usize = 24;
 const COMMAND_COLUMNS: usize = 32;
 /// What there is no figure for.
 const NONE: &str = "–";
-const COLUMNS: [&str; 10] = [
-    "pid", "command", "device", "live", "reserved", "ratio", "peak", "allocs/s", "driver/s", "OOMs",
+/// The last column is that of the live bytes over time.
+const COLUMNS: [&str; 11] = [
+    "pid", "command", "device", "live", "reserved", "ratio", "peak", "allocs/s", "driver/s",
+    "OOMs", "",
 ];
+/// The command, and the live bytes over time.
+const LEFT_COLUMNS: [usize; 2] = [1, 10];
 
 /// The live bytes of the last looks, by process and device.
 pub(super) type History = BTreeMap<(OsString, u32), VecDeque<u64>>;
@@ -45,19 +50,39 @@ pub(super) fn table(processes: &[Process], history: &History) -> String {
     if processes.is_empty() {
         return "no process of yours runs on lowtide here\n".to_owned();
     }
-    let mut lines = vec![Line::of(COLUMNS.map(str::to_owned))];
+    let mut table = Table::new();
+    table.load_style(TableStyle::new()).set_header(COLUMNS);
+    let mut details_of_rows = Vec::new();
     for process in processes {
         for (index, device) in process.devices.iter().enumerate() {
             let looks = history.get(&(process.name.clone(), device.device));
             let spark = looks.map_or_else(String::new, |looks| sparkline(looks, device));
-            lines.push(Line {
-                cells: Some(cells(process, device, index == 0)),
-                rest: spark,
-            });
-            lines.extend(details(device).map(Line::note));
+            table.add_row(
+                cells(process, device, index == 0)
+                    .into_iter()
+                    .chain([spark]),
+            );
+            details_of_rows.push(details(device));
         }
     }
-    aligned(&lines)
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 2));
+        // Texts to the left, figures to the right.
+        if !LEFT_COLUMNS.contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    // A row is one line, as no text has a line feed.
+    let mut lines = table.lines();
+    let mut text = String::new();
+    let _ = writeln!(text, "{}", lines.next().unwrap_or_default().trim_end());
+    for (line, details) in lines.zip(details_of_rows) {
+        let _ = writeln!(text, "{}", line.trim_end());
+        for detail in details {
+            let _ = writeln!(text, "{detail}");
+        }
+    }
+    text
 }
 
 /// Writes over what is shown on the terminal; where there is none, behind it.
@@ -76,26 +101,7 @@ pub(super) fn show(text: &str) -> std::io::Result<()> {
     term.write_str(&(screen + "\x1b[J"))
 }
 
-/// A line: the cells of its columns, where it has some, and what stands behind them.
-struct Line {
-    cells: Option<[String; COLUMNS.len()]>,
-    rest: String,
-}
-
-impl Line {
-    fn of(cells: [String; COLUMNS.len()]) -> Line {
-        Line {
-            cells: Some(cells),
-            rest: String::new(),
-        }
-    }
-
-    fn note(rest: String) -> Line {
-        Line { cells: None, rest }
-    }
-}
-
-fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS.len()] {
+fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS.len() - 1] {
     let command = process.command.to_string();
     let command = truncate_str(&command, COMMAND_COLUMNS, "…").into_owned();
     let [pid, command] = match is_first {
@@ -172,31 +178,6 @@ fn changes_text(count: u64, noun: &str, seconds: f64, bytes_per_second: Option<f
         format!(" (copied at {:.1} GB/s)", speed / 1e9)
     });
     format!(", {counted} in {took}{copied}")
-}
-
-/// Returns the lines with their columns below each other: texts to the left, figures to the right.
-fn aligned(lines: &[Line]) -> String {
-    let cells = lines.iter().filter_map(|line| line.cells.as_ref());
-    let widths = cells.fold([0; COLUMNS.len()], |mut widths: [usize; _], cells| {
-        for (width, cell) in widths.iter_mut().zip(cells) {
-            *width = (*width).max(measure_text_width(cell));
-        }
-        widths
-    });
-    let mut text = String::new();
-    for line in lines {
-        for (index, cell) in line.cells.iter().flatten().enumerate() {
-            let padding = " ".repeat(widths[index] - measure_text_width(cell));
-            let _ = match index {
-                1 => write!(text, "{cell}{padding}  "),
-                _ => write!(text, "{padding}{cell}  "),
-            };
-        }
-        text.push_str(&line.rest);
-        text.truncate(text.trim_end().len());
-        text.push('\n');
-    }
-    text
 }
 
 /// Returns live bytes over time, the full height being the most that was ever reserved.
