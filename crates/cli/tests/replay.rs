@@ -182,7 +182,7 @@ fn pools_that_the_addresses_tell_apart_are_counted() {
         let line = text.lines().find(|line| line.starts_with("verified"));
         assert!(line.is_some_and(|line| line.ends_with(end)), "{text}");
         let report = run_json(&["replay", &recording, "--verify", "--json"]);
-        assert_eq!(report["results"][0]["verified"]["told_pools"], pools);
+        assert_eq!(report["results"][0]["verified"]["inferred_pools"], pools);
     };
     let told = "at the recorded address, in 4 pools that the addresses tell apart";
     check("graphs", json!(4), told);

@@ -395,7 +395,7 @@ impl<D: Driver> DeviceAllocator<D> {
         let result = if block.used_elsewhere {
             self.suspend(id)
         } else {
-            self.give_back(id, block)
+            self.put(id, block)
         };
         if let Err(error) = result {
             self.heap.blocks.set_state(id, block.state);
@@ -438,7 +438,7 @@ impl<D: Driver> DeviceAllocator<D> {
         reason = "a call costs a free a tenth of its time"
     )]
     #[inline(always)]
-    fn give_back(&mut self, id: BlockId, block: Block) -> Result<(), DriverError> {
+    fn put(&mut self, id: BlockId, block: Block) -> Result<(), DriverError> {
         debug_assert_eq!(self.heap.blocks.state(id), BlockState::Free);
         let (address, requested, domain) = (block.address, block.requested, block.domain);
         self.heap
@@ -507,7 +507,7 @@ impl<D: Driver> DeviceAllocator<D> {
             debug_assert!(!block.used_elsewhere);
             let (size, kind, requested) = (block.size, block.kind, block.requested);
             let before = self.heap.log.mark();
-            if let Err(error) = self.give_back(id, block) {
+            if let Err(error) = self.put(id, block) {
                 self.heap.blocks.set_state(id, block.state);
                 self.heap.log.take_back(before);
                 return Err(error);

@@ -1,4 +1,4 @@
-//! What happened, kept until its owner takes it, and told to an observer if there is one.
+//! What happened, kept until its owner takes it, and notified to an observer if there is one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::event::{Action, Event};
 use crate::recent_events::RecentEvents;
 
-/// Is told of events, in order and of those of one call together, by the thread whose call caused them: of
+/// Is notified of events, in order and of those of one call together, by the thread whose call caused them: of
 /// memory that leaves before it does, of all else when the owner of the allocator asks for that.
 pub type Observer = Arc<dyn Fn(&[Event]) + Send + Sync>;
 
@@ -16,8 +16,8 @@ pub(crate) struct EventLog {
     /// Whether anyone wants events at all.
     pub(crate) enabled: bool,
     events: Vec<Event>,
-    /// How many of them, the first ones, the observer was told of already.
-    told: usize,
+    /// How many of them, the first ones, the observer was notified of already.
+    notified: usize,
     observer: Option<Observer>,
     /// Those that are kept whether or not anyone wants them.
     pub(crate) recent: RecentEvents,
@@ -28,7 +28,7 @@ impl fmt::Debug for EventLog {
         let mut log = f.debug_struct("EventLog");
         log.field("enabled", &self.enabled)
             .field("events", &self.events)
-            .field("told", &self.told);
+            .field("notified", &self.notified);
         log.finish_non_exhaustive()
     }
 }
@@ -41,7 +41,7 @@ pub(crate) struct LogMark {
 }
 
 impl EventLog {
-    /// Has `observer` told of every event from now on, or nobody; then none are kept either.
+    /// Has `observer` notified of every event from now on, or nobody; then none are kept either.
     pub(crate) fn observe(&mut self, observer: Option<Observer>) {
         self.enabled = observer.is_some();
         self.observer = observer;
@@ -57,22 +57,22 @@ impl EventLog {
         self.events.push(event);
     }
 
-    /// Tells the observer, if there is one, what it was not told yet, and keeps it: it may have to be
+    /// Tells the observer, if there is one, what it was not notified yet, and keeps it: it may have to be
     /// taken back.
-    pub(crate) fn tell(&mut self) {
+    pub(crate) fn notify(&mut self) {
         if let Some(observer) = &self.observer {
-            let untold = &self.events[self.told..];
-            if !untold.is_empty() {
-                observer(untold);
-                self.told = self.events.len();
+            let unseen = &self.events[self.notified..];
+            if !unseen.is_empty() {
+                observer(unseen);
+                self.notified = self.events.len();
             }
         }
     }
 
-    /// Returns the events that nobody was told of, and forgets all.
+    /// Returns the events that nobody was notified of, and forgets all.
     pub(crate) fn take(&mut self) -> std::vec::Drain<'_, Event> {
-        debug_assert!(self.told <= self.events.len());
-        self.events.drain(..std::mem::take(&mut self.told));
+        debug_assert!(self.notified <= self.events.len());
+        self.events.drain(..std::mem::take(&mut self.notified));
         self.events.drain(..)
     }
 
@@ -84,16 +84,16 @@ impl EventLog {
         }
     }
 
-    /// Takes back the events since `mark`, of a call that failed. What the observer was told of already is
+    /// Takes back the events since `mark`, of a call that failed. What the observer was notified of already is
     /// corrected, the last event first: what it hears next makes its picture what it was at the mark.
     #[cold]
     pub(crate) fn take_back(&mut self, mark: LogMark) {
         debug_assert!(mark.events <= self.events.len(), "a mark is of this log");
-        debug_assert!(self.told <= self.events.len());
+        debug_assert!(self.notified <= self.events.len());
         self.recent.take_back(mark.recent);
-        let told = self.told.max(mark.events);
-        self.events.truncate(told);
-        for index in (mark.events..told).rev() {
+        let notified = self.notified.max(mark.events);
+        self.events.truncate(notified);
+        for index in (mark.events..notified).rev() {
             let event = self.events[index];
             let mut correct = |action| self.events.push(Event { action, ..event });
             match event.action {

@@ -86,13 +86,13 @@ impl<'a, D: Driver> Lanes<'a, D> {
         own: usize,
         request: &Request,
     ) -> Result<Option<DeviceAddress>, AllocError> {
-        self.settle();
+        self.sync_peaks();
         // What private pools hold free, where their owners allow that.
         let stream = self.lanes[own].stream_of_default_pool(request);
         if let Some(stream) = stream
             && let Some(address) = self.lanes[0].take_from_open_pools(request, stream)
         {
-            self.settle();
+            self.sync_peaks();
             return Ok(Some(address));
         }
         // Just enough cached memory goes back for the driver to have what is missing.
@@ -125,7 +125,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
         }
         // Private pools that serve others may have more free, too.
         let stream = stream.filter(|_| lane.config.last_try() != LastTry::NewOnly);
-        self.settle();
+        self.sync_peaks();
         Ok(stream.and_then(|stream| self.lanes[0].take_from_open_pools(request, stream)))
     }
 
@@ -199,7 +199,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
         if self.is_capturing() {
             return Ok(());
         }
-        self.settle();
+        self.sync_peaks();
         self.lanes[0].heap.stats.num_sync_all_streams += 1;
         self.for_each(DeviceAllocator::reclaim_pending)
     }
@@ -309,25 +309,25 @@ impl<'a, D: Driver> Lanes<'a, D> {
 
     /// Tells observers what happened, and brings the device's peaks up to date where any lane's have
     /// risen. What one lane has done must be settled before another does something.
-    pub fn settle(&mut self) {
+    pub fn sync_peaks(&mut self) {
         for lane in &mut self.lanes {
-            lane.tell_events();
+            lane.notify_observers();
         }
         let mut lanes = self.lanes.iter();
         if lanes.any(|lane| lane.heap.stats.has_new_peak()) {
-            self.settle_all();
+            self.sync_all_peaks();
         }
     }
 
     /// Brings the device's peaks up to date, whether any have risen or not: when another lane comes into use.
-    pub fn settle_all(&mut self) {
+    pub fn sync_all_peaks(&mut self) {
         if let Some(peaks) = &mut self.peaks {
-            peaks.settle(&mut figures_of(&mut self.lanes));
+            peaks.sync(&mut figures_of(&mut self.lanes));
         }
     }
 
     fn figures(&mut self) -> Figures {
-        self.settle();
+        self.sync_peaks();
         let (first, others) = self.lanes.split_first().expect("a device has a lane");
         let mut sum = first.heap.stats.clone();
         for lane in others {
@@ -345,7 +345,7 @@ impl<'a, D: Driver> Lanes<'a, D> {
     ) -> Result<(), DriverError> {
         for index in 0..self.lanes.len() {
             let result = act(self.lanes[index]);
-            self.settle();
+            self.sync_peaks();
             result?;
         }
         Ok(())

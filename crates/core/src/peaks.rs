@@ -3,7 +3,7 @@
 //! The peak of a sum is not the sum of peaks, and an allocator sees its own figures only. So what an
 //! allocator keeps as its peak is a *ceiling*, and the ceilings of all add up to no more than the
 //! device's peak: as long as every allocator stays below its own, the device is below its peak, and
-//! nobody need look. Whoever passes a ceiling has everybody's figures looked at, by [`Peaks::settle`]:
+//! nobody need look. Whoever passes a ceiling has everybody's figures looked at, by [`Peaks::sync`]:
 //! the device's peak becomes what it then is, and the head room below it is handed out anew.
 //!
 //! That is exact where each change is settled before the next, as it is while one thread allocates. Of
@@ -45,11 +45,11 @@ impl Default for Peaks {
 impl Peaks {
     /// Brings the peaks up to date and hands out the head room below them. The first time, the
     /// allocators' own peaks must be theirs alone: at most one of them was in use.
-    pub(crate) fn settle(&mut self, figures: &mut [&mut Figures]) {
+    pub(crate) fn sync(&mut self, figures: &mut [&mut Figures]) {
         self.read(figures);
         for index in 0..LEVELS {
             self.raise(index);
-            self.hand_out(index);
+            self.distribute(index);
         }
         let any_waits = figures.iter().any(|figures| figures.waiting_blocks() > 0);
         for (part, figures) in self.parts.iter().zip(figures) {
@@ -125,7 +125,7 @@ impl Peaks {
 
     /// Hands out what is left below one of the device's peaks: to each what it has needed before, where
     /// there is enough for all, so that a job that repeats itself is left alone; else equal shares.
-    fn hand_out(&mut self, index: usize) {
+    fn distribute(&mut self, index: usize) {
         let left = self.device[index] - self.sum(index);
         let wanted = |part: &Part| part.high[index] - part.current[index];
         let all_wanted: i64 = self.parts.iter().map(wanted).sum();
@@ -199,12 +199,12 @@ mod tests {
                 whole: Figures::new(),
                 peaks: Peaks::default(),
             };
-            world.settle();
+            world.sync();
             world
         }
 
-        fn settle(&mut self) {
-            self.peaks.settle(&mut self.parts.each_mut());
+        fn sync(&mut self) {
+            self.peaks.sync(&mut self.parts.each_mut());
         }
 
         /// Counts something in a part, and settles if the part passed a ceiling.
@@ -213,7 +213,7 @@ mod tests {
             count(&mut self.whole);
             // Whether what waits is told apart is seen by all when something does.
             if self.parts[part].has_new_peak() || self.whole.waiting_blocks() == 1 {
-                self.settle();
+                self.sync();
             }
         }
 
@@ -264,7 +264,7 @@ mod tests {
                     }
                     Step::Reset => {
                         world.peaks.reset(&mut world.parts.each_mut());
-                        world.settle();
+                        world.sync();
                         world.whole.reset_peaks();
                     }
                     Step::Free(..) | Step::Finish(_) => {}
@@ -303,7 +303,7 @@ mod tests {
                     world.count(part, free);
                 }
             }
-            world.settle();
+            world.sync();
         }
         for part in [0, 0, 0, 1] {
             allocate(&mut world.parts[part]);

@@ -449,7 +449,7 @@ impl Heap {
     ) -> LogMark {
         let mark = self.log.mark();
         self.record(action, domain, address, size);
-        self.log.tell();
+        self.log.notify();
         mark
     }
 

@@ -62,12 +62,12 @@ pub trait Pools {
     /// # Errors
     ///
     /// What their allocator says.
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError>;
+    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError>;
 
     /// Notes the held blocks that begin with ranges of which a copy stays: each until a block is handed out there,
     /// which the copy is not of; or (`is_watched` false) forgets that they were noted.
     fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool);
 
     /// Tells whoever wants to know that the memory of every segment of the pools is about to leave, or is back.
-    fn tell(&mut self, is_leaving: bool);
+    fn notify(&mut self, is_leaving: bool);
 }

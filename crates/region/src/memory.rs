@@ -177,7 +177,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             // Before anything is handed out again.
             pools.watch(&ranges, true);
         }
-        pools.tell(false);
+        pools.notify(false);
         self.admit(pools)
     }
 
@@ -219,7 +219,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// [`RegionError`] of the pools; what was given back by then is, and the next call does the rest.
     pub fn trim(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
         let _operation = self.operation.lock()?;
-        pools.settle()?;
+        pools.trim_and_list()?;
         // Where nobody can tell, the next call gives it back.
         let _ = self.finish_copies(backups);
         let mut books = self.books()?;
@@ -237,7 +237,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             backups.discard(saved.backup);
         }
         if was_paused {
-            pools.tell(false);
+            pools.notify(false);
         }
         self.admit(pools)
     }
@@ -340,7 +340,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
 
     /// Makes memory for every segment and restores what it held. Returns what that was.
     fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Copied, RegionError> {
-        let mut held = pools.settle()?;
+        let mut held = pools.trim_and_list()?;
         let mut books = self.books()?;
         // What an earlier pause left where no segment is any more would be missing elsewhere. Nobody used it since.
         let reservations = books.reservations.iter_mut();

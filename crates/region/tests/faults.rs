@@ -614,17 +614,17 @@ impl Pools for Refusing<'_> {
         self.region.pools().set_paused(is_paused)
     }
 
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
         self.call()?;
-        self.region.pools().settle()
+        self.region.pools().trim_and_list()
     }
 
     fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
         self.region.pools().watch(ranges, is_watched);
     }
 
-    fn tell(&mut self, is_leaving: bool) {
-        self.region.pools().tell(is_leaving);
+    fn notify(&mut self, is_leaving: bool) {
+        self.region.pools().notify(is_leaving);
     }
 }
 

@@ -23,8 +23,8 @@ impl Pools for Busy<'_> {
         self.region.pools().set_paused(is_paused)
     }
 
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
-        let settled = self.region.pools().settle();
+    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+        let settled = self.region.pools().trim_and_list();
         (self.after_settle)(self.region);
         settled
     }
@@ -33,8 +33,8 @@ impl Pools for Busy<'_> {
         self.region.pools().watch(ranges, is_watched);
     }
 
-    fn tell(&mut self, is_leaving: bool) {
-        self.region.pools().tell(is_leaving);
+    fn notify(&mut self, is_leaving: bool) {
+        self.region.pools().notify(is_leaving);
     }
 }
 

@@ -76,7 +76,7 @@ impl<'a> Compiler<'a> {
                 initial_ranges: std::mem::take(&mut event_pools.initial_ranges),
                 limit_min: survey.limit_min,
                 card: event_pools.card,
-                told_pools: event_pools.told_count(),
+                inferred_pools: event_pools.inferred_count(),
                 ..Program::default()
             },
             in_use: HashMap::default(),

@@ -84,7 +84,7 @@ impl Job<'_> {
         let mut outcome = Run::new(self, config, &options, &ages).finish(config, progress)?;
         if let Some(verified) = &mut outcome.verified {
             verified.limit_bytes = limit;
-            verified.told_pools = self.program.told_pools;
+            verified.inferred_pools = self.program.inferred_pools;
         }
         Ok(outcome)
     }

@@ -67,7 +67,7 @@ pub struct Verified {
     /// How many pools the recorded addresses tell apart, where the recording does not say them. Each more than the job
     /// had makes a verification weaker: memory that PyTorch passed over is taken for another pool's.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub told_pools: Option<usize>,
+    pub inferred_pools: Option<usize>,
 }
 
 fn serialize_bytes<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -42,7 +42,7 @@ const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
 /// nothing that it does not say, where it contradicts itself, or has more evidence than is kept or looked for. Takes
 /// O(n log n) for n events, more for each free block that a request for which memory came could have had, for
 /// each segment below what grew of those of before the first event, and for what stays when memory goes back.
-fn tell(trace: &Trace, initial: &Initial, card: Card) -> Option<Told> {
+fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
             recorded.event.action,
@@ -98,7 +98,7 @@ fn tell(trace: &Trace, initial: &Initial, card: Card) -> Option<Told> {
     let mut shorter_by = layout.shorter_by;
     shorter_by.extend(layout.uncertain);
     shorter_by.retain(|_, by| (Bytes(1)..=UNSPLIT_END_MAX).contains(by));
-    Some(Told {
+    Some(Inferred {
         pools,
         shorter_by,
         ranges,
@@ -123,8 +123,8 @@ impl<'a> EventPools<'a> {
     pub(crate) fn new(trace: &'a Trace) -> EventPools<'a> {
         let mut initial = Initial::new(trace);
         let card = Card::new(trace, config_of(trace).large_segment_size);
-        let told = tell(trace, &initial, card);
-        let Told {
+        let told = infer(trace, &initial, card);
+        let Inferred {
             pools: told,
             shorter_by,
             ranges,
@@ -151,7 +151,7 @@ impl<'a> EventPools<'a> {
     }
 
     /// Returns how many pools the addresses tell apart, where the recording does not say them.
-    pub(crate) fn told_count(&self) -> Option<usize> {
+    pub(crate) fn inferred_count(&self) -> Option<usize> {
         self.told.as_ref().map(|told| told.count)
     }
 
@@ -165,7 +165,7 @@ impl<'a> EventPools<'a> {
 
 /// What a recording's addresses tell.
 #[derive(Debug, Default)]
-struct Told {
+struct Inferred {
     /// `None` where the recording says them.
     pools: Option<ToldPools>,
     /// By how much free blocks are shorter than [`Initial`] has them, by their addresses there.

@@ -108,7 +108,7 @@ pub(crate) struct Program {
     pub(crate) limit_min: Bytes,
     pub(crate) card: Card,
     /// How many pools the addresses tell apart, where the recording does not say them.
-    pub(crate) told_pools: Option<usize>,
+    pub(crate) inferred_pools: Option<usize>,
 }
 
 impl Program {

@@ -23,7 +23,7 @@ impl<'a> Comparison<'a> {
             same_address: 0,
             first_difference: None,
             limit_bytes: None,
-            told_pools: None,
+            inferred_pools: None,
         };
         Comparison {
             recorded,

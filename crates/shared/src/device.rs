@@ -198,9 +198,9 @@ impl<D: Driver> SharedAllocator<D> {
             let result = act(lane);
             // Whoever sees it afterwards asks the lane, whose lock we have.
             if lane.has_routes() {
-                self.alerts.fetch_or(ROUTED, Ordering::Release);
+                self.flags.fetch_or(ROUTED, Ordering::Release);
             } else {
-                self.alerts.fetch_and(!ROUTED, Ordering::Release);
+                self.flags.fetch_and(!ROUTED, Ordering::Release);
             }
             Ok(result)
         })
@@ -277,9 +277,9 @@ impl<D: Driver> SharedAllocator<D> {
         let mut visits = self.enter_all()?;
         let mut lanes = common.lanes(&mut visits);
         let result = act(&mut lanes);
-        lanes.settle();
+        lanes.sync_peaks();
         for visit in &mut visits {
-            self.tell(visit);
+            self.notify(visit);
         }
         let someone_waits = visits[0].state.waiting > 0;
         drop(visits);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress, Driver, Growth, Lanes, Request, Stream};
 
-use crate::lane::{Common, Visit};
+use crate::lane::{Common, LaneGuard};
 use crate::{SharedAllocator, SharedDriver, SharedError};
 
 /// What became of a request under the locks of all lanes.
@@ -76,7 +76,7 @@ impl<D: Driver> SharedAllocator<D> {
     fn try_in_lane(
         &self,
         common: &mut Common,
-        visit: &mut Visit<'_, D>,
+        visit: &mut LaneGuard<'_, D>,
         searched: Option<Request>,
         requested: Bytes,
         stream: Stream,
@@ -122,7 +122,7 @@ impl<D: Driver> SharedAllocator<D> {
     fn grow_under_all(
         &self,
         common: &mut Common,
-        visits: &mut [Visit<'_, D>],
+        visits: &mut [LaneGuard<'_, D>],
         own: usize,
         request: &Request,
         left: Option<Duration>,
@@ -139,15 +139,18 @@ impl<D: Driver> SharedAllocator<D> {
             },
             Err(error) => Err(error),
         };
-        lanes.settle();
+        lanes.sync_peaks();
         for visit in visits {
-            self.tell(visit);
+            self.notify(visit);
         }
         Ok(outcome?)
     }
 
     /// Enters the lanes besides one that the caller, who has the common lock, is in.
-    fn enter_others<'a>(&'a self, own: Visit<'a, D>) -> Result<Vec<Visit<'a, D>>, SharedError> {
+    fn enter_others<'a>(
+        &'a self,
+        own: LaneGuard<'a, D>,
+    ) -> Result<Vec<LaneGuard<'a, D>>, SharedError> {
         let (index, mut own) = (own.index, Some(own));
         let enter = |other| match own.take_if(|_| other == index) {
             Some(own) => Ok(own),
@@ -157,13 +160,13 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     /// Returns how long a request may still wait for other threads to free memory, if at all.
-    fn wait_left(&self, visit: &Visit<'_, D>, start: Instant) -> Option<Duration> {
+    fn wait_left(&self, visit: &LaneGuard<'_, D>, start: Instant) -> Option<Duration> {
         let wait_ms = visit.state.allocator.retry_wait_ms()?;
         Duration::from_millis(wait_ms).checked_sub(start.elapsed())
     }
 
     /// Leaves the lane until another thread may have freed memory, or the time is up.
-    fn wait(&self, mut visit: Visit<'_, D>, left: Duration) -> Result<(), SharedError> {
+    fn wait(&self, mut visit: LaneGuard<'_, D>, left: Duration) -> Result<(), SharedError> {
         let index = visit.index;
         visit.state.waiting += 1;
         let order = self.freed.order.lock()?;

@@ -8,7 +8,7 @@ use std::thread;
 use lowtide_core::{Bytes, Config, DeviceAllocator, Driver, Lanes, Peaks};
 
 use crate::driver::SharedDriver;
-use crate::lane_lock::{LaneGuard, LaneLock};
+use crate::lane_lock::{LaneLock, LockGuard};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The alert of a device whose requests may be routed to private pools.
@@ -55,7 +55,7 @@ impl Common {
     /// Returns the lanes of a device as one: all that are in use.
     pub(crate) fn lanes<'a, D: Driver>(
         &'a mut self,
-        visits: &'a mut [Visit<'_, D>],
+        visits: &'a mut [LaneGuard<'_, D>],
     ) -> Lanes<'a, SharedDriver<D>> {
         let lanes = visits.iter_mut().map(|visit| &mut visit.state.allocator);
         Lanes::new(lanes.collect(), &mut self.peaks, self.limit)
@@ -75,7 +75,7 @@ pub(crate) struct LaneState<D> {
     pub(crate) visits: u64,
     /// Threads that wait for memory. Almost always none, and then a free makes no system call.
     pub(crate) waiting: usize,
-    /// Whether the lane's bit in the device's alerts is set.
+    /// Whether the lane's bit in the device's flags is set.
     pub(crate) is_alert: bool,
 }
 
@@ -88,14 +88,14 @@ impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
 }
 
 /// A lane that a thread is in.
-pub(crate) struct Visit<'a, D> {
+pub(crate) struct LaneGuard<'a, D> {
     /// In front of the lock, so that nobody enters in between.
-    pub(crate) alarm: Alarm<'a>,
-    pub(crate) state: LaneGuard<'a, LaneState<D>>,
+    pub(crate) alarm: PoisonOnPanic<'a>,
+    pub(crate) state: LockGuard<'a, LaneState<D>>,
     pub(crate) index: usize,
 }
 
-impl<D> Visit<'_, D> {
+impl<D> LaneGuard<'_, D> {
     /// Ends it: nothing panicked.
     #[inline]
     pub(crate) fn end(self) {
@@ -104,16 +104,16 @@ impl<D> Visit<'_, D> {
 }
 
 /// Poisons the device when a panic drops it.
-pub(crate) struct Alarm<'a> {
-    pub(crate) alerts: &'a AtomicU64,
+pub(crate) struct PoisonOnPanic<'a> {
+    pub(crate) flags: &'a AtomicU64,
     /// Whether the thread panicked before, so that what unwinds may use the allocator.
     pub(crate) was_panicking: bool,
 }
 
-impl Drop for Alarm<'_> {
+impl Drop for PoisonOnPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() && !self.was_panicking {
-            self.alerts.fetch_or(POISONED, Ordering::Relaxed);
+            self.flags.fetch_or(POISONED, Ordering::Relaxed);
         }
     }
 }

@@ -27,7 +27,7 @@ const SLEEP: Duration = Duration::from_micros(20);
 pub(crate) struct LaneLock<T>(Mutex<T>);
 
 /// Gives the lock back when it is dropped.
-pub(crate) type LaneGuard<'a, T> = MutexGuard<'a, T>;
+pub(crate) type LockGuard<'a, T> = MutexGuard<'a, T>;
 
 impl<T> LaneLock<T> {
     pub(crate) fn new(state: T) -> LaneLock<T> {
@@ -38,17 +38,17 @@ impl<T> LaneLock<T> {
 #[cfg(not(test))]
 impl<T> LaneLock<T> {
     #[inline]
-    pub(crate) fn lock(&self) -> LaneGuard<'_, T> {
+    pub(crate) fn lock(&self) -> LockGuard<'_, T> {
         self.try_lock().unwrap_or_else(|| self.wait())
     }
 
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<LaneGuard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {
         self.0.try_lock()
     }
 
     #[cold]
-    fn wait(&self) -> LaneGuard<'_, T> {
+    fn wait(&self) -> LockGuard<'_, T> {
         let mut looks = 0;
         loop {
             match looks {
@@ -70,12 +70,12 @@ impl<T> LaneLock<T> {
 /// In unit tests the scheduler must know who waits for whom.
 #[cfg(test)]
 impl<T> LaneLock<T> {
-    pub(crate) fn lock(&self) -> LaneGuard<'_, T> {
+    pub(crate) fn lock(&self) -> LockGuard<'_, T> {
         let poison = std::sync::PoisonError::into_inner;
         self.0.lock().unwrap_or_else(poison)
     }
 
-    pub(crate) fn try_lock(&self) -> Option<LaneGuard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
             Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),

@@ -8,7 +8,7 @@
 //! ```text
 //! SharedAllocator::allocate              lib.rs
 //! ├─ lane_of                             streams.rs: which lane serves the stream; no lock
-//! │  └─ attend                           where routes are set, or blocks wait in other lanes
+//! │  └─ visit_other_lanes                where routes are set, or blocks wait in other lanes
 //! ├─ DeviceAllocator::request, take      a free block, under the lane's lock; a hit ends here
 //! └─ allocate_new                        growth.rs: a miss, under the device's common lock
 //!    ├─ DeviceAllocator::grow            new memory, under the lane's lock too
@@ -54,8 +54,8 @@ pub use device::DevicePast;
 pub use driver::SharedDriver;
 pub use error::SharedError;
 pub use lane::Shortage;
-use lane::{Alarm, Common, Lane, LaneState, POISONED, ROUTED, Visit};
-use lane_lock::{LaneGuard, LaneLock};
+use lane::{Common, Lane, LaneGuard, LaneState, POISONED, PoisonOnPanic, ROUTED};
+use lane_lock::{LaneLock, LockGuard};
 pub use lowtide_core::Observer;
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
@@ -74,7 +74,7 @@ const LANES_MAX: u8 = 32;
 pub struct SharedAllocator<D> {
     /// What a request must look at before it goes to its lane, most often nothing: a bit for each lane in
     /// which freed blocks wait for other streams, [`ROUTED`] and [`POISONED`].
-    alerts: AtomicU64,
+    flags: AtomicU64,
     streams: StreamTable,
     lanes: Box<[Lane<D>]>,
     /// How many lanes streams have been given to: the first ones.
@@ -130,7 +130,7 @@ impl<D: Driver> SharedAllocator<D> {
             }
         };
         SharedAllocator {
-            alerts: AtomicU64::new(0),
+            flags: AtomicU64::new(0),
             streams: StreamTable::new(),
             lanes: (0..count).map(lane).collect(),
             lanes_in_use: AtomicU8::new(1),
@@ -254,7 +254,7 @@ impl<D: Driver> SharedAllocator<D> {
             Holder::One(owner) if owner.device == self.device => self.with_lane(owner.lane, act),
             Holder::Any => self.with_any_lane(address, act),
             Holder::One(_) | Holder::Nobody => {
-                self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+                self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
                 Err(AllocError::NotAllocated { address }.into())
             }
         }
@@ -317,25 +317,30 @@ impl<D: Driver> SharedAllocator<D> {
                 None => self.give_lane(stream)?,
             }
         };
-        let alerts = self.alerts.load(Ordering::Acquire);
+        let flags = self.flags.load(Ordering::Acquire);
         // What waits in the lane itself is looked at there.
-        if alerts & !(1 << index) == 0 {
+        if flags & !(1 << index) == 0 {
             Ok(index)
         } else {
-            self.attend(alerts, index, stream)
+            self.visit_other_lanes(flags, index, stream)
         }
     }
 
     /// Does what a request must do before it goes to a lane, and returns which that is.
     #[cold]
-    fn attend(&self, alerts: u64, index: usize, stream: Stream) -> Result<usize, SharedError> {
-        self.refuse_poisoned(alerts)?;
+    fn visit_other_lanes(
+        &self,
+        flags: u64,
+        index: usize,
+        stream: Stream,
+    ) -> Result<usize, SharedError> {
+        self.refuse_poisoned(flags)?;
         let is_routed =
-            alerts & ROUTED != 0 && self.with_lane(0, |lane| Ok(lane.is_routed(stream)))?;
+            flags & ROUTED != 0 && self.with_lane(0, |lane| Ok(lane.is_routed(stream)))?;
         let index = if is_routed { 0 } else { index };
         // As with one allocator, a request makes those blocks free that other streams are done with,
         // wherever they are. A lane that another thread is in does that itself.
-        let waits = |&other: &usize| other != index && alerts >> other & 1 == 1;
+        let waits = |&other: &usize| other != index && flags >> other & 1 == 1;
         for other in (0..self.lanes.len()).filter(waits) {
             if let Some(mut visit) = self.try_enter(other)? {
                 let result = visit.state.allocator.process_events();
@@ -347,8 +352,8 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     #[inline]
-    fn refuse_poisoned(&self, alerts: u64) -> Result<(), SharedError> {
-        if alerts & POISONED == 0 {
+    fn refuse_poisoned(&self, flags: u64) -> Result<(), SharedError> {
+        if flags & POISONED == 0 {
             Ok(())
         } else {
             Err(SharedError::Poisoned)
@@ -360,29 +365,33 @@ impl<D: Driver> SharedAllocator<D> {
         reason = "a visit in an answer is copied through memory, which every request would wait for"
     )]
     #[inline(always)]
-    fn enter(&self, index: usize) -> Result<Visit<'_, D>, SharedError> {
+    fn enter(&self, index: usize) -> Result<LaneGuard<'_, D>, SharedError> {
         let state = self.lanes[index].state.lock();
         // After the lock was taken: a thread that panicked inside said so before it gave it back.
-        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+        self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
         Ok(self.visit(index, state))
     }
 
     /// Enters a lane unless another thread is in it.
-    fn try_enter(&self, index: usize) -> Result<Option<Visit<'_, D>>, SharedError> {
+    fn try_enter(&self, index: usize) -> Result<Option<LaneGuard<'_, D>>, SharedError> {
         let state = self.lanes[index].state.try_lock();
-        self.refuse_poisoned(self.alerts.load(Ordering::Relaxed))?;
+        self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
         Ok(state.map(|state| self.visit(index, state)))
     }
 
     #[expect(clippy::inline_always, reason = "as `enter`, of which it is a part")]
     #[inline(always)]
-    fn visit<'a>(&'a self, index: usize, mut state: LaneGuard<'a, LaneState<D>>) -> Visit<'a, D> {
+    fn visit<'a>(
+        &'a self,
+        index: usize,
+        mut state: LockGuard<'a, LaneState<D>>,
+    ) -> LaneGuard<'a, D> {
         state.visits += 1;
-        let alarm = Alarm {
-            alerts: &self.alerts,
+        let alarm = PoisonOnPanic {
+            flags: &self.flags,
             was_panicking: thread::panicking(),
         };
-        Visit {
+        LaneGuard {
             state,
             alarm,
             index,
@@ -391,7 +400,7 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Ends a visit, after which what it did is everybody's.
     #[inline]
-    fn leave(&self, visit: Visit<'_, D>) -> Result<(), SharedError> {
+    fn leave(&self, visit: LaneGuard<'_, D>) -> Result<(), SharedError> {
         let state = &*visit.state;
         let is_alert = state.allocator.has_waiting_blocks();
         let has_news = state.allocator.has_new_peak() || is_alert != state.is_alert;
@@ -403,28 +412,28 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     #[cold]
-    fn leave_with_news(&self, mut visit: Visit<'_, D>) -> Result<(), SharedError> {
-        let has_new_peak = self.tell(&mut visit);
+    fn leave_with_news(&self, mut visit: LaneGuard<'_, D>) -> Result<(), SharedError> {
+        let has_new_peak = self.notify(&mut visit);
         visit.end();
         if has_new_peak {
             let mut common = self.common.lock()?;
             let mut visits = self.enter_all()?;
-            common.lanes(&mut visits).settle();
+            common.lanes(&mut visits).sync_peaks();
         }
         Ok(())
     }
 
     /// Tells others what a visit has changed that they must know, but for new peaks of the device: whether
     /// there may be any is the answer.
-    fn tell(&self, visit: &mut Visit<'_, D>) -> bool {
+    fn notify(&self, visit: &mut LaneGuard<'_, D>) -> bool {
         let state = &mut *visit.state;
         let is_alert = state.allocator.has_waiting_blocks();
         if is_alert != state.is_alert {
             state.is_alert = is_alert;
             // Nobody else changes this bit: the lane is locked.
-            self.alerts.fetch_xor(1 << visit.index, Ordering::Release);
+            self.flags.fetch_xor(1 << visit.index, Ordering::Release);
         }
-        state.allocator.tell_events();
+        state.allocator.notify_observers();
         if self.count_in_use() == 1 {
             state.allocator.keep_new_peak();
         }
@@ -441,7 +450,7 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     /// Enters all lanes that streams were given to. The caller has the growth lock.
-    fn enter_all(&self) -> Result<Vec<Visit<'_, D>>, SharedError> {
+    fn enter_all(&self) -> Result<Vec<LaneGuard<'_, D>>, SharedError> {
         let enter = |index| self.enter(index);
         (0..self.count_in_use()).map(enter).collect()
     }
@@ -460,7 +469,7 @@ impl<D: Driver> SharedAllocator<D> {
             visits.push(self.enter(index)?);
             // Under the lock of every lane, as whoever is in one may ask whether there are others.
             self.lanes_in_use.fetch_add(1, Ordering::Relaxed);
-            common.lanes(&mut visits).settle_all();
+            common.lanes(&mut visits).sync_all_peaks();
         }
         Ok(index)
     }

@@ -216,7 +216,7 @@ impl Recorder {
             }
             if never_comes() {
                 drop(outcome);
-                return self.settle(Err(self.failure(INTERRUPTED)));
+                return self.finish(Err(self.failure(INTERRUPTED)));
             }
             if self.ring.is_delayed() {
                 waits_since = Instant::now();
@@ -244,11 +244,11 @@ impl Recorder {
     /// Ends the recording where the writer is still waiting for the file, and returns what became of it.
     #[cold]
     fn give_up(&self) -> Result<(), Error> {
-        self.settle(Err(self.failure("it takes nothing more")))
+        self.finish(Err(self.failure("it takes nothing more")))
     }
 
     /// Ends the recording, once, and returns what became of it. What it has to say is told.
-    fn settle(&self, outcome: Result<String, Error>) -> Result<(), Error> {
+    fn finish(&self, outcome: Result<String, Error>) -> Result<(), Error> {
         // Nobody waits for room any more.
         self.ring.close();
         let mut known = lock(&self.outcome);
@@ -282,7 +282,7 @@ impl Recorder {
         let written = catch_unwind(AssertUnwindSafe(|| self.write_all(file)));
         // A defect of ours ends the recording, and not the job, as whoever allocates would wait.
         let written = written.unwrap_or_else(|_| Err(io::Error::other("lowtide panicked")));
-        let _ = self.settle(written.map_err(|error| self.failure(error)));
+        let _ = self.finish(written.map_err(|error| self.failure(error)));
     }
 
     /// Returns what there is to say about the file once it is complete.

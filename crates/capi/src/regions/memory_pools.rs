@@ -96,7 +96,7 @@ impl Pools for RegionPools<'_> {
         Ok(())
     }
 
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
         let own_pool = self.0.own_pool;
         let held = self.for_each(|lane, pool| {
             lane.process_events()?;
@@ -119,7 +119,7 @@ impl Pools for RegionPools<'_> {
         let _ = allocator(self.0.device).with_pools(|lane| lane.watch(addresses, is_watched));
     }
 
-    fn tell(&mut self, is_leaving: bool) {
+    fn notify(&mut self, is_leaving: bool) {
         let OnDevice { device, .. } = *self.0;
         // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
         let _ = events::with_listeners(|listeners| {

@@ -272,7 +272,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap
             .record(Action::FreeRequested, domain, address, requested);
         let before = self.heap.log.mark();
-        match self.give_back(id, block) {
+        match self.put(id, block) {
             Ok(()) => self.heap.stats.count_freed(kind, size, requested),
             Err(_) => {
                 self.heap.log.take_back(before);

@@ -126,7 +126,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap.stats.waiting_blocks() > 0
     }
 
-    /// Returns whether a peak rose since this was last asked. With several lanes, [`Lanes::settle`] is
+    /// Returns whether a peak rose since this was last asked. With several lanes, [`Lanes::sync_peaks`] is
     /// then due.
     #[inline]
     pub fn has_new_peak(&self) -> bool {
@@ -161,7 +161,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Has `observer` told of every event from now on, or nobody: of memory that goes back to the driver or
     /// to a pool's source just before it does, with all that happened until then, and of what else there is
-    /// whenever [`DeviceAllocator::tell_events`] is called. If the driver then
+    /// whenever [`DeviceAllocator::notify_observers`] is called. If the driver then
     /// refuses, the observer is told of events that undo those of the call.
     pub fn observe_events(&mut self, observer: Option<Observer>) {
         self.heap.log.observe(observer);
@@ -174,9 +174,9 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Tells the observer, if there is one, what has happened that it was not told of yet.
-    pub fn tell_events(&mut self) {
+    pub fn notify_observers(&mut self) {
         if self.is_observed() {
-            self.heap.log.tell();
+            self.heap.log.notify();
             self.heap.log.take();
         }
     }

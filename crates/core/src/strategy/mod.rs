@@ -61,7 +61,7 @@ impl Config {
 #[repr(u8)]
 pub(crate) enum ActiveStrategy {
     Direct(direct::Direct),
-    Pool(pool::Pool),
+    Pool(pool::PoolStrategy),
     Buddy(buddy::Buddy),
     Slab(slab::Slabs),
     Bfc(bfc::Bfc),
@@ -88,7 +88,7 @@ impl ActiveStrategy {
     pub(crate) fn new(config: &Config, heap: &mut Heap) -> ActiveStrategy {
         match config {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
-            Config::Pool(config) => ActiveStrategy::Pool(pool::Pool::new(config)),
+            Config::Pool(config) => ActiveStrategy::Pool(pool::PoolStrategy::new(config)),
             Config::Buddy(config) => ActiveStrategy::Buddy(buddy::Buddy::new(config)),
             Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
             Config::Bfc(config) => ActiveStrategy::Bfc(bfc::Bfc::new(config.clone())),

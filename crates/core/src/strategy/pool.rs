@@ -29,7 +29,7 @@ const INDEXED_SIZES: usize = 1 << 10;
 
 /// The strategy.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct PoolStrategy {
     slab_size: Bytes,
     /// By [`DomainId::index`].
     domains: Vec<SizeLists>,
@@ -60,9 +60,9 @@ struct OtherList {
     blocks: List,
 }
 
-impl Pool {
-    pub(crate) fn new(config: &PoolConfig) -> Pool {
-        Pool {
+impl PoolStrategy {
+    pub(crate) fn new(config: &PoolConfig) -> PoolStrategy {
+        PoolStrategy {
             slab_size: config.slab_size,
             domains: Vec::new(),
         }
@@ -114,7 +114,7 @@ pub(super) fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
 }
 
-impl Strategy for Pool {
+impl Strategy for PoolStrategy {
     #[inline]
     fn block_size(&self, requested: Bytes) -> Bytes {
         rounded(requested)
@@ -223,7 +223,7 @@ impl Strategy for Pool {
     }
 }
 
-impl Placement for Pool {
+impl Placement for PoolStrategy {
     /// Blocks stay what they are for as long as their slab is held. Linear in the free blocks of the size.
     fn take_again(
         &mut self,

@@ -98,7 +98,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             self.device.synchronize()?;
             pools.wait_for_pending()?;
         }
-        let mut ranges = pools.settle()?;
+        let mut ranges = pools.trim_and_list()?;
         ranges.retain(|range| !range.size.is_zero());
         // Its memory is the next one's.
         let retained = self.books()?.saved.take();
@@ -118,7 +118,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         pools: &mut impl Pools,
         backups: &mut B,
     ) -> Result<(), RegionError> {
-        pools.tell(true);
+        pools.notify(true);
         let needed: Vec<_> = self
             .books()?
             .reservations
@@ -140,7 +140,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         if outcome.as_ref().is_err_and(|error| !error.is_paused()) {
             // Most failures pass: what was put back can be handed out then.
             let _ = self.finish_copies(backups);
-            pools.tell(false);
+            pools.notify(false);
         }
         outcome
     }

@@ -636,7 +636,7 @@ impl Pools for OnePool<'_> {
         Ok(self.0.lane().set_paused(self.0.pool, name)?)
     }
 
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
         self.call()?;
         let mut lane = self.0.lane();
         lane.process_events()?;
@@ -654,7 +654,7 @@ impl Pools for OnePool<'_> {
         self.0.lane().watch(addresses, is_watched);
     }
 
-    fn tell(&mut self, is_leaving: bool) {
+    fn notify(&mut self, is_leaving: bool) {
         let segments = self.0.segments();
         self.0.driver.tell(self.0.pool, is_leaving, &segments);
     }

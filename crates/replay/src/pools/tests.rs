@@ -42,8 +42,8 @@ fn recording(segments: u64) -> Trace {
 
 #[test]
 fn segments_of_one_stream_that_grow_are_of_different_pools() {
-    let told = tell(&recording(40), &Initial::default(), Card::default()).unwrap();
-    let pools: BTreeSet<MempoolId> = told.pools.unwrap().events.into_iter().collect();
+    let inferred = infer(&recording(40), &Initial::default(), Card::default()).unwrap();
+    let pools: BTreeSet<MempoolId> = inferred.pools.unwrap().events.into_iter().collect();
     assert_eq!(pools.len(), 40);
 }
 
@@ -91,8 +91,8 @@ fn pools_behind_holes(
     });
     trace.initial.blocks = blocks.collect();
     let card = Card::new(&trace, config_of(&trace).large_segment_size);
-    let told = tell(&trace, &Initial::new(&trace), card)?;
-    Some(told.pools?.events)
+    let inferred = infer(&trace, &Initial::new(&trace), card)?;
+    Some(inferred.pools?.events)
 }
 
 /// A snapshot lists each run of mapped pages, and blocks lie across what were several.
@@ -218,8 +218,8 @@ fn beside_pools(count: u64) -> Trace {
 /// Thousands of pools keep what they have while segments of another go, in call after call.
 #[test]
 fn what_goes_beside_many_pools_is_told() {
-    let told = tell(&beside_pools(1_500), &Initial::default(), Card::default());
-    let pools = told.unwrap().pools.unwrap();
+    let inferred = infer(&beside_pools(1_500), &Initial::default(), Card::default());
+    let pools = inferred.unwrap().pools.unwrap();
     assert!(pools.events[4_500..].iter().all(|pool| pool.is_default()));
 }
 
@@ -233,17 +233,17 @@ fn segments_that_came_where_others_were_tell_nothing() {
         .chain(used(1, 60))
         .chain(back(1, 60));
     let events = twice.chain(used(2, 30)).chain(back(2, 30));
-    assert!(tell(&trace_of(events), &Initial::default(), Card::default()).is_none());
+    assert!(infer(&trace_of(events), &Initial::default(), Card::default()).is_none());
 }
 
 #[test]
 fn what_takes_too_long_to_look_for_is_not() {
-    assert!(tell(&beside_pools(3_000), &Initial::default(), Card::default()).is_none());
+    assert!(infer(&beside_pools(3_000), &Initial::default(), Card::default()).is_none());
 }
 
 #[test]
 fn too_many_to_tell_apart_are_not() {
-    assert!(tell(&recording(1_450), &Initial::default(), Card::default()).is_none());
+    assert!(infer(&recording(1_450), &Initial::default(), Card::default()).is_none());
     // Of either kind between those of the other, before the first event.
     let ranges = (0..3_000).map(|place| (place * 40, place * 40 + 2 + place % 2 * 18));
     let ranges: Vec<(u64, u64)> = ranges.collect();

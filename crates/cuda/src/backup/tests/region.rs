@@ -59,13 +59,13 @@ impl Pools for Held<'_> {
         Ok(())
     }
 
-    fn settle(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
+    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
         Ok(self.0.to_vec())
     }
 
     fn watch(&mut self, _ranges: &[MemoryRange], _is_watched: bool) {}
 
-    fn tell(&mut self, _is_leaving: bool) {}
+    fn notify(&mut self, _is_leaving: bool) {}
 }
 
 /// A region with a segment for each step of a backup, and a block in each.
