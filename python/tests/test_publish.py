@@ -211,11 +211,12 @@ def test_metrics_in_a_file_go_with_the_process(gpu: Machine) -> None:
     assert list(gpu.directory.iterdir()) == []
 
 
-def test_each_process_has_a_file_of_metrics(gpu: Machine) -> None:
+def test_the_last_process_to_write_a_file_of_metrics_wins(gpu: Machine) -> None:
     with job(gpu, LOWTIDE_METRICS="job.prom") as first, job(gpu, LOWTIDE_METRICS="job.prom") as second:
-        for process, name in ((first, "job.prom"), (second, f"job.pid{second.pid}.prom")):
-            text = (gpu.directory / name).read_text()
-            assert f'lowtide_requested_bytes{{pid="{process.pid}",device="0"}} ' in text
+        text = (gpu.directory / "job.prom").read_text()
+        written_by = {f'pid="{process.pid}"' in text for process in (first, second)}
+        assert written_by == {True, False}
+        assert [path.name for path in gpu.directory.iterdir()] == ["job.prom"]
         for process in (first, second):
             assert process.stdin is not None
             process.stdin.close()
@@ -229,7 +230,7 @@ def test_a_file_of_metrics_that_a_killed_process_left_is_replaced(gpu: Machine) 
             assert f'pid="{process.pid}"' in (gpu.directory / "job.prom").read_text()
             process.kill()
             process.wait()
-    assert sorted(path.name for path in gpu.directory.iterdir()) == ["job.prom", "job.prom.lock"]
+    assert [path.name for path in gpu.directory.iterdir()] == ["job.prom"]
 
 
 def test_metrics_that_cannot_be_had_are_one_line(gpu: Machine) -> None:
@@ -243,8 +244,7 @@ def test_metrics_that_cannot_be_had_are_one_line(gpu: Machine) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     expectations[str(port)] = (
-        f"another process has 127.0.0.1:{port}; choose another port, or a path that ends in .prom, of which each "
-        "process has a file of its own"
+        f"another process has 127.0.0.1:{port}; choose another port, or a path that ends in .prom"
     )
     for value, why in expectations.items():
         done = gpu.run("-c", program, LOWTIDE_METRICS=value)

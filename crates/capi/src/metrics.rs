@@ -2,22 +2,19 @@
 //!
 //! `LOWTIDE_METRICS` is a port, an address with a port, or a path that ends in `.prom`. A port alone is one of this
 //! machine only. The processes of a job have it alike in their environment: where there are several ranks
-//! on a machine (`LOCAL_RANK`), the port is higher by the rank, and the file's name has it. A further process with
-//! the same file has one of its own, with its number in the name; one with the same port has none, and is told.
+//! on a machine (`LOCAL_RANK`), the port is higher by the rank, and the file's name has it. Of several processes with
+//! one file, the last to write wins. Of several with one port, the first has it, and each other prints a warning.
 
 mod http;
 
-use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 use lowtide_files::{NewFile, Readers};
-use lowtide_trace::file_names;
 
 use crate::boundary;
 use crate::error::{Error, Status};
@@ -99,8 +96,7 @@ fn listen(address: SocketAddr) -> io::Result<()> {
 fn listen_text(address: SocketAddr, error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::AddrInUse => format!(
-            "another process has {address}; choose another port, or a path that ends in .prom, of which each process \
-             has a file of its own"
+            "another process has {address}; choose another port, or a path that ends in .prom"
         ),
         _ => error.to_string(),
     }
@@ -109,11 +105,9 @@ fn listen_text(address: SocketAddr, error: &io::Error) -> String {
 /// Writes a file now, so that what is wrong with it is said at once, and again and again. It goes when the
 /// process ends, but not when it is killed; node_exporter says how old it is.
 fn write_repeatedly(path: &Path) -> io::Result<()> {
-    sweep(path);
-    let (path, claim) = own_file(path)?;
-    let started = write_file(&path);
-    started.inspect_err(|_| drop(lowtide_files::remove(&lock_of(&path))))?;
-    remove_at_exit(path.clone(), claim);
+    write_file(path)?;
+    let path = path.to_owned();
+    remove_at_exit(path.clone());
     let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
     thread.spawn(move || {
         loop {
@@ -123,74 +117,6 @@ fn write_repeatedly(path: &Path) -> io::Result<()> {
         }
     })?;
     Ok(())
-}
-
-/// Removes what killed processes have left: files of this name to which nobody writes. `path` itself is replaced.
-fn sweep(path: &Path) {
-    // One that cannot be removed is no reason to show no figures.
-    for left in file_names::named_as(path).unwrap_or_default() {
-        let lock = lock_of(&left);
-        // While it is claimed no process begins to write there.
-        if left != path
-            && lock.exists()
-            && let Ok(Some(_claim)) = claim(&left)
-        {
-            let _ = lowtide_files::remove(&left);
-            let _ = lowtide_files::remove(&lock);
-        }
-    }
-}
-
-/// Returns where this process writes: to `path`, which a killed process may have left, or to a file with this process's
-/// number in its name where another writes to that. It is this process's until the claim to it is closed.
-fn own_file(path: &Path) -> io::Result<(PathBuf, ParentsOnly<File>)> {
-    if let Some(claim) = claim(path)? {
-        return Ok((path.to_owned(), claim));
-    }
-    // The number is another process's in another container.
-    for earlier in 0.. {
-        let path = file_names::of_process(path, std::process::id(), earlier);
-        if let Some(claim) = claim(&path)? {
-            return Ok((path, claim));
-        }
-    }
-    Err(ErrorKind::AlreadyExists.into())
-}
-
-/// Returns a claim to write to `path`; `None` where another process has it. The file itself is another one after each
-/// writing, so what is locked is one beside it, which ends in no `.prom`: nobody takes it for figures.
-fn claim(path: &Path) -> io::Result<Option<ParentsOnly<File>>> {
-    let lock = lock_of(path);
-    loop {
-        let file = match lowtide_files::open_lock(&lock) {
-            Err(error) if lock.symlink_metadata().is_ok() => match error.kind() {
-                // Another user's process has it, or has left it.
-                ErrorKind::PermissionDenied => return Ok(None),
-                kind => {
-                    let text = format!("{}: {error}", environment::shown(&lock));
-                    return Err(io::Error::new(kind, text));
-                }
-            },
-            opened => opened?,
-        };
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => return Ok(None),
-            // Where there are no locks, the last to write is read.
-            Err(TryLockError::Error(_)) => return Ok(Some(ParentsOnly::new(file)?)),
-            Ok(()) => {}
-        }
-        // Who had it may have ended and removed it between the two.
-        let number = file.metadata()?.ino();
-        if fs::symlink_metadata(&lock).is_ok_and(|there| there.ino() == number) {
-            return Ok(Some(ParentsOnly::new(file)?));
-        }
-    }
-}
-
-fn lock_of(path: &Path) -> PathBuf {
-    let mut lock = path.to_owned().into_os_string();
-    lock.push(".lock");
-    lock.into()
 }
 
 /// Writes the file in one piece for whoever reads it. Its lines name the process, as those of several processes
@@ -204,21 +130,20 @@ fn write_file(path: &Path) -> io::Result<()> {
     new.rename().map(drop)
 }
 
-fn remove_at_exit(path: PathBuf, claim: ParentsOnly<File>) {
-    static FILE: Mutex<Option<(u32, PathBuf, ParentsOnly<File>)>> = Mutex::new(None);
+fn remove_at_exit(path: PathBuf) {
+    static FILE: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
     extern "C" fn at_exit() {
         let Ok(file) = FILE.lock() else { return };
         // In the child of a fork it is its parent's.
-        if let Some((_, path, _)) = file
+        if let Some((_, path)) = file
             .as_ref()
-            .filter(|(process, ..)| *process == std::process::id())
+            .filter(|(process, _)| *process == std::process::id())
         {
             let _ = lowtide_files::remove(path);
-            let _ = lowtide_files::remove(&lock_of(path));
         }
     }
     if let Ok(mut file) = FILE.lock() {
-        *file = Some((std::process::id(), path, claim));
+        *file = Some((std::process::id(), path));
     }
     // SAFETY: the function stays: what has a thread is not unloaded.
     let _ = unsafe { libc::atexit(at_exit) };
@@ -227,7 +152,6 @@ fn remove_at_exit(path: PathBuf, claim: ParentsOnly<File>) {
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
-    use std::io::{Read as _, Write as _};
     use std::os::unix::ffi::OsStrExt as _;
 
     use super::*;
@@ -279,76 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn each_process_has_a_file_of_its_own() {
-        let process = std::process::id();
-        let directory = std::env::temp_dir().join(format!("lowtide-metrics-{process}"));
-        fs::create_dir_all(&directory).unwrap();
-        let path = directory.join("job.prom");
-        // What a killed process has left is replaced.
-        fs::write(&path, "old").unwrap();
-        fs::write(lock_of(&path), "").unwrap();
-        let (first, claim) = own_file(&path).unwrap();
-        assert_eq!(first, path);
-        let (second, _claim) = own_file(&path).unwrap();
-        assert_eq!(second, directory.join(format!("job.pid{process}.prom")));
-        let (third, _claim) = own_file(&path).unwrap();
-        assert_eq!(third, directory.join(format!("job.pid{process}-1.prom")));
-        // The child of a fork, as a job's loaders of data are, may live on after the job.
-        let (mut until_ready, mut ready) = io::pipe().unwrap();
-        // SAFETY: the child does nothing but write a byte and wait until it is killed.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let _ = ready.write(&[0]);
-            loop {
-                // SAFETY: waits for a signal.
-                unsafe { libc::pause() };
-            }
-        }
-        until_ready.read_exact(&mut [0]).unwrap();
-        drop(claim);
-        let last = own_file(&path);
-        let mut status = 0;
-        // SAFETY: the child is this process's own.
-        unsafe { libc::kill(child, libc::SIGKILL) };
-        // SAFETY: the status may be written to.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(last.unwrap().0, path);
-        fs::remove_dir_all(&directory).unwrap();
-    }
-
-    #[test]
-    fn what_killed_processes_left_goes() {
-        let process = std::process::id();
-        let directory = std::env::temp_dir().join(format!("lowtide-metrics-left-{process}"));
-        fs::create_dir_all(&directory).unwrap();
-        let [path, left, others, alive] = ["job", "job.pid7", "job.pid8", "job.rank1"]
-            .map(|name| directory.join(format!("{name}.prom")));
-        for path in [&path, &left, &others, &alive] {
-            fs::write(path, "").unwrap();
-        }
-        // Of one without a lock it is not known whose it is.
-        for path in [&path, &left] {
-            fs::write(lock_of(path), "").unwrap();
-        }
-        let (_, _claim) = own_file(&alive).unwrap();
-        sweep(&path);
-        assert!(!left.exists() && !lock_of(&left).exists());
-        assert!(
-            [&path, &others, &alive]
-                .into_iter()
-                .all(|path| path.exists())
-        );
-        fs::remove_dir_all(&directory).unwrap();
-    }
-
-    #[test]
     fn who_finds_a_port_in_use_is_told_what_to_do() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = taken.local_addr().unwrap();
         let error = listen(address).unwrap_err();
         let expected = format!(
-            "another process has {address}; choose another port, or a path that ends in .prom, of which each process \
-             has a file of its own"
+            "another process has {address}; choose another port, or a path that ends in .prom"
         );
         assert_eq!(listen_text(address, &error), expected);
     }

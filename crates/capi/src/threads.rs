@@ -10,9 +10,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 /// The numbers of the files that this process keeps for itself; negative where there is none.
 static FILES: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
 
-/// A file that the child of a fork does not keep. At a socket connections would wait, after this process too, for a
-/// thread that is not there, and a lock would be held. In the child it is not to be dropped: its number may be another
-/// file's.
+/// A file that the child of a fork does not keep. At a socket, connections would wait for a thread that the child does
+/// not have, even after this process. The child must not drop it: its number may be another file's there.
 pub(crate) struct ParentsOnly<F> {
     file: F,
     place: &'static AtomicI32,

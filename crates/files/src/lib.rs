@@ -192,25 +192,6 @@ pub fn open_own_to_lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Opens the file at `path` that processes lock, and creates it if it is missing.
-///
-/// # Errors
-///
-/// If it cannot be created, or anything but a regular file of this user is there: of the kind `PermissionDenied` where
-/// that is another user's file.
-pub fn open_lock(path: &Path) -> io::Result<File> {
-    loop {
-        match create_new(path, Readers::User) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            created => return created,
-        }
-        // Its last user may have removed it between the two.
-        if let Some(file) = open_own_to_lock(path)? {
-            return Ok(file);
-        }
-    }
-}
-
 /// Removes what has the name `path`, a symbolic link as such.
 ///
 /// # Errors

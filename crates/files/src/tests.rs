@@ -121,7 +121,6 @@ fn only_a_file_of_the_users_own_is_replaced_or_opened() {
                 |path: &Path| write(path, Readers::Umask).map(drop),
                 |path: &Path| open_own(path).map(drop),
                 |path: &Path| open_own_to_lock(path).map(drop),
-                |path: &Path| open_lock(path).map(drop),
             ] {
                 let named = path.clone();
                 let error = without_waiting(move || act(&named)).unwrap_err();
@@ -159,7 +158,6 @@ fn a_new_file_has_the_permissions_that_its_contents_want() {
     let created = |name: &str, readers| create_new(&scratch.path(name), readers).unwrap();
     assert_eq!(mode(&created("b", Readers::User)), 0o600);
     assert_eq!(mode(&created("c", Readers::Umask)), umask);
-    assert_eq!(mode(&open_lock(&scratch.path("lock")).unwrap()), 0o600);
     create_directory(&scratch.path("d/e")).unwrap();
     create_directory(&scratch.path("d/e")).unwrap();
     for directory in ["d", "d/e"] {
@@ -260,7 +258,7 @@ fn the_way_leads_through_no_link_of_another_user() {
             create_new(&way.join("c"), Readers::User).map(drop),
             create_unnamed(&way).map(drop),
             create_directory(&way.join("d")),
-            open_lock(&way.join("e")).map(drop),
+            create_new(&way.join("e"), Readers::User).map(drop),
             remove(&way.join("f")),
         ];
         for (index, outcome) in outcomes.into_iter().enumerate() {
