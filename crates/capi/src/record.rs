@@ -26,7 +26,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lowtide_trace::EarlierFiles;
+use lowtide_trace::JobStart;
 
 use crate::boundary::{path_from_c, run};
 use crate::error::{Error, Status};
@@ -39,9 +39,6 @@ pub(crate) use recorder::{Recorder, now_us};
 
 /// Whether those are recorded with stacks.
 static STACKS: Switch = Switch::new("LOWTIDE_RECORD_STACKS", false);
-
-/// The recordings that `lowtide record` has found there, which the new one is to replace.
-const EARLIER_VARIABLE: &str = "LOWTIDE_RECORD_EARLIER";
 
 /// The file that every process with this in its environment records to.
 const VARIABLE: &str = "LOWTIDE_RECORD";
@@ -114,9 +111,9 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     let path = environment::path_variable(VARIABLE)?;
     let mut recorder = None;
     let _ = boundary::run_and_tell(|| {
-        let earlier = environment::variable(EARLIER_VARIABLE).unwrap_or_default();
-        let earlier = EarlierFiles::parse(&earlier);
-        let existing = Existing::IsReplacedIfOf(&earlier);
+        let start = environment::variable(JobStart::VARIABLE);
+        let start = start.and_then(|start| JobStart::parse(&start));
+        let existing = Existing::IsReplacedIfBefore(start);
         let created = file::create(&path, existing, environment::variable);
         let options = Options {
             has_stacks: STACKS.is_on(),

@@ -25,9 +25,6 @@ struct CommandLine {
     command: Command,
 }
 
-/// The name of the command that watches a recorded one, which no help tells.
-pub(crate) const WATCH: &str = "record-watch";
-
 /// What to do.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
@@ -39,8 +36,6 @@ pub(crate) enum Command {
     Leaks(LeaksArgs),
     Run(RunArgs),
     Record(RecordArgs),
-    #[command(name = WATCH, hide = true)]
-    Watch(WatchArgs),
     Top(TopArgs),
     Doctor(DoctorArgs),
 }
@@ -224,13 +219,12 @@ pub(crate) struct RunArgs {
 /// of its own: FILE, or with its rank (`.rank3`) or, for further processes, its number (`.pid1234`) before
 /// the extension. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read it, also while it is
 /// written and after the process was killed. The command is one that runs on lowtide: `lowtide record python -m
-/// lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's. One line says
-/// so at its end if nothing was recorded.
+/// lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's, or 128
+/// and the number of the signal that ended it. One line says at its end if nothing was recorded.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
-    /// The file to write. What an earlier recording of this name has left (in a rank of several, what that rank has
-    /// left) stays until the command begins to record, and is then replaced. A file that is no recording of lowtide's
-    /// is refused
+    /// The file to write. An earlier recording of this name is replaced once the command begins to record. A file that
+    /// is no recording of lowtide's is refused
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 
@@ -247,27 +241,6 @@ pub(crate) struct RecordArgs {
         allow_hyphen_values = true
     )]
     pub(crate) command: Vec<OsString>,
-}
-
-/// Say when a recorded command has ended that nothing was recorded
-#[derive(Args, Clone, Debug)]
-pub(crate) struct WatchArgs {
-    /// Watch in this process, and not in one that it starts
-    #[arg(long)]
-    pub(crate) is_alone: bool,
-
-    pub(crate) process: i32,
-
-    pub(crate) program: PathBuf,
-
-    /// The file to which it records
-    pub(crate) file: PathBuf,
-
-    /// What its user calls the file
-    pub(crate) name: PathBuf,
-
-    /// The recordings that were there before
-    pub(crate) earlier: String,
 }
 
 /// Show the processes of this machine that run on lowtide, and what they hold
@@ -507,10 +480,7 @@ mod tests {
         let (_, named) = usage.split_once("The `lowtide` command has").unwrap();
         let (named, _) = named.split_once("\"\"\"").unwrap();
         let commands = CommandLine::command();
-        for command in commands
-            .get_subcommands()
-            .filter(|command| !command.is_hide_set())
-        {
+        for command in commands.get_subcommands() {
             let name = command.get_name();
             assert!(named.contains(name), "{name}");
         }

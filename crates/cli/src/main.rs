@@ -49,8 +49,6 @@ fn main() -> ExitCode {
         Command::Leaks(args) => leaks::run(args).map(|()| ExitCode::SUCCESS),
         Command::Run(args) => run::run(args),
         Command::Record(args) => record::run(args),
-        // Standard error is the watched command's, which has nothing to do with this.
-        Command::Watch(args) => Ok(ExitCode::from(u8::from(record::watch::run(args).is_err()))),
         Command::Top(args) => top::run(args),
         Command::Doctor(args) => doctor::run(args),
     };

@@ -74,7 +74,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
 
 /// Becomes the program of a command. Returns only where there is none to become, after having said so, with
 /// the codes that shells have for that.
-pub(crate) fn become_program(command: &mut Command) -> ExitCode {
+fn become_program(command: &mut Command) -> ExitCode {
     let error = command.exec();
     not_run(command.get_program(), &error)
 }

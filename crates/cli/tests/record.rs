@@ -6,18 +6,18 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::os::unix::fs::symlink;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, SystemTime};
 
 use common::{GPT2, Scratch, fail, failure, lowtide, run, sample, stderr};
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{
-    AllocatorSettings, EarlierFiles, NoteId, StackId, StackTable, StreamWriter, TraceEvent,
+    AllocatorSettings, JobStart, NoteId, StackId, StackTable, StreamWriter, TraceEvent,
 };
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -66,6 +66,9 @@ fn what_is_recorded_or_empty_is_said_at_the_end() {
     };
     assert_eq!(copy("full", "$LOWTIDE_RECORD"), "");
     assert_eq!(copy("full", "a.rank3.lowtide"), "");
+    for name in ["a.lowtide", "a.rank3.lowtide"] {
+        fs::remove_file(scratch.path(name)).unwrap();
+    }
     let expected = "lowtide: a.lowtide: nothing was recorded: `sh` asked for no GPU memory\n";
     assert_eq!(copy("empty", "a.lowtide"), expected);
     let empty = scratch.path("empty.lowtide");
@@ -78,26 +81,28 @@ fn what_is_recorded_or_empty_is_said_at_the_end() {
     }
 }
 
-/// The command is the process that was started, with no child that is not its own.
 #[test]
-fn the_command_is_the_process_that_was_started() {
-    let scratch = Scratch::new("record_process");
-    let script = "read -r children < /proc/$$/task/$$/children; echo $$ \"[$children]\"";
-    let started = recorded_shell(&scratch.path(""), script).spawn().unwrap();
-    let expected = format!("{} []\n", started.id());
-    let output = started.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+fn the_exit_code_is_the_commands() {
+    let scratch = Scratch::new("record_code");
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)] {
+        let mut command = recorded_shell(&scratch.path(""), script);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{script}");
+        assert_eq!(stderr(&output), nothing_recorded("a.lowtide", "sh"));
+    }
 }
 
+/// The terminal sends its signals to the group. A request to end may be for `lowtide record` alone.
 #[test]
 fn a_signal_ends_the_command_and_what_was_not_recorded_is_said() {
     let scratch = Scratch::new("record_signals");
     for (signal, to_group) in [
         (Signal::TERM, false),
+        (Signal::HUP, false),
         (Signal::TERM, true),
         (Signal::INT, true),
+        (Signal::QUIT, true),
         (Signal::HUP, true),
-        (Signal::KILL, false),
     ] {
         let mut command = recorded_shell(&scratch.path(""), "echo; exec sleep 600");
         let mut started = command.process_group(0).spawn().unwrap();
@@ -108,33 +113,41 @@ fn a_signal_ends_the_command_and_what_was_not_recorded_is_said() {
             .read_exact(&mut [0])
             .unwrap();
         let process = Pid::from_child(&started);
+        wait_until_handled(process, signal);
         match to_group {
             true => kill_process_group(process, signal).unwrap(),
             false => kill_process(process, signal).unwrap(),
         }
         let output = started.wait_with_output().unwrap();
-        assert_eq!(output.status.signal(), Some(signal.as_raw()));
+        assert_eq!(output.status.code(), Some(128 + signal.as_raw()));
         assert_eq!(stderr(&output), nothing_recorded("a.lowtide", "sh"));
     }
 }
 
-/// Who reads what a command prints is told by its end, though the command goes on.
+/// Returns once a process has a handler for `signal`.
+fn wait_until_handled(process: Pid, signal: Signal) {
+    let status = format!("/proc/{}/status", process.as_raw_nonzero());
+    loop {
+        let status = fs::read_to_string(&status).unwrap();
+        let mut lines = status.lines();
+        let handled = lines.find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        let handled = u64::from_str_radix(handled.trim(), 16).unwrap();
+        if handled & 1 << (signal.as_raw() - 1) != 0 {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// As `nohup` has it ignored: the command ignores it, too.
 #[test]
-fn nothing_but_standard_error_is_held() {
-    let scratch = Scratch::new("record_pipes");
-    let mut command = recorded_shell(&scratch.path(""), "exec >&-; read -r line");
-    let mut started = command.spawn().unwrap();
-    let mut printed = String::new();
-    started
-        .stdout
-        .take()
-        .unwrap()
-        .read_to_string(&mut printed)
-        .unwrap();
-    assert_eq!(printed, "");
-    assert_eq!(started.try_wait().unwrap(), None);
-    drop(started.stdin.take());
-    assert_eq!(started.wait_with_output().unwrap().status.code(), Some(1));
+fn a_signal_that_is_ignored_is_ignored_by_the_command() {
+    let scratch = Scratch::new("record_nohup");
+    let script = "trap '' HUP; exec \"$0\" record -o a.lowtide sh -c 'kill -HUP $$; exit 3'";
+    let mut command = Command::new("sh");
+    command.current_dir(scratch.path("")).env_remove("RANK");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_lowtide")]);
+    assert_eq!(command.output().unwrap().status.code(), Some(3));
 }
 
 #[test]
@@ -164,63 +177,38 @@ fn the_command_finds_the_file_in_its_environment() {
     );
 }
 
-/// They go when a process of the command begins to record, which is tested with lowtide.
+/// It goes when a process of the command begins to record, which is tested with lowtide.
 #[test]
-fn earlier_recordings_stay_where_nothing_is_recorded() {
+fn an_earlier_recording_stays_where_nothing_is_recorded() {
     let scratch = Scratch::new("record_earlier");
     recording(&scratch.path("a.lowtide"), "caching");
+    let written = SystemTime::now() - Duration::from_secs(60);
+    let file = File::options().write(true).open(scratch.path("a.lowtide"));
+    file.unwrap().set_modified(written).unwrap();
     let plain = fs::read(scratch.path("a.lowtide")).unwrap();
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-    gzip.write_all(&plain).unwrap();
-    scratch.write("a.rank1.lowtide", gzip.finish().unwrap());
-    let zstd = zstd::encode_all(&*plain, 1).unwrap();
-    scratch.write("a.pid77.lowtide", zstd);
-    scratch.write("a.pid78.lowtide", "");
-    scratch.write("a.rank1.txt", &plain);
-    let names = scratch.names();
-    let script = "test -s a.lowtide && echo \"$LOWTIDE_RECORD_EARLIER\"";
-    let output = recorded_shell(&scratch.path(""), script).output().unwrap();
+    let script = format!("test -s a.lowtide && echo \"${}\"", JobStart::VARIABLE);
+    let output = recorded_shell(&scratch.path(""), &script).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert_eq!(scratch.names(), names);
+    assert_eq!(stderr(&output), nothing_recorded("a.lowtide", "sh"));
+    assert_eq!(scratch.names(), ["a.lowtide"]);
     assert_eq!(fs::read(scratch.path("a.lowtide")).unwrap(), plain);
-    let expected = nothing_recorded("a.lowtide", "sh");
-    let stays = "; what was recorded there before is as it was\n";
-    assert_eq!(stderr(&output), expected.trim_end().to_owned() + stays);
-    let earlier = String::from_utf8(output.stdout).unwrap();
-    let earlier = EarlierFiles::parse(earlier.trim_end());
-    for name in names {
-        let is_recording = name.ends_with(".lowtide");
-        assert_eq!(
-            earlier.contain(&scratch.path(&name)),
-            is_recording,
-            "{name}"
-        );
-    }
+    let start = String::from_utf8(output.stdout).unwrap();
+    let start = JobStart::parse(start.trim_end()).unwrap();
+    let earlier = fs::metadata(scratch.path("a.lowtide")).unwrap();
+    assert!(start.is_after(&earlier));
 }
 
 #[test]
 fn what_is_no_recording_is_left_alone() {
     let scratch = Scratch::new("record_others");
     let directory = scratch.path("");
-    recording(&scratch.path("a.lowtide"), "caching");
     // A text may begin as a recording does.
     scratch.write("a.rank0.lowtide", "lowtide\nnumpy\n");
     fs::copy(sample(GPT2), scratch.path("a.rank1.lowtide")).unwrap();
     fs::create_dir(scratch.path("a.rank2.lowtide")).unwrap();
     symlink("/dev/null", scratch.path("a.rank3.lowtide")).unwrap();
-    let script = "echo \"$LOWTIDE_RECORD_EARLIER\"";
-    let output = record(&directory, &["-o", "a.lowtide", "sh", "-c", script]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let earlier = String::from_utf8(output.stdout).unwrap();
-    let earlier = EarlierFiles::parse(earlier.trim_end());
-    assert!(earlier.contain(&scratch.path("a.lowtide")));
     let others = [0, 1, 2, 3].map(|rank| format!("a.rank{rank}.lowtide"));
-    assert!(
-        !others
-            .iter()
-            .any(|name| earlier.contain(&scratch.path(name)))
-    );
-    // Named itself, each is refused, and so is a device: the job would wait for it.
+    // Each is refused, and so is a device: the job would wait for it.
     let is_no_recording = "exists and is no recording of lowtide's: choose another name";
     let is_no_file =
         |what| format!("is {what}, and only a regular file is written: choose another name");
@@ -234,25 +222,7 @@ fn what_is_no_recording_is_left_alone() {
         let output = record(&directory, &["-o", name, "touch", "ran"]);
         assert_eq!(failure(&output), format!("{name}: {why}"));
     }
-    assert_eq!(scratch.names().len(), 5, "{:?}", scratch.names());
-}
-
-/// As a sweep leaves them, each process of which uses a device.
-#[test]
-fn more_earlier_recordings_than_can_be_told_are_refused() {
-    let scratch = Scratch::new("record_many");
-    for process in 1..=2_049 {
-        scratch.write(&format!("a.pid{process}.lowtide"), "");
-    }
-    let directory = scratch.path("");
-    let output = record(&directory, &["-o", "a.lowtide", "touch", "ran"]);
-    let expected = "a.lowtide: has 2049 recordings of earlier processes, more than the 2048 that are replaced: remove \
-                    them, or choose another name";
-    assert_eq!(failure(&output), expected);
-    fs::remove_file(scratch.path("a.pid7.lowtide")).unwrap();
-    let output = record(&directory, &["-o", "a.lowtide", "touch", "ran"]);
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(scratch.path("ran").exists());
+    assert_eq!(scratch.names(), others);
 }
 
 #[test]
@@ -272,38 +242,6 @@ fn nothing_is_touched_where_there_is_no_command_to_run() {
         assert!(text.starts_with(&format!("lowtide: {command}: ")), "{text}");
         assert_eq!(scratch.names(), ["plain", "recording.lowtide"]);
     }
-}
-
-/// Each rank with a command of its own, of which one comes when another is at work.
-#[test]
-fn a_rank_leaves_the_others_files_alone() {
-    let scratch = Scratch::new("record_ranks");
-    let names = [
-        "a.lowtide",
-        "a.rank0.lowtide",
-        "a.rank1.lowtide",
-        "a.rank1.pid7-2.lowtide",
-    ];
-    for name in names {
-        recording(&scratch.path(name), "caching");
-    }
-    let mut command = lowtide();
-    command
-        .current_dir(scratch.path(""))
-        .env_remove("LOWTIDE_RECORD");
-    command.env("RANK", "1").env("WORLD_SIZE", "2");
-    let script = "echo \"$LOWTIDE_RECORD\"; echo \"$LOWTIDE_RECORD_EARLIER\"";
-    let output = command
-        .args(["record", "-o", "a.lowtide", "sh", "-c", script])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let (file, earlier) = printed.trim_end().split_once('\n').unwrap();
-    assert_eq!(file, scratch.path("a.lowtide").to_str().unwrap());
-    let earlier = EarlierFiles::parse(earlier);
-    let are_replaced = names.map(|name| earlier.contain(&scratch.path(name)));
-    assert_eq!(are_replaced, [false, false, true, true]);
 }
 
 #[test]

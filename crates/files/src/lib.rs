@@ -178,20 +178,6 @@ pub fn open_own(path: &Path) -> io::Result<Option<File>> {
     Ok(found.map(|(file, _)| file))
 }
 
-/// Opens the regular file of this user at `path` to lock it, for writing if that may be; `None` if nothing is there.
-///
-/// # Errors
-///
-/// As for [`open_own`].
-pub fn open_own_to_lock(path: &Path) -> io::Result<Option<File>> {
-    // Some file systems lock only what is open for writing.
-    let writable = Place::of(path)?.own_file(OFlags::RDWR);
-    match writable {
-        Ok(found) => Ok(found.map(|(file, _)| file)),
-        Err(_) => open_own(path),
-    }
-}
-
 /// Removes what has the name `path`, a symbolic link as such.
 ///
 /// # Errors

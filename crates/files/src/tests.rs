@@ -120,7 +120,6 @@ fn only_a_file_of_the_users_own_is_replaced_or_opened() {
                 |path: &Path| write(path, Readers::User).map(drop),
                 |path: &Path| write(path, Readers::Umask).map(drop),
                 |path: &Path| open_own(path).map(drop),
-                |path: &Path| open_own_to_lock(path).map(drop),
             ] {
                 let named = path.clone();
                 let error = without_waiting(move || act(&named)).unwrap_err();

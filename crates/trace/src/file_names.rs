@@ -40,7 +40,7 @@ pub fn of_process(file: &Path, process: u32, earlier: u32) -> PathBuf {
 }
 
 /// Returns whether `path` is `file`, or that of a rank or of a process of it.
-pub fn is_of(file: &Path, path: &Path) -> bool {
+fn is_of(file: &Path, path: &Path) -> bool {
     let is_mark = |mark: &str| mark.split('.').all(is_mark);
     path == file || path.parent() == file.parent() && mark(file, path).is_some_and(is_mark)
 }
@@ -51,24 +51,13 @@ pub fn is_of(file: &Path, path: &Path) -> bool {
 ///
 /// If the directory cannot be read.
 pub fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut files = named_as(file)?;
-    files.retain(|path| check_replaceable(path).is_ok());
-    Ok(files)
-}
-
-/// Returns whatever is there of this name, of its processes and ranks.
-///
-/// # Errors
-///
-/// If the directory cannot be read.
-pub fn named_as(file: &Path) -> io::Result<Vec<PathBuf>> {
     // The name of a file alone is one of the working directory.
     let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
     let entries = fs::read_dir(directory.unwrap_or(Path::new(".")))?;
     let paths = entries.map(|entry| Ok(file.with_file_name(entry?.file_name())));
-    let is_named =
-        |path: &io::Result<PathBuf>| path.as_ref().map_or(true, |path| is_of(file, path));
-    paths.filter(is_named).collect()
+    let mut files = paths.collect::<io::Result<Vec<PathBuf>>>()?;
+    files.retain(|path| is_of(file, path) && check_replaceable(path).is_ok());
+    Ok(files)
 }
 
 /// Says whether a recording may be written to `path`: where nothing is, or in place of a file of this user that is empty

@@ -37,11 +37,11 @@
 mod block_stacks;
 mod budget;
 mod compact;
-mod earlier_files;
 mod error;
 pub mod file_names;
 mod form;
 mod in_force;
+mod job_start;
 mod last_events;
 mod model;
 mod notes;
@@ -59,9 +59,9 @@ use std::io::Read;
 use std::path::Path;
 
 pub use compact::{StreamWriter, write_compact};
-pub use earlier_files::EarlierFiles;
 pub use error::TraceError;
 pub use in_force::{SegmentKinds, conf_pairs};
+pub use job_start::JobStart;
 pub use model::{
     AllocatorSettings, Annotation, AnnotationStage, InitialBlock, InitialSegment, InitialState,
     Snapshot, Trace, TraceEvent,

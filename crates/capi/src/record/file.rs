@@ -1,22 +1,23 @@
 //! Which file a process records to: one of its own.
 
-use std::fs::File;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use lowtide_files::{NewFile, Readers};
-use lowtide_trace::{EarlierFiles, file_names};
+use lowtide_trace::{JobStart, file_names};
 
 /// What becomes of a file that has the name already.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Existing<'a> {
+pub(crate) enum Existing {
     /// It stays, whatever it is, and the new one has another name.
     Stays,
     /// A recording is replaced, and anything else refused.
     IsReplaced,
-    /// A recording is replaced if it is one of these, and stays otherwise, as that of another process of the job does.
-    /// Anything else is refused.
-    IsReplacedIfOf(&'a EarlierFiles),
+    /// A recording is replaced if it was written before the job started, and stays otherwise: another process of the job
+    /// writes it. Without a start, a recording stays. Anything else is refused.
+    IsReplacedIfBefore(Option<JobStart>),
 }
 
 /// Returns a new file for what this process records, and where it is: at `path`; with `.rank3` before the
@@ -29,32 +30,51 @@ pub(crate) enum Existing<'a> {
 /// the job waiting.
 pub(crate) fn create(
     path: &Path,
-    existing: Existing<'_>,
+    existing: Existing,
     variable: impl Fn(&str) -> Option<String>,
 ) -> io::Result<(File, PathBuf)> {
     let of_job = path;
     let path = file_names::of_rank(path, variable);
-    let earlier = match existing {
+    let start = match existing {
         Existing::Stays => return create_beside(path),
         Existing::IsReplaced => {
             file_names::check_replaceable(&path)?;
             let file = NewFile::create(&path, Readers::User)?.rename()?;
             return Ok((file, path));
         }
-        Existing::IsReplacedIfOf(earlier) => earlier,
+        Existing::IsReplacedIfBefore(start) => start,
     };
     // A rank's file would lie beside a directory.
     if of_job.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
     file_names::check_replaceable(&path)?;
-    let created = match earlier.replace(&path)? {
-        Some(file) => (file, path),
-        None => create_beside(path)?,
+    if let Some(start) = start
+        && let Some(file) = replace_earlier(&path, start)?
+    {
+        return Ok((file, path));
+    }
+    create_beside(path)
+}
+
+/// Returns a new file in place of the recording at `path` if that was written before the job started. Returns `None` if
+/// it was not, or if another process has it locked, which replaces it.
+fn replace_earlier(path: &Path, start: JobStart) -> io::Result<Option<File>> {
+    let Some(earlier) = lowtide_files::open_own(path)? else {
+        return Ok(None);
     };
-    // Now there is a recording, of which they are no part.
-    earlier.remove(of_job);
-    Ok(created)
+    // Never waits: whoever may read a file can lock it for ever. Without locks, as on some network file systems, two
+    // processes that come at the same moment may both replace it.
+    if matches!(earlier.try_lock(), Err(TryLockError::WouldBlock)) {
+        return Ok(None);
+    }
+    let found = earlier.metadata()?;
+    // Another process may have replaced it since it was opened.
+    let is_there = fs::symlink_metadata(path).is_ok_and(|there| there.ino() == found.ino());
+    if !is_there || !start.is_after(&found) {
+        return Ok(None);
+    }
+    NewFile::create(path, Readers::User)?.rename().map(Some)
 }
 
 /// Returns a new file at `path`, or with this process's number in its name where there is one.
@@ -73,9 +93,9 @@ fn create_beside(path: PathBuf) -> io::Result<(File, PathBuf)> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::time::Duration;
 
     use super::*;
 
@@ -85,17 +105,16 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("lowtide-record-{process}"));
         fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a job.lowtide");
-        let none = EarlierFiles::default();
         let names = [
             ("a job.lowtide", Existing::Stays),
             (&*format!("a job.pid{process}.lowtide"), Existing::Stays),
             (
                 &*format!("a job.pid{process}-1.lowtide"),
-                Existing::IsReplacedIfOf(&none),
+                Existing::IsReplacedIfBefore(None),
             ),
             (
                 &*format!("a job.pid{process}-2.lowtide"),
-                Existing::IsReplacedIfOf(&none),
+                Existing::IsReplacedIfBefore(None),
             ),
             ("a job.lowtide", Existing::IsReplaced),
         ];
@@ -129,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_job_left_is_replaced_once_there_is_a_new_file() {
+    fn what_an_earlier_job_left_under_the_same_name_is_replaced() {
         let process = std::process::id();
         let directory = std::env::temp_dir().join(format!("lowtide-earlier-job-{process}"));
         fs::create_dir_all(&directory).unwrap();
@@ -137,15 +156,25 @@ mod tests {
         for name in ["a.lowtide", "a.rank1.lowtide"] {
             fs::write(path(name), b"lowtide\n\x01\0").unwrap();
         }
-        let earlier = EarlierFiles::of(&path("a.lowtide")).unwrap();
-        let existing = Existing::IsReplacedIfOf(&earlier);
+        let earlier = File::open(path("a.lowtide")).unwrap();
+        let written = earlier.metadata().unwrap().modified().unwrap();
+        earlier
+            .set_modified(written - Duration::from_secs(1))
+            .unwrap();
+        let start = JobStart::of(&File::create(path("new")).unwrap()).unwrap();
+        let existing = Existing::IsReplacedIfBefore(Some(start));
+        // Another user who may read the file may keep it locked.
+        earlier.lock().unwrap();
+        let (_, found) = create(&path("a.lowtide"), existing, |_| None).unwrap();
+        assert_eq!(found, path(&format!("a.pid{process}.lowtide")));
+        earlier.unlock().unwrap();
         let (_, found) = create(&path("a.lowtide"), existing, |_| None).unwrap();
         assert_eq!(found, path("a.lowtide"));
         assert_eq!(fs::metadata(&found).unwrap().len(), 0);
-        assert!(!path("a.rank1.lowtide").exists());
+        assert!(path("a.rank1.lowtide").exists(), "it has another name");
         // The next process of the job leaves what the first has made.
         let (_, found) = create(&path("a.lowtide"), existing, |_| None).unwrap();
-        assert_eq!(found, path(&format!("a.pid{process}.lowtide")));
+        assert_eq!(found, path(&format!("a.pid{process}-1.lowtide")));
         fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -9,8 +9,9 @@ mod failures;
 
 use std::env;
 use std::ffi::{CString, OsStr, c_void};
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -24,7 +25,7 @@ use lowtide::*;
 use lowtide_core::{Action, Bytes, Config};
 use lowtide_history::{BlockSizes, CURVES, History};
 use lowtide_replay::{Job, Options};
-use lowtide_trace::{EarlierFiles, RecordedText, Snapshot, Trace};
+use lowtide_trace::{JobStart, RecordedText, Snapshot, Trace};
 
 /// Set in a process that a test started for itself: what it is to do there.
 const ROLE: &str = "LOWTIDE_TEST_RECORD_ROLE";
@@ -600,8 +601,7 @@ fn each_rank_and_each_process_has_its_file() {
     }
 }
 
-/// What `lowtide record` found is replaced by the first process that records, ranks and other processes included, and
-/// only then.
+/// A recording from before the job is replaced by the first process that records under its name, and only then.
 #[test]
 fn what_an_earlier_job_left_stays_until_another_is_recorded() {
     const TEST: &str = "what_an_earlier_job_left_stays_until_another_is_recorded";
@@ -615,10 +615,9 @@ fn what_an_earlier_job_left_stays_until_another_is_recorded() {
     let directory = directory().join("earlier");
     fs::create_dir_all(&directory).unwrap();
     let path = directory.join("job.lowtide");
-    for rank in ["0", "1"] {
-        let ranks = [("RANK", rank), ("WORLD_SIZE", "2")];
-        assert!(play(TEST, "records", &path, &ranks).status.success());
-    }
+    let ranks = [("RANK", "1"), ("WORLD_SIZE", "2")];
+    assert!(play(TEST, "records", &path, &ranks).status.success());
+    assert!(play(TEST, "records", &path, &[]).status.success());
     let names = || {
         let entries = fs::read_dir(&directory).unwrap().flatten();
         let mut names: Vec<String> = entries
@@ -627,23 +626,27 @@ fn what_an_earlier_job_left_stays_until_another_is_recorded() {
         names.sort();
         names
     };
-    let [first, second] = ["job.rank0.lowtide", "job.rank1.lowtide"];
-    let earlier = EarlierFiles::of(&path).unwrap().to_string();
-    let variables = [("LOWTIDE_RECORD_EARLIER", &*earlier)];
-    assert!(
-        play(TEST, "does nothing", &path, &variables)
-            .status
-            .success()
-    );
-    assert_eq!(names(), [first, second]);
+    let there = names();
+    assert_eq!(there, ["job.lowtide", "job.rank1.lowtide"]);
+    let earlier = File::open(&path).unwrap();
+    let written = earlier.metadata().unwrap().modified().unwrap();
+    earlier
+        .set_modified(written - Duration::from_secs(1))
+        .unwrap();
+    let start = File::create(directory.join("start")).unwrap();
+    let start = JobStart::of(&start).unwrap().to_text();
+    fs::remove_file(directory.join("start")).unwrap();
+    let variables = [(JobStart::VARIABLE, &*start)];
+    let number = || fs::metadata(&path).unwrap().ino();
+    let before = number();
+    let output = play(TEST, "does nothing", &path, &variables);
+    assert!(output.status.success());
+    assert_eq!((names(), number()), (there.clone(), before));
     assert!(play(TEST, "records", &path, &variables).status.success());
-    assert_eq!(names(), ["job.lowtide"]);
+    assert_eq!(names(), there);
+    assert_ne!(number(), before);
     assert!(play(TEST, "records", &path, &variables).status.success());
-    assert_eq!(names().len(), 2, "{:?}", names());
-    let earlier = EarlierFiles::of(&path).unwrap().to_string();
-    let variables = [("LOWTIDE_RECORD_EARLIER", &*earlier)];
-    assert!(play(TEST, "records", &path, &variables).status.success());
-    assert_eq!(names(), ["job.lowtide"]);
+    assert_eq!(names().len(), 3, "{:?}", names());
     assert!(!read(&path).is_cut_off);
 }
 
