@@ -117,7 +117,7 @@ impl<D: Driver> DeviceAllocator<D> {
 
     /// Returns a request of a stream for one or more bytes, as the three steps that may serve it want it:
     /// [`DeviceAllocator::take`], [`DeviceAllocator::grow`] and, with all lanes of the device,
-    /// [`Lanes::grow_after_release`]. It is of use until something else is done with this allocator.
+    /// [`Lanes::grow_after_release`](crate::Lanes::grow_after_release). It is of use until something else is done with this allocator.
     ///
     /// # Errors
     ///

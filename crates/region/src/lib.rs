@@ -10,7 +10,7 @@
 //! RegionMemory::pause                    memory/leaving.rs: the state, and every step back where one fails
 //! ├─ Pools::set_paused                   device.rs: the pools' allocator hands out nothing more
 //! ├─ Device::synchronize                 any stream may use the memory, so all are waited for
-//! ├─ Pools::settle                       what is free goes back; what the program holds is to be kept
+//! ├─ Pools::trim_and_list                what is free goes back; what the program holds is to be kept
 //! ├─ Backups::begin                      backup.rs: room for the contents of those blocks
 //! ├─ Pools::tell                         who registered the memory elsewhere lets go of it first
 //! ├─ Backups::save_next                  memory/saved.rs: some of them, and so on until all are saved

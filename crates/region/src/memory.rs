@@ -265,8 +265,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     }
 
     /// Returns how much of the device's memory a resume of a region that is paused would take now, of another nothing.
-    /// `kept` are the ranges, by rising addresses, of the segments that its pools keep when they are asked to
-    /// [settle](Pools::settle): the others do not come back. O(s log n) for s segments and n ranges.
+    /// `kept` are the ranges, by rising addresses, of the segments that its pools keep by
+    /// [`Pools::trim_and_list`]: the others do not come back. O(s log n) for s segments and n ranges.
     ///
     /// # Errors
     ///

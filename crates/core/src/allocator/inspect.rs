@@ -126,7 +126,7 @@ impl<D: Driver> DeviceAllocator<D> {
         self.heap.stats.waiting_blocks() > 0
     }
 
-    /// Returns whether a peak rose since this was last asked. With several lanes, [`Lanes::sync_peaks`] is
+    /// Returns whether a peak rose since this was last asked. With several lanes, [`Lanes::sync_peaks`](crate::Lanes::sync_peaks) is
     /// then due.
     #[inline]
     pub fn has_new_peak(&self) -> bool {
@@ -144,7 +144,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Keeps the last events, some thousands, for [`DeviceAllocator::recent_past`], while `clock` is running.
-    /// Allocators of one device have one clock, by which [`Lanes::recent_events`] orders them.
+    /// Allocators of one device have one clock, by which [`Lanes::recent_events`](crate::Lanes::recent_events) orders them.
     pub fn keep_recent_events(&mut self, clock: Arc<EventClock>) {
         self.heap.log.recent.keep(clock);
     }
