@@ -243,9 +243,7 @@ def test_metrics_that_cannot_be_had_are_one_line(gpu: Machine) -> None:
     }
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
-    expectations[str(port)] = (
-        f"another process has 127.0.0.1:{port}; choose another port, or a path that ends in .prom"
-    )
+    expectations[str(port)] = f"another process has 127.0.0.1:{port}; choose another port, or a path that ends in .prom"
     for value, why in expectations.items():
         done = gpu.run("-c", program, LOWTIDE_METRICS=value)
         assert done.stdout == "goes on\n"
