@@ -260,7 +260,7 @@ impl<D: Driver> DeviceAllocator<D> {
         if !self.strategy.reconfigure(config, &mut self.heap) {
             return Err(AllocError::NotReconfigurable);
         }
-        self.config = config.clone();
+        *self.config = config.clone();
         Ok(())
     }
 
