@@ -90,7 +90,7 @@ impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
 /// A lane that a thread is in.
 pub(crate) struct LaneGuard<'a, D> {
     /// In front of the lock, so that nobody enters in between.
-    pub(crate) alarm: PoisonOnPanic<'a>,
+    pub(crate) poison: PoisonOnPanic<'a>,
     pub(crate) state: LockGuard<'a, LaneState<D>>,
     pub(crate) index: usize,
 }
@@ -99,7 +99,7 @@ impl<D> LaneGuard<'_, D> {
     /// Ends it: nothing panicked.
     #[inline]
     pub(crate) fn end(self) {
-        mem::forget(self.alarm);
+        mem::forget(self.poison);
     }
 }
 

@@ -387,13 +387,13 @@ impl<D: Driver> SharedAllocator<D> {
         mut state: LockGuard<'a, LaneState<D>>,
     ) -> LaneGuard<'a, D> {
         state.visits += 1;
-        let alarm = PoisonOnPanic {
+        let poison = PoisonOnPanic {
             flags: &self.flags,
             was_panicking: thread::panicking(),
         };
         LaneGuard {
             state,
-            alarm,
+            poison,
             index,
         }
     }

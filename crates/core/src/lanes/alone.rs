@@ -6,7 +6,6 @@
 
 use super::Lanes;
 use crate::allocator::{DeviceAllocator, Growth};
-use crate::domain::PoolIndex;
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::snapshot::SegmentSnapshot;
@@ -32,8 +31,11 @@ impl<D: Driver> DeviceAllocator<D> {
         requested: Bytes,
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
-        let pool = self.route(stream);
-        self.allocate_from(pool, requested, stream)
+        if requested.is_zero() {
+            return Ok(DeviceAddress::NULL);
+        }
+        let request = self.request(requested, stream)?;
+        self.serve(&request)
     }
 
     /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
@@ -64,20 +66,6 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
-    #[inline]
-    fn allocate_from(
-        &mut self,
-        pool: PoolIndex,
-        requested: Bytes,
-        stream: Stream,
-    ) -> Result<DeviceAddress, AllocError> {
-        if requested.is_zero() {
-            return Ok(DeviceAddress::NULL);
-        }
-        let request = self.prepare(pool, requested, stream)?;
-        self.serve(&request)
-    }
-
     /// Returns what serves a request, if anything does.
     #[inline(always)]
     fn serve(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
@@ -87,22 +75,18 @@ impl<D: Driver> DeviceAllocator<D> {
         }
     }
 
-    /// Apart from [`DeviceAllocator::serve`], so that a hit does not pay for it.
+    /// Returns what serves a request that no free block of its own domain does, each attempt in order. Apart from
+    /// [`DeviceAllocator::serve`], so that a hit does not pay for it.
     #[cold]
     fn allocate_new(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        match self.find_new(request)? {
+        let found = match self.grow(request)? {
+            Growth::Served(address) => Some(address),
+            Growth::Rejected => None,
+            Growth::Exhausted => Lanes::alone(self).grow_after_release(0, request)?,
+        };
+        match found {
             Some(address) => Ok(address),
             None => Err(Lanes::alone(self).out_of_memory(0, request)?),
-        }
-    }
-
-    /// Returns what may serve a request that no free block of its own domain does, in order.
-    #[cold]
-    fn find_new(&mut self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
-        match self.grow(request)? {
-            Growth::Served(address) => Ok(Some(address)),
-            Growth::Rejected => Ok(None),
-            Growth::Exhausted => Lanes::alone(self).grow_after_release(0, request),
         }
     }
 

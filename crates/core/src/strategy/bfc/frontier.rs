@@ -16,7 +16,8 @@ use crate::strategy::Request;
 use crate::units::DeviceAddress;
 
 impl Bfc {
-    /// Merges what the frontier has passed with its neighbours. O(log n) for each chunk that it passes.
+    /// Merges what the frontier has passed with its neighbours. Linear in the domains, and O(log n) for each chunk that it
+    /// passes.
     pub(super) fn merge_passed(&mut self, heap: &mut Heap) {
         let frontier = self.timing.as_ref().map_or(0, Timing::frontier);
         let first_unsafe = (frontier + 1, DeviceAddress::NULL);
