@@ -83,7 +83,10 @@ impl PairBench {
     ///
     /// A sentence that says which promise is broken.
     pub fn check(&self) -> Result<()> {
-        let checked = self.allocator.check_invariants(CheckLevel::Everything);
+        let checked = self
+            .allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything);
         checked.map_err(anyhow::Error::msg)
     }
 }

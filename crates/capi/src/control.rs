@@ -4,8 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Bytes, CachingConfig, Config, Stats, TorchRelease};
-use lowtide_shared::DevicePast;
+use lowtide_core::{Bytes, CachingConfig, Config, DevicePast, Stats, TorchRelease};
 use lowtide_trace::{Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
@@ -190,7 +189,7 @@ fn settings_in_force(config: &Config, given: &str) -> CachingSettings {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.empty_cache()?),
+        Some(allocator) => Ok(allocator.with_all(|device| device.empty_cache())??),
         None => Ok(()),
     })
 }
@@ -230,7 +229,7 @@ pub unsafe extern "C" fn lowtide_memory_info(
 pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *mut f64) -> Status {
     run(|| {
         let held_at_most = match devices::get_checked(device)? {
-            Some(allocator) => allocator.memory_fraction()?,
+            Some(allocator) => allocator.with_all(|device| device.memory_fraction())??,
             None => match settings::config()? {
                 Config::Caching(options) => options.per_process_memory_fraction,
                 _ => 1.0,
@@ -276,7 +275,7 @@ pub unsafe extern "C" fn lowtide_memory_stats(
             return Err(Error::null("stats"));
         }
         let entries = match devices::get_checked(device)? {
-            Some(allocator) => allocator.memory_stats()?,
+            Some(allocator) => allocator.with_all(|device| device.memory_stats())?,
             None => stats_of_nothing(&settings::config()?),
         };
         // SAFETY: it may be written to, by the contract of this function.
@@ -317,7 +316,10 @@ pub unsafe extern "C" fn lowtide_memory_usage(
             return Err(Error::null("allocated"));
         }
         let (held, from_driver) = match devices::get(device) {
-            Some(allocator) => allocator.with_all(|lanes| (lanes.allocated(), lanes.reserved()))?,
+            Some(allocator) => allocator.with_all(|device| {
+                let stats = device.stats();
+                (stats.allocated(), stats.reserved())
+            })?,
             None => (Bytes::ZERO, Bytes::ZERO),
         };
         // SAFETY: it may be written to, by the contract of this function.
@@ -331,7 +333,7 @@ pub unsafe extern "C" fn lowtide_memory_usage(
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.reset_peak_stats()?),
+        Some(allocator) => Ok(allocator.with_all(|device| device.reset_peak_stats())?),
         None => Ok(()),
     })
 }
@@ -340,7 +342,7 @@ pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.reset_accumulated_stats()?),
+        Some(allocator) => Ok(allocator.with_all(|device| device.reset_accumulated_stats())?),
         None => Ok(()),
     })
 }
@@ -428,11 +430,11 @@ fn snapshot() -> Result<Vec<u8>, Error> {
     let settings = settings::recorded()?;
     let mut snapshot = Snapshot::default();
     for (ordinal, allocator) in devices::all() {
-        let past = DevicePast {
-            paused: allocator.with_pools(|lane| lane.paused_pools())?,
-            segments: allocator.snapshot()?,
-            ..DevicePast::default()
-        };
+        let past = allocator.with_all(|device| DevicePast {
+            segments: device.snapshot(),
+            events: Vec::new(),
+            ..device.recent_past()
+        })?;
         snapshot.traces.push(Trace {
             settings: settings.clone(),
             ..pauses::trace_of(ordinal, past)?

@@ -10,11 +10,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
-use lowtide_core::{
-    AllocError, Allocation, DeviceAddress, DeviceAllocator, SearchHint, SegmentSnapshot,
-};
+use lowtide_core::{AllocError, Allocation, DeviceAddress, SearchHint, SegmentSnapshot};
 use lowtide_cuda::CudaDriver;
-use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedDriver, SharedError};
+use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedDriver};
 
 use crate::cuda;
 use crate::error::{Error, Status};
@@ -23,7 +21,7 @@ use crate::error::{Error, Status};
 pub(crate) type Allocator = SharedAllocator<CudaDriver>;
 
 /// The part of a device's allocator that serves some of its streams.
-pub(crate) type Lane = DeviceAllocator<SharedDriver<CudaDriver>>;
+pub(crate) type Lane = lowtide_core::Lane<SharedDriver<CudaDriver>>;
 
 /// More devices than a process can have; PyTorch's own limit is 120.
 pub(crate) const DEVICES_MAX: usize = 128;
@@ -137,7 +135,7 @@ fn with_block_of_any<R>(
 ) -> Result<(c_int, R), Error> {
     for (ordinal, allocator) in all() {
         match allocator.with_block(address, &mut act) {
-            Err(SharedError::Alloc(AllocError::NotAllocated { .. })) => {}
+            Err(AllocError::NotAllocated { .. }) => {}
             outcome => return Ok((ordinal, outcome?)),
         }
     }

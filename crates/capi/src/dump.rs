@@ -186,7 +186,7 @@ fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
     for (ordinal, allocator) in devices::all() {
         snapshot.traces.push(Trace {
             settings: settings.clone(),
-            ..pauses::trace_of(ordinal, allocator.recent_past()?)?
+            ..pauses::trace_of(ordinal, allocator.with_all(|device| device.recent_past())?)?
         });
     }
     let mut pickle = Vec::new();

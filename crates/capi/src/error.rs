@@ -6,7 +6,6 @@ use std::fmt;
 use lowtide_core::{AllocError, ConfigError, DriverError};
 use lowtide_cuda::LoadError;
 use lowtide_region::RegionError;
-use lowtide_shared::SharedError;
 
 /// What became of a call. `lowtide_last_error` has the words for everything but `OK`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -126,6 +125,7 @@ impl From<AllocError> for Error {
             AllocError::Paused { .. } => Status::Paused,
             AllocError::NotReconfigurable => Status::Config,
             AllocError::Driver(_) => Status::Driver,
+            AllocError::Poisoned => Status::Internal,
             _ => Status::InvalidArgument,
         };
         let figures = match &error {
@@ -139,15 +139,6 @@ impl From<AllocError> for Error {
         Error {
             out_of_memory: figures.map(Box::new),
             ..Error::new(status, error)
-        }
-    }
-}
-
-impl From<SharedError> for Error {
-    fn from(error: SharedError) -> Error {
-        match error {
-            SharedError::Alloc(error) => error.into(),
-            _ => Error::new(Status::Internal, error),
         }
     }
 }
@@ -173,7 +164,7 @@ impl From<ConfigError> for Error {
 impl From<RegionError> for Error {
     fn from(error: RegionError) -> Error {
         match error {
-            RegionError::Pools(error) => match error.downcast::<SharedError>() {
+            RegionError::Pools(error) => match error.downcast::<AllocError>() {
                 Ok(error) => (*error).into(),
                 Err(error) => Error::new(Status::Internal, error),
             },

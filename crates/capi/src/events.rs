@@ -6,8 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use lowtide_core::{DeviceAddress, MempoolId, SegmentSnapshot};
-use lowtide_shared::Observer;
+use lowtide_core::{DeviceAddress, MempoolId, Observer, SegmentSnapshot};
 use lowtide_trace::AllocatorSettings;
 
 use crate::boundary::{Mempool, run};
@@ -198,7 +197,10 @@ impl Listeners {
             })),
             (observer, recorder) => observer.or(recorder),
         };
-        Ok(allocator.observe_events(both)?)
+        Ok(allocator.for_each_lane(|lane| {
+            lane.observe_events(both.clone());
+            Ok(())
+        })?)
     }
 
     /// Has the recorder, if there is one, record a device from what it holds now on. The pools are those of regions,
@@ -215,8 +217,8 @@ impl Listeners {
         };
         let device = devices::number(ordinal);
         // Under the locks under which all is recorded, so that nothing is both held before and recorded.
-        Ok(allocator.with_all(|lanes| {
-            let held = lanes.segments();
+        Ok(allocator.with_all(|all| {
+            let held = all.segments();
             let away = held.iter().filter_map(|segment| {
                 let region = pools.get(&segment.pool)?;
                 region.away_since_us?;

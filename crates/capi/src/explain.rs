@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use lowtide_core::{AllocError, Bytes};
 use lowtide_explain::Shortfall;
-use lowtide_shared::SharedError;
 
 use crate::devices::Allocator;
 use crate::dump;
@@ -29,8 +28,8 @@ static SPENT_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns why a request failed. Without a lock, and without calls of the driver.
 #[cold]
-pub(crate) fn in_words(allocator: &Allocator, error: SharedError) -> Error {
-    let SharedError::Alloc(AllocError::OutOfMemory(mut figures)) = error else {
+pub(crate) fn in_words(allocator: &Allocator, error: AllocError) -> Error {
+    let AllocError::OutOfMemory(mut figures) = error else {
         return error.into();
     };
     if let Ok(Some(release)) = settings::torch() {
@@ -58,7 +57,9 @@ fn explanation(
     allocator: &Allocator,
     figures: &lowtide_core::OutOfMemory,
 ) -> Result<String, Error> {
-    let past = allocator.recent_past()?.on_device();
+    let past = allocator
+        .with_all(|device| device.recent_past())?
+        .on_device();
     let start = Instant::now();
     let spent = Duration::from_millis(SPENT_MS.load(Ordering::Relaxed));
     let reserved: Bytes = past.segments.iter().map(|segment| segment.size).sum();

@@ -42,7 +42,7 @@ pub(crate) fn text(labels: &[(&str, String)], reader: Reader) -> Result<String, 
     };
     let mut devices = Vec::new();
     for (ordinal, allocator) in devices::all() {
-        devices.push((ordinal, allocator.stats()?));
+        devices.push((ordinal, allocator.with_all(|device| device.stats())?));
     }
     page.info(reader)?;
     page.devices(&devices);
@@ -359,8 +359,8 @@ impl Page {
     fn streams(&mut self) -> Result<(), Error> {
         let mut streams: BTreeMap<(c_int, u64), [Bytes; 2]> = BTreeMap::new();
         for (ordinal, allocator) in devices::all() {
-            allocator.for_each_lane(|lane| {
-                for segment in lane.segments() {
+            allocator.with_all(|device| {
+                for segment in device.segments() {
                     let [reserved, allocated] =
                         streams.entry((ordinal, segment.stream.0)).or_default();
                     *reserved += segment.size;

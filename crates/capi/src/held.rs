@@ -95,10 +95,10 @@ pub unsafe extern "C" fn lowtide_visit_segments(
         // While no pause is told of, so that what is shown is what was told.
         events::with_listeners(|_| {
             let regions = table::pools_on(device)?;
-            allocator.with_all(|lanes| {
-                let numbers = lanes.segment_numbers();
+            allocator.with_all(|all| {
+                let numbers = all.segment_numbers();
                 let mut blocks = Vec::new();
-                for shown in lanes.segments() {
+                for shown in all.segments() {
                     blocks.clear();
                     blocks.extend(shown.blocks.iter().map(Block::of));
                     let after = numbers.partition_point(|&(start, _)| start <= shown.address);
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn lowtide_find_allocation(
 pub unsafe extern "C" fn lowtide_largest_free(device: c_int, size: *mut u64) -> Status {
     run(|| {
         let allocator = start::device(device)?;
-        let free = allocator.with_all(|lanes| lanes.largest_free())?;
+        let free = allocator.with_all(|device| device.largest_free())?;
         let info = allocator.with_driver(Driver::memory_info)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("size", size, free.max(info.free).get()) }

@@ -5,8 +5,7 @@ use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
 
-use lowtide_core::{Action, DeviceAddress, Event, MempoolId};
-use lowtide_shared::DevicePast;
+use lowtide_core::{Action, DeviceAddress, DevicePast, Event, MempoolId};
 use lowtide_trace::{PausedSegment, RecordedText, RegionPool, StackTable, Trace, TraceEvent};
 
 use crate::error::Error;
@@ -165,7 +164,7 @@ fn paused_now() -> Result<Vec<PausedSegment>, Error> {
     events::with_listeners(|_| {
         for (ordinal, allocator) in devices::all() {
             let pools = table::pools_on(ordinal)?;
-            let segments = allocator.with_all(|lanes| lanes.segments())?;
+            let segments = allocator.with_all(|device| device.segments())?;
             paused.extend(segments.iter().filter_map(|segment| {
                 let region = pools.get(&segment.pool)?;
                 Some(PausedSegment {

@@ -20,7 +20,7 @@ use crate::error::{Error, Status};
 use crate::explain;
 use crate::pointers::{address_of, host_size, pointer_to, stream_of};
 use crate::record::stacks;
-use crate::{cuda, start};
+use crate::{cuda, shortage, start};
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
 /// and null on failure, which a line on standard error and `lowtide_last_error` then explain.
@@ -151,7 +151,9 @@ pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
 /// each. One that fails does not keep the others from it; its error is the answer.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
-    run(|| devices::for_each(|_, allocator| Ok(allocator.empty_cache()?)))
+    run(|| {
+        devices::for_each(|_, allocator| Ok(allocator.with_all(|device| device.empty_cache())??))
+    })
 }
 
 /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
@@ -163,7 +165,8 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
             let text = format_args!("{fraction} is not a fraction from 0 to 1");
             return Err(Error::new(Status::InvalidArgument, text));
         }
-        Ok(start::device(device)?.set_memory_fraction(fraction)?)
+        let allocator = start::device(device)?;
+        Ok(allocator.with_all(|device| device.set_memory_fraction(fraction))??)
     })
 }
 
@@ -223,9 +226,12 @@ fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_vo
     let _stack = stacks::enter();
     let size = Bytes(size as u64);
     let allocator = start::device(device)?;
-    // Programs call the driver themselves after `cudaMalloc`; so does the source of a pool's segments.
-    let prepare = || Ok(allocator.with_driver(|driver| driver.make_current_if_none())?);
-    match allocator.allocate_prepared(size, stream_of(stream), prepare) {
+    let on_miss = || {
+        // Programs call the driver themselves after `cudaMalloc`; so does the source of a pool's segments.
+        allocator.with_driver(|driver| driver.make_current_if_none())?;
+        Ok(shortage::relieve(device))
+    };
+    match allocator.allocate(size, stream_of(stream), on_miss) {
         Ok(address) => Ok(pointer_to(address)),
         Err(error) => Err(explain::in_words(allocator, error)),
     }

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
+use lowtide_core::{
+    AllocError, Bytes, DeviceAddress, MempoolId, PoolSetting, SegmentSource, Stream,
+};
 
 use crate::boundary::{Mempool, run, write_to_c};
 use crate::devices::{self, Lane};
@@ -107,7 +109,7 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
 pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oom: bool) -> Status {
     run(|| {
         with_pool(device, pool, |pools, pool| {
-            pools.set_use_on_oom(pool, use_on_oom)
+            pools.set_pool(pool, PoolSetting::UseOnOom(use_on_oom))
         })
     })
 }
@@ -115,7 +117,11 @@ pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oo
 /// Hands the blocks of a memory pool out whole from now on.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
-    run(|| with_pool(device, pool, Lane::set_no_split))
+    run(|| {
+        with_pool(device, pool, |lane, pool| {
+            lane.set_pool(pool, PoolSetting::NoSplit)
+        })
+    })
 }
 
 /// Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
@@ -124,7 +130,9 @@ pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.empty_pool(pool.id())?),
+        Some(allocator) => {
+            Ok(allocator.with_all(|device| device.lane_mut().empty_pool(pool.id()))??)
+        }
         None => Err(AllocError::NoSuchPool { pool: pool.id() }.into()),
     })
 }
@@ -178,7 +186,7 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
             context,
         };
         with_pool(device, pool, |pools, pool| {
-            pools.set_pool_source(pool, Box::new(source))
+            pools.set_pool(pool, PoolSetting::Source(Box::new(source)))
         })
     })
 }
@@ -188,7 +196,13 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
 /// `graph_capture_record_stream_reuse` allows that and the graph's order says that their work comes before.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
-    run(|| Ok(start::device(device)?.capture_begin()?))
+    run(|| {
+        let allocator = start::device(device)?;
+        Ok(allocator.for_each_lane(|lane| {
+            lane.capture_begin();
+            Ok(())
+        })?)
+    })
 }
 
 /// Says that a capture has ended. After the last one and with `graph_capture_record_stream_reuse`, memory
@@ -196,7 +210,7 @@ pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_end(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.capture_end()?),
+        Some(allocator) => Ok(allocator.for_each_lane(Lane::capture_end)?),
         None => Ok(()),
     })
 }

@@ -165,7 +165,7 @@ pub(crate) fn reconfigure(options: &str) -> Result<(), Error> {
         settings.config = Some(config);
         settings.config_in_job()?
     };
-    devices::for_each(|_, allocator| Ok(allocator.reconfigure(&config)?))
+    devices::for_each(|_, allocator| Ok(allocator.for_each_lane(|lane| lane.reconfigure(&config))?))
 }
 
 /// Sets which release of PyTorch the memory is for.

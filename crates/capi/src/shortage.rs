@@ -1,12 +1,9 @@
 //! Running out: who is asked to free memory before, and what can be said after.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard};
-
-use lowtide_shared::Shortage;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::boundary::{self, run, write_to_c};
-use crate::devices::{self, Allocator};
 use crate::error::{Error, OutOfMemory, Status};
 
 /// Writes the figures of the last request of this thread that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`,
@@ -49,31 +46,23 @@ pub unsafe extern "C" fn lowtide_on_shortage(
     callback: ShortageCallback,
     context: *mut c_void,
 ) -> Status {
-    run(|| listen_everywhere(callback.map(|call| Listener { call, context })))
+    run(|| {
+        *lock() = callback.map(|call| Listener { call, context });
+        Ok(())
+    })
 }
 
-/// Who is asked for memory. Held while a device is started.
+/// Who is asked for memory.
 static LISTENER: Mutex<Option<Listener>> = Mutex::new(None);
 
-/// Locks who is asked for memory when a device is short of it.
-pub(crate) fn lock() -> Result<MutexGuard<'static, Option<Listener>>, Error> {
-    devices::lock(&LISTENER)
+fn lock() -> MutexGuard<'static, Option<Listener>> {
+    LISTENER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn listen_everywhere(listener: Option<Listener>) -> Result<(), Error> {
-    let _in_order = devices::begin_change()?;
-    *lock()? = listener;
-    devices::for_each(|ordinal, allocator| listen(listener, ordinal, allocator))
-}
-
-/// Has a device ask for memory when it is short of it, or nobody.
-pub(crate) fn listen(
-    listener: Option<Listener>,
-    ordinal: c_int,
-    allocator: &Allocator,
-) -> Result<(), Error> {
-    let shortage = listener.map(|listener| listener.of_device(ordinal));
-    Ok(allocator.on_shortage(shortage)?)
+/// Asks whoever can free memory of a device to do so, without a lock, and returns whether they did.
+pub(crate) fn relieve(device: c_int) -> bool {
+    let listener = *lock();
+    listener.is_some_and(|listener| listener.call(device))
 }
 
 /// A caller's callback and its context.
@@ -89,11 +78,6 @@ unsafe impl Send for Listener {}
 unsafe impl Sync for Listener {}
 
 impl Listener {
-    /// Returns what is called for one device.
-    fn of_device(self, device: c_int) -> Shortage {
-        Arc::new(move || self.call(device))
-    }
-
     fn call(&self, device: c_int) -> bool {
         // SAFETY: by the contract of `lowtide_on_shortage`.
         unsafe { (self.call)(self.context, device) }

@@ -10,7 +10,7 @@ use crate::devices::{self, Allocator};
 use crate::error::Error;
 use crate::regions::table;
 use crate::tms::process;
-use crate::{cuda, events, publish, record, settings, shortage};
+use crate::{cuda, events, publish, record, settings};
 
 /// Returns a device's allocator, which is made if need be. What failed then is tried again the next time.
 ///
@@ -54,8 +54,6 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     let mut listeners = events::lock()?;
     listeners.recorder = record::of_process(listeners.recorder.take());
     listeners.observe(ordinal, &allocator)?;
-    let shortage = shortage::lock()?;
-    shortage::listen(*shortage, ordinal, &allocator)?;
     let _attached = table::attach(ordinal, &allocator)?;
     // Last: a device that could not be made is tried again, and begins once.
     listeners.begin_recording(ordinal, &allocator, &settings.recorded()?, &BTreeMap::new())?;

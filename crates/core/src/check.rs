@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::allocator::DeviceAllocator;
 use crate::block::{Block, BlockId, BlockState};
 use crate::driver::Driver;
+use crate::lane::Lane;
 use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::{PoolStats, Stat};
 use crate::strategy::Strategy;
 use crate::units::Bytes;
 
-/// How much [`DeviceAllocator::check_invariants`] looks at.
+/// How much [`Lane::check_invariants`] looks at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CheckLevel {
     /// The figures: constant time.
@@ -20,7 +20,7 @@ pub enum CheckLevel {
     Everything,
 }
 
-impl<D: Driver> DeviceAllocator<D> {
+impl<D: Driver> Lane<D> {
     /// Checks that the figures add up and, at [`CheckLevel::Everything`], that no two blocks overlap,
     /// that every block lies in its segment, and that
     /// `reserved = allocated + pending + free + spare`.
@@ -247,6 +247,7 @@ fn ensure_equal(what: &str, figure: u64, counted: u64) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::config::Config;
+    use crate::device::DeviceAllocator;
     use crate::stats::SizeKind;
     use crate::strategy::test_driver::TestDriver;
     use crate::units::Stream;
@@ -263,17 +264,22 @@ mod tests {
         };
         let wrongs = |allocator: &DeviceAllocator<TestDriver>| {
             let levels = [CheckLevel::Figures, CheckLevel::Everything];
-            levels.map(|level| allocator.check_invariants(level).err())
+            levels.map(|level| allocator.lane().check_invariants(level).err())
         };
         assert_eq!(wrongs(&allocator()), [None, None]);
         let (kind, size) = (SizeKind::Large, Bytes::mib(30));
         let mut counts = allocator();
-        counts.heap.stats.count_allocated(kind, size, size);
+        counts
+            .lane_mut()
+            .heap
+            .stats
+            .count_allocated(kind, size, size);
         let text = "active bytes (34603008) exceed reserved bytes (20971520)";
         assert_eq!(wrongs(&counts), [(); 2].map(|()| Some(text.to_owned())));
         // What the figures alone do not show.
         let mut counts = allocator();
         counts
+            .lane_mut()
             .heap
             .stats
             .count_allocated(kind, Bytes(512), Bytes(512));

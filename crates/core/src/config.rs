@@ -182,7 +182,7 @@ impl Config {
 
     /// Returns how long a request that finds no memory is tried again before it fails, in milliseconds; `None` where it
     /// fails at once.
-    pub(crate) fn retry_wait_ms(&self) -> Option<u64> {
+    pub fn retry_wait_ms(&self) -> Option<u64> {
         match self {
             Config::Bfc(options) if options.allow_retry_on_failure => Some(options.retry_ms),
             _ => None,

@@ -400,9 +400,9 @@ mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
-    use crate::allocator::DeviceAllocator;
     use crate::check::CheckLevel;
     use crate::config::Config;
+    use crate::device::DeviceAllocator;
     use crate::error::AllocError;
     use crate::event::Action;
     use crate::recent_events::EventClock;
@@ -424,7 +424,7 @@ mod tests {
     fn use_once(allocator: &mut DeviceAllocator<TestDriver>, pool: MempoolId, streams: Range<u64>) {
         for stream in streams.map(Stream) {
             let block = allocator.allocate_in(pool, Bytes(1_000), stream).unwrap();
-            assert_eq!(allocator.allocation(block).unwrap().stream, stream);
+            assert_eq!(allocator.lane().allocation(block).unwrap().stream, stream);
             allocator.free(block).unwrap();
         }
     }
@@ -489,8 +489,8 @@ mod tests {
         allocator.free(last).unwrap();
         allocator.empty_cache().unwrap();
         let pool = MempoolId(0, 1);
-        allocator.create_or_retain_pool(pool);
-        allocator.release_pool(pool).unwrap();
+        allocator.lane_mut().create_or_retain_pool(pool);
+        allocator.lane_mut().release_pool(pool).unwrap();
         let segment = SegmentSnapshot {
             address: DeviceAddress::NULL,
             size: Bytes::mib(2),
@@ -505,21 +505,24 @@ mod tests {
                 status: BlockStatus::Allocated,
             }],
         };
-        assert_eq!(allocator.adopt(&segment), Ok(true));
-        assert_eq!(allocator.pool_use_count(pool), Ok(1));
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        assert_eq!(allocator.lane_mut().adopt(&segment), Ok(true));
+        assert_eq!(allocator.lane().pool_use_count(pool), Ok(1));
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
         let [is_new, is_known] = [MempoolId(0, 2), pool].map(|pool| {
             let segment = SegmentSnapshot {
                 stream: Stream(FULL + 1),
                 pool,
                 ..segment.clone()
             };
-            allocator.adopt(&segment)
+            allocator.lane_mut().adopt(&segment)
         });
         assert_eq!(is_new, Err(AllocError::TooManyStreams));
         assert_eq!(is_known, Err(AllocError::TooManyStreams));
-        assert!(allocator.pool_use_count(MempoolId(0, 2)).is_err());
-        assert_eq!(allocator.pool_use_count(pool), Ok(1));
+        assert!(allocator.lane().pool_use_count(MempoolId(0, 2)).is_err());
+        assert_eq!(allocator.lane().pool_use_count(pool), Ok(1));
     }
 
     /// As programs capture graphs and let go of them without emptying the cache.
@@ -529,12 +532,15 @@ mod tests {
             let mut allocator = allocator(strategy);
             for number in 1..=2 * FULL {
                 let pool = MempoolId(0, number);
-                allocator.create_or_retain_pool(pool);
+                allocator.lane_mut().create_or_retain_pool(pool);
                 use_once(&mut allocator, pool, 0..1);
-                allocator.release_pool(pool).unwrap();
+                allocator.lane_mut().release_pool(pool).unwrap();
             }
             allocator.allocate(Bytes(1), Stream(7)).unwrap();
-            allocator.check_invariants(CheckLevel::Everything).unwrap();
+            allocator
+                .lane()
+                .check_invariants(CheckLevel::Everything)
+                .unwrap();
         }
     }
 
@@ -543,10 +549,13 @@ mod tests {
         for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching"] {
             let mut allocator = allocator(strategy);
             let held = allocator.allocate(Bytes(1_000), Stream(3)).unwrap();
-            let before = allocator.allocation(held);
+            let before = allocator.lane().allocation(held);
             use_once(&mut allocator, MempoolId::DEFAULT, 4..FULL + 9);
-            assert_eq!(allocator.allocation(held), before, "{strategy}");
-            allocator.check_invariants(CheckLevel::Everything).unwrap();
+            assert_eq!(allocator.lane().allocation(held), before, "{strategy}");
+            allocator
+                .lane()
+                .check_invariants(CheckLevel::Everything)
+                .unwrap();
             allocator.free(held).unwrap();
             use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL + 9);
             allocator.empty_cache().unwrap();
@@ -570,10 +579,10 @@ mod tests {
     fn nothing_goes_back_for_a_stream_during_a_capture() {
         let mut allocator = allocator("caching");
         use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL);
-        allocator.capture_begin();
+        allocator.lane_mut().capture_begin();
         let refused = allocator.allocate(Bytes(1), Stream(FULL));
         assert_eq!(refused, Err(AllocError::TooManyStreams));
-        allocator.capture_end().unwrap();
+        allocator.lane_mut().capture_end().unwrap();
         use_once(&mut allocator, MempoolId::DEFAULT, FULL..FULL + 1);
     }
 
@@ -585,11 +594,17 @@ mod tests {
         use_once(&mut allocator, pool, 1..FULL);
         let refused = allocator.allocate(Bytes(1), Stream(1));
         assert_eq!(refused, Err(AllocError::TooManyStreams));
-        allocator.trim_pool(pool).unwrap();
+        allocator
+            .lane_mut()
+            .trim_pool(pool, crate::HeldPool::IsTrimmed)
+            .unwrap();
         use_once(&mut allocator, pool, FULL..2 * FULL - 1);
-        allocator.release_pool(pool).unwrap();
+        allocator.lane_mut().release_pool(pool).unwrap();
         use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL);
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
     }
 
     #[test]
@@ -598,16 +613,22 @@ mod tests {
         let blocks: Vec<_> = (0..FULL)
             .map(|stream| allocator.allocate(Bytes(1), Stream(stream)).unwrap())
             .collect();
-        allocator.driver_mut().busy = true;
-        allocator.record_stream(blocks[7], Stream(8)).unwrap();
+        allocator.lane_mut().driver_mut().busy = true;
+        allocator
+            .lane_mut()
+            .record_stream(blocks[7], Stream(8))
+            .unwrap();
         allocator.free(blocks[7]).unwrap();
         let refused = allocator.allocate(Bytes(1), Stream(FULL));
         assert_eq!(refused, Err(AllocError::TooManyStreams));
-        allocator.driver_mut().busy = false;
+        allocator.lane_mut().driver_mut().busy = false;
         allocator.allocate(Bytes(1), Stream(FULL)).unwrap();
         let refused = allocator.allocate(Bytes(1), Stream(7));
         assert_eq!(refused, Err(AllocError::TooManyStreams));
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
     }
 
     /// Events name their streams by numbers that others have since.
@@ -616,9 +637,9 @@ mod tests {
         let mut allocator = allocator("caching");
         let clock = Arc::new(EventClock::default());
         clock.start();
-        allocator.keep_recent_events(clock);
+        allocator.lane_mut().keep_recent_events(clock);
         use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL + 5);
-        let past = allocator.recent_past();
+        let past = allocator.lane().recent_past();
         let known = past
             .events
             .iter()
@@ -652,11 +673,14 @@ mod tests {
         let error = allocator.allocate_in(pool, Bytes(1), Stream(0));
         assert_eq!(error, Err(AllocError::TooManyStreams));
         let absent = Err(AllocError::NoSuchPool { pool });
-        assert_eq!(allocator.pool_use_count(pool), absent);
+        assert_eq!(allocator.lane().pool_use_count(pool), absent);
         let block = allocator.allocate(Bytes(1), Stream(FULL - 1)).unwrap();
         allocator.free(block).unwrap();
         allocator.free(blocks[7]).unwrap();
         allocator.allocate(Bytes(1), Stream(FULL)).unwrap();
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
     }
 }

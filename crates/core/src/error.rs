@@ -33,6 +33,8 @@ pub enum AllocError {
     },
     /// What is to be a part of the device's memory is not from 0 to 1.
     NotAFraction,
+    /// A thread panicked while it worked on the device, whose state cannot be trusted since.
+    Poisoned,
     /// There is no such pool.
     NoSuchPool {
         /// The pool that was named.
@@ -179,6 +181,9 @@ impl fmt::Display for AllocError {
                 let size = size.get();
                 write!(f, "no free memory of {size} bytes begins at {address}")
             }
+            AllocError::Poisoned => {
+                f.write_str("the allocator stopped: a thread panicked while it was being changed")
+            }
             AllocError::NotAFraction => {
                 f.write_str("a part of the device's memory is a fraction from 0 to 1")
             }
@@ -217,10 +222,7 @@ impl fmt::Display for AllocError {
                 )
             }
             AllocError::NotReconfigurable => {
-                write!(
-                    f,
-                    "only the strategy caching takes other options over while it runs"
-                )
+                f.write_str("only the strategy caching takes other options over while it runs")
             }
             AllocError::TooManyStreams => write!(
                 f,

@@ -282,7 +282,8 @@ impl Figures {
 
     /// Adds the figures of another part of the device. Peaks stay what they are: those of a sum are not
     /// the sums of peaks.
-    pub(crate) fn add(&mut self, mut other: Figures) {
+    #[must_use]
+    pub(crate) fn sum(mut self, mut other: Figures) -> Figures {
         let gauges = self.gauges().into_iter().zip(other.gauges());
         gauges.for_each(|(gauge, other)| gauge.add(other));
         self.waiting.add(&other.waiting);
@@ -296,6 +297,7 @@ impl Figures {
         self.num_device_alloc += other.num_device_alloc;
         self.num_device_free += other.num_device_free;
         self.num_oom_rejections += other.num_oom_rejections;
+        self
     }
 
     /// Sets every sum and count to zero.
@@ -419,8 +421,8 @@ mod tests {
                 let stats = parts[part].stats();
                 prop_assert_eq!([stats.inactive_split, stats.inactive_split_bytes], plain[part]);
             }
-            let [mut sum, other] = parts;
-            sum.add(other);
+            let [first, second] = parts;
+            let mut sum = first.sum(second);
             sum.for_each_level(|level| {
                 let peak = level.current.max(level.peak());
                 level.set_peak(peak);
@@ -456,8 +458,7 @@ mod tests {
             part.num_oom_rejections = first + 5;
             part
         };
-        let mut sum = part(10);
-        sum.add(part(100));
+        let sum = part(10).sum(part(100));
         let counts = [
             sum.num_alloc_retries,
             sum.num_ooms,

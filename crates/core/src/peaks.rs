@@ -14,11 +14,13 @@ use crate::figures::{ACTIVE_LEVELS, Figures, LEVELS};
 
 /// The peaks of every figure of a device, and how the head room below them was handed out.
 #[derive(Debug)]
-pub struct Peaks {
+pub(crate) struct Peaks {
     /// In the order of [`Figures::for_each_level`].
     device: [i64; LEVELS],
     /// One for each allocator.
     parts: Vec<Part>,
+    /// Whether any block of any allocator waited when somebody looked.
+    any_waits: bool,
 }
 
 /// What one allocator contributes.
@@ -38,32 +40,33 @@ impl Default for Peaks {
         Peaks {
             device: [0; LEVELS],
             parts: Vec::new(),
+            any_waits: false,
         }
     }
 }
 
 impl Peaks {
-    /// Brings the peaks up to date and hands out the head room below them. The first time, the
-    /// allocators' own peaks must be theirs alone: at most one of them was in use.
-    pub(crate) fn sync(&mut self, figures: &mut [&mut Figures]) {
+    /// Brings the peaks up to date with the allocators' figures and hands out the head room below them, for
+    /// [`Peaks::write_ceilings`] to write. The first time, the allocators' own peaks must be theirs alone: at most one
+    /// of them was in use.
+    pub(crate) fn sync<'f>(&mut self, figures: impl Iterator<Item = &'f mut Figures>) {
         self.read(figures);
         for index in 0..LEVELS {
             self.raise(index);
             self.distribute(index);
         }
-        let any_waits = figures.iter().any(|figures| figures.waiting_blocks() > 0);
+    }
+
+    /// Writes into the allocators' figures how far each may rise without a look at the others.
+    pub(crate) fn write_ceilings<'f>(&self, figures: impl Iterator<Item = &'f mut Figures>) {
         for (part, figures) in self.parts.iter().zip(figures) {
-            figures.track_active(any_waits);
+            figures.track_active(self.any_waits);
             write(figures, &part.ceiling);
         }
     }
 
-    /// Sets every peak to its current value.
-    pub(crate) fn reset(&mut self, figures: &mut [&mut Figures]) {
-        for figures in figures.iter_mut() {
-            figures.reset_peaks();
-            figures.take_has_new_peak();
-        }
+    /// Sets every peak to its current value, which those of the allocators' figures were set to.
+    pub(crate) fn reset<'f>(&mut self, figures: impl Iterator<Item = &'f mut Figures>) {
         self.read(figures);
         for part in &mut self.parts {
             part.high = part.current;
@@ -73,13 +76,19 @@ impl Peaks {
         }
     }
 
+    /// Returns how many allocators' figures the peaks are of.
+    pub(crate) fn count(&self) -> usize {
+        self.parts.len()
+    }
+
     /// Writes the peaks into the sum of the allocators' figures.
     pub(crate) fn write_to(&self, sum: &mut Figures) {
         write(sum, &self.device);
     }
 
-    fn read(&mut self, figures: &mut [&mut Figures]) {
+    fn read<'f>(&mut self, figures: impl Iterator<Item = &'f mut Figures>) {
         let is_first = self.parts.is_empty();
+        self.any_waits = false;
         let nothing = Part {
             current: [0; LEVELS],
             ceiling: [0; LEVELS],
@@ -87,8 +96,12 @@ impl Peaks {
             has_new_peak: false,
             tracks_active: false,
         };
-        self.parts.resize(figures.len(), nothing);
-        for (part, figures) in self.parts.iter_mut().zip(figures) {
+        for (number, figures) in figures.enumerate() {
+            if number == self.parts.len() {
+                self.parts.push(nothing.clone());
+            }
+            let part = &mut self.parts[number];
+            self.any_waits |= figures.waiting_blocks() > 0;
             part.has_new_peak = figures.take_has_new_peak() || is_first;
             part.tracks_active = figures.tracks_active() || is_first;
             let mut index = 0;
@@ -204,7 +217,8 @@ mod tests {
         }
 
         fn sync(&mut self) {
-            self.peaks.sync(&mut self.parts.each_mut());
+            self.peaks.sync(self.parts.iter_mut());
+            self.peaks.write_ceilings(self.parts.iter_mut());
         }
 
         /// Counts something in a part, and settles if the part passed a ceiling.
@@ -220,7 +234,7 @@ mod tests {
         fn sum(&self) -> Figures {
             let mut sum = Figures::new();
             for part in &self.parts {
-                sum.add(part.clone());
+                sum = sum.sum(part.clone());
             }
             self.peaks.write_to(&mut sum);
             sum
@@ -263,7 +277,8 @@ mod tests {
                         world.count(part, |figures| figures.count_resumed(kind, size, size));
                     }
                     Step::Reset => {
-                        world.peaks.reset(&mut world.parts.each_mut());
+                        world.parts.iter_mut().for_each(Figures::reset_peaks);
+                        world.peaks.reset(world.parts.iter_mut());
                         world.sync();
                         world.whole.reset_peaks();
                     }

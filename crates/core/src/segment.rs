@@ -33,6 +33,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// Returns where it starts, and its size.
+    pub(crate) fn range(&self) -> (DeviceAddress, Bytes) {
+        (self.address, self.size)
+    }
+
     /// Returns whether memory is mapped into the segment page by page.
     pub(crate) fn is_expandable(&self) -> bool {
         self.page_size.is_some()

@@ -30,14 +30,14 @@ fn freed(allocator: &mut Allocator, mib: u64) -> Result<DeviceAddress, AllocErro
 /// Asks for memory at an address, which is to be refused, and for it to change nothing.
 fn refused(allocator: &mut Allocator, address: DeviceAddress, size: Bytes, stream: Stream) {
     let before = allocator.memory_stats();
-    let answer = allocator.allocate_where(address, size, stream);
+    let answer = allocator.lane_mut().allocate_where(address, size, stream);
     assert_eq!(answer, Err(AllocError::NotFree { address, size }));
     assert_eq!(allocator.memory_stats(), before);
     check(allocator);
 }
 
 fn check(allocator: &Allocator) {
-    let checked = allocator.check_invariants(CheckLevel::Everything);
+    let checked = allocator.lane().check_invariants(CheckLevel::Everything);
     assert_eq!(checked, Ok(()));
 }
 
@@ -49,9 +49,11 @@ fn a_request_is_served_within_a_free_block() -> Outcome {
         for (offset, size) in [(4, 2), (0, 2), (16, 2), (2, 2), (6, 10)] {
             let address = start + Bytes::mib(offset);
             let size = Bytes::mib(size);
-            let served = allocator.allocate_where(address, size, Stream::DEFAULT)?;
+            let served = allocator
+                .lane_mut()
+                .allocate_where(address, size, Stream::DEFAULT)?;
             assert_eq!(served, address, "{options}");
-            assert_eq!(allocator.allocation(address)?.size, size);
+            assert_eq!(allocator.lane().allocation(address)?.size, size);
             check(&allocator);
         }
         assert_eq!(allocator.stats().num_device_alloc, 1);
@@ -66,10 +68,12 @@ fn a_request_is_served_within_a_free_block() -> Outcome {
 fn what_lies_before_is_taken_for_the_moment() -> Outcome {
     let mut allocator = caching("caching");
     let start = freed(&mut allocator, 8)?;
-    allocator.record_events(true);
+    allocator.lane_mut().record_events(true);
     let address = start + Bytes::mib(4);
-    allocator.allocate_where(address, Bytes::mib(2), Stream::DEFAULT)?;
-    let events = allocator.take_events();
+    allocator
+        .lane_mut()
+        .allocate_where(address, Bytes::mib(2), Stream::DEFAULT)?;
+    let events = allocator.lane_mut().take_events();
     let seen: Vec<_> = events
         .map(|event| (event.action, event.address, event.size))
         .collect();
@@ -99,7 +103,9 @@ fn memory_that_is_not_free_for_the_request_is_refused() -> Outcome {
     let mut allocator = caching("caching");
     let start = freed(&mut allocator, 8)?;
     let size = Bytes::mib(2);
-    let held = allocator.allocate_where(start + Bytes::mib(4), size, Stream::DEFAULT)?;
+    let held = allocator
+        .lane_mut()
+        .allocate_where(start + Bytes::mib(4), size, Stream::DEFAULT)?;
     let default = Stream::DEFAULT;
     refused(&mut allocator, held, size, default);
     refused(&mut allocator, held + Bytes(512), Bytes(512), default);
@@ -111,9 +117,13 @@ fn memory_that_is_not_free_for_the_request_is_refused() -> Outcome {
     refused(&mut allocator, start + Bytes::mib(19), size, default);
     refused(&mut allocator, DeviceAddress(512), size, default);
     refused(&mut allocator, DeviceAddress(u64::MAX - 511), size, default);
-    let too_large = allocator.allocate_where(start, Bytes(u64::MAX), default);
+    let too_large = allocator
+        .lane_mut()
+        .allocate_where(start, Bytes(u64::MAX), default);
     assert!(matches!(too_large, Err(AllocError::TooLarge { .. })));
-    let nothing = allocator.allocate_where(held, Bytes::ZERO, default)?;
+    let nothing = allocator
+        .lane_mut()
+        .allocate_where(held, Bytes::ZERO, default)?;
     assert_eq!(nothing, DeviceAddress::NULL);
     Ok(())
 }
@@ -126,10 +136,12 @@ fn a_block_that_may_not_be_split_serves_from_its_start_only() -> Outcome {
     let (size, default) = (Bytes::mib(20), Stream::DEFAULT);
     refused(&mut allocator, start + Bytes::mib(40), size, default);
     assert_eq!(
-        allocator.allocate_where(start, Bytes::mib(40), default)?,
+        allocator
+            .lane_mut()
+            .allocate_where(start, Bytes::mib(40), default)?,
         start
     );
-    assert_eq!(allocator.allocation(start)?.size, Bytes::mib(64));
+    assert_eq!(allocator.lane().allocation(start)?.size, Bytes::mib(64));
     Ok(())
 }
 
@@ -138,8 +150,10 @@ fn what_a_large_block_leaves_is_left_to_it() -> Outcome {
     let mut allocator = caching("caching");
     let start = freed(&mut allocator, 30)?;
     let address = start + Bytes::mib(2);
-    allocator.allocate_where(address, Bytes::mib(27), Stream::DEFAULT)?;
-    assert_eq!(allocator.allocation(address)?.size, Bytes::mib(28));
+    allocator
+        .lane_mut()
+        .allocate_where(address, Bytes::mib(27), Stream::DEFAULT)?;
+    assert_eq!(allocator.lane().allocation(address)?.size, Bytes::mib(28));
     Ok(())
 }
 
@@ -152,11 +166,15 @@ fn every_strategy_serves_a_request_that_would_go_there() -> Outcome {
         let first = allocator.allocate(size, Stream::DEFAULT)?;
         let guard = allocator.allocate(size, Stream::DEFAULT)?;
         allocator.free(first)?;
-        let elsewhere = allocator.allocate_where(guard, size, Stream::DEFAULT);
+        let elsewhere = allocator
+            .lane_mut()
+            .allocate_where(guard, size, Stream::DEFAULT);
         let address = guard;
         assert_eq!(elsewhere, Err(AllocError::NotFree { address, size }));
         check(&allocator);
-        let served = allocator.allocate_where(first, size, Stream::DEFAULT)?;
+        let served = allocator
+            .lane_mut()
+            .allocate_where(first, size, Stream::DEFAULT)?;
         assert_eq!(served, first, "{config:?}");
         check(&allocator);
     }
@@ -166,7 +184,7 @@ fn every_strategy_serves_a_request_that_would_go_there() -> Outcome {
 /// Asks for exactly some bytes at an address, which is to be refused, and for it to change nothing.
 fn not_free(allocator: &mut Allocator, address: DeviceAddress, size: Bytes) {
     let before = allocator.memory_stats();
-    let answer = allocator.allocate_at(address, size);
+    let answer = allocator.lane_mut().allocate_at(address, size);
     assert_eq!(answer, Err(AllocError::NotFree { address, size }));
     assert_eq!(allocator.memory_stats(), before);
     check(allocator);
@@ -176,16 +194,16 @@ fn not_free(allocator: &mut Allocator, address: DeviceAddress, size: Bytes) {
 fn a_free_block_is_cut_to_exactly_what_is_wanted() -> Outcome {
     let mut allocator = caching("caching");
     let start = freed(&mut allocator, 8)?;
-    assert_eq!(allocator.allocate_at(start, Bytes(700))?, start);
-    assert_eq!(allocator.allocation(start)?.size, Bytes(1024));
+    assert_eq!(allocator.lane_mut().allocate_at(start, Bytes(700))?, start);
+    assert_eq!(allocator.lane().allocation(start)?.size, Bytes(1024));
     check(&allocator);
     // What is behind it is free, and is taken as a whole.
     let rest = start + Bytes(1024);
     let size = Bytes::mib(20) - Bytes(1024);
     not_free(&mut allocator, rest, size + Bytes(1));
     not_free(&mut allocator, rest, Bytes::REQUEST_MAX);
-    assert_eq!(allocator.allocate_at(rest, size)?, rest);
-    assert_eq!(allocator.allocation(rest)?.size, size);
+    assert_eq!(allocator.lane_mut().allocate_at(rest, size)?, rest);
+    assert_eq!(allocator.lane().allocation(rest)?.size, size);
     check(&allocator);
     assert_eq!(allocator.stats().inactive_split.all.current, 0);
     Ok(())
@@ -201,7 +219,7 @@ fn exactly_some_bytes_are_taken_of_a_free_block_only() -> Outcome {
         not_free(&mut allocator, held + Bytes(512), Bytes(512));
         not_free(&mut allocator, held, Bytes::ZERO);
         let requested = Bytes::REQUEST_MAX + Bytes(1);
-        let too_large = allocator.allocate_at(held, requested);
+        let too_large = allocator.lane_mut().allocate_at(held, requested);
         assert_eq!(too_large, Err(AllocError::TooLarge { requested }));
         if config.name() != StrategyName::Caching {
             // Blocks have sizes of their own.

@@ -29,7 +29,7 @@ fn expandable() -> Config {
 }
 
 fn check(allocator: &Allocator) {
-    let checked = allocator.check_invariants(CheckLevel::Everything);
+    let checked = allocator.lane().check_invariants(CheckLevel::Everything);
     assert_eq!(checked, Ok(()));
 }
 
@@ -54,9 +54,9 @@ fn blocks_come_back_where_they_were() -> Outcome {
         let mut allocator = allocator(&config);
         let held = take(&mut allocator, &SIZES)?;
         allocator.free(held[3])?;
-        let checkpoint = allocator.checkpoint(POOL)?;
+        let checkpoint = allocator.lane().checkpoint(POOL)?;
         let known: Vec<Allocation> = { held.iter() }
-            .filter_map(|&address| allocator.allocation(address).ok())
+            .filter_map(|&address| allocator.lane().allocation(address).ok())
             .collect();
         assert_eq!(known.len(), held.len() - 1);
 
@@ -68,7 +68,7 @@ fn blocks_come_back_where_they_were() -> Outcome {
         }
         let others = take(&mut allocator, &[2, 2, 30, 1, 390, 7])?;
         let before = allocator.stats();
-        let Restored { freed, allocated } = allocator.restore(&checkpoint)?;
+        let Restored { freed, allocated } = allocator.lane_mut().restore(&checkpoint)?;
         assert!(freed.len() >= others.len());
         let mut known: Vec<_> = { known.iter() }
             .map(|block| (block.address, block.size, block.stream))
@@ -77,13 +77,16 @@ fn blocks_come_back_where_they_were() -> Outcome {
         let back = { allocated.iter() }.map(|block| (block.address, block.size, block.stream));
         assert!(back.eq(known), "{config}: {allocated:?}");
         check(&allocator);
-        assert_eq!(allocator.check_live(POOL, &addresses(&allocated)), Ok(true));
+        assert_eq!(
+            allocator.lane().check_live(POOL, &addresses(&allocated)),
+            Ok(true)
+        );
         if !is_direct(&config) {
             assert_eq!(allocator.stats().reserved(), before.reserved(), "{config}");
         }
 
         // Again, with nothing changed.
-        let again = allocator.restore(&checkpoint)?;
+        let again = allocator.lane_mut().restore(&checkpoint)?;
         assert_eq!(addresses(&again.freed), addresses(&allocated), "{config}");
         assert_eq!(
             addresses(&again.allocated),
@@ -94,7 +97,7 @@ fn blocks_come_back_where_they_were() -> Outcome {
         for address in addresses(&allocated) {
             allocator.free(address)?;
         }
-        allocator.release_pool(POOL)?;
+        allocator.lane_mut().release_pool(POOL)?;
         allocator.empty_cache()?;
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{config}");
     }
@@ -110,12 +113,12 @@ fn slabs_come_back() -> Outcome {
         (0..200).map(take).collect::<Result<Vec<_>, _>>()
     };
     let mut small = take_many(&mut allocator, 3)?;
-    let checkpoint = allocator.checkpoint(POOL)?;
+    let checkpoint = allocator.lane().checkpoint(POOL)?;
     for &address in &small {
         allocator.free(address)?;
     }
     take_many(&mut allocator, 17)?;
-    let restored = allocator.restore(&checkpoint)?;
+    let restored = allocator.lane_mut().restore(&checkpoint)?;
     small.sort_unstable();
     assert_eq!(addresses(&restored.allocated), small);
     check(&allocator);
@@ -128,16 +131,16 @@ fn the_events_are_those_of_pytorch() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let held = take(&mut allocator, &[1, 2, 3])?;
     allocator.free(held[1])?;
-    let checkpoint = allocator.checkpoint(POOL)?;
+    let checkpoint = allocator.lane().checkpoint(POOL)?;
     allocator.free(held[0])?;
     allocator.reset_peak_stats();
-    allocator.record_events(true);
-    allocator.restore(&checkpoint)?;
+    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().restore(&checkpoint)?;
     let kib = |event: lowtide_core::Event| {
         let offset = event.address.offset_from(held[0]);
         (event.action, offset.get() >> 10, event.size.get() >> 10)
     };
-    let events: Vec<_> = allocator.take_events().map(kib).collect();
+    let events: Vec<_> = allocator.lane_mut().take_events().map(kib).collect();
     let (alloc, requested, completed) =
         (Action::Alloc, Action::FreeRequested, Action::FreeCompleted);
     let expected = [
@@ -163,10 +166,10 @@ fn the_events_are_those_of_pytorch() -> Outcome {
 fn an_expandable_segment_may_have_grown() -> Outcome {
     let mut allocator = allocator(&expandable());
     let held = take(&mut allocator, &[100, 30])?;
-    let checkpoint = allocator.checkpoint(POOL)?;
+    let checkpoint = allocator.lane().checkpoint(POOL)?;
     allocator.free(held[0])?;
     let later = take(&mut allocator, &[800, 90])?;
-    let restored = allocator.restore(&checkpoint)?;
+    let restored = allocator.lane_mut().restore(&checkpoint)?;
     assert_eq!(addresses(&restored.allocated), held);
     assert!(addresses(&restored.freed).contains(&later[0]));
     check(&allocator);
@@ -180,21 +183,25 @@ fn what_went_back_to_the_driver_does_not_come_back() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
         let held = take(&mut allocator, &[24, 400])?;
-        let checkpoint = allocator.checkpoint(POOL)?;
+        let checkpoint = allocator.lane().checkpoint(POOL)?;
         allocator.free(held[1])?;
         allocator.free(held[0])?;
-        allocator.release_pool(POOL)?;
-        allocator.empty_pool(POOL)?;
-        let ended = allocator.restore(&checkpoint).unwrap_err();
+        allocator.lane_mut().release_pool(POOL)?;
+        allocator.lane_mut().empty_pool(POOL)?;
+        let ended = allocator.lane_mut().restore(&checkpoint).unwrap_err();
         assert_eq!(ended, AllocError::NoSuchPool { pool: POOL }, "{config}");
         // A pool of the same name, whose memory may be at the same addresses.
         let other = take(&mut allocator, &[24])?;
         let before = allocator.stats();
-        let refused = allocator.restore(&checkpoint).unwrap_err();
+        let refused = allocator.lane_mut().restore(&checkpoint).unwrap_err();
         let is_expected = matches!(refused, AllocError::NotRestorable { pool: POOL, .. });
         assert!(is_expected, "{config}: {refused:?}");
         assert_eq!(allocator.stats(), before, "{config}");
-        assert_eq!(allocator.check_live(POOL, &other), Ok(true), "{config}");
+        assert_eq!(
+            allocator.lane().check_live(POOL, &other),
+            Ok(true),
+            "{config}"
+        );
         check(&allocator);
     }
     Ok(())
@@ -204,7 +211,7 @@ fn what_went_back_to_the_driver_does_not_come_back() -> Outcome {
 fn direct_restores_what_is_still_held() -> Outcome {
     let mut allocator = allocator(&Config::Direct);
     let held = take(&mut allocator, &[24, 8])?;
-    let checkpoint = allocator.checkpoint(POOL)?;
+    let checkpoint = allocator.lane().checkpoint(POOL)?;
     let later = take(&mut allocator, &[16])?;
     // The driver does not take the later block back: it goes with the next request.
     let lost = DriverError::Failed {
@@ -213,19 +220,20 @@ fn direct_restores_what_is_still_held() -> Outcome {
         message: "not now".to_owned(),
     };
     allocator
+        .lane_mut()
         .driver_mut()
         .set_faults(FaultPlan::nth_of_any(1, lost));
-    let restored = allocator.restore(&checkpoint)?;
+    let restored = allocator.lane_mut().restore(&checkpoint)?;
     assert_eq!(addresses(&restored.allocated).len(), held.len());
     assert_eq!(allocator.stats().reserved(), Bytes::mib(6));
     check(&allocator);
     assert_eq!(allocator.free(later[0]), not_allocated(later[0]));
-    allocator.process_events()?;
+    allocator.lane_mut().process_events()?;
     assert_eq!(allocator.stats().reserved(), Bytes::mib(4));
 
     allocator.free(held[0])?;
     let before = allocator.stats();
-    let refused = allocator.restore(&checkpoint).unwrap_err();
+    let refused = allocator.lane_mut().restore(&checkpoint).unwrap_err();
     assert!(matches!(refused, AllocError::NotRestorable { address, .. } if address == held[0]));
     assert_eq!(allocator.stats(), before);
     Ok(())
@@ -239,20 +247,20 @@ fn not_allocated(address: DeviceAddress) -> Outcome {
 fn other_streams_are_waited_for_unless_a_capture_forbids_it() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let held = take(&mut allocator, &[8, 8])?;
-    let checkpoint = allocator.checkpoint(POOL)?;
-    let done_ns = allocator.driver().now_ns() + 1_000_000;
-    allocator.driver_mut().launch(OTHER, 1_000_000);
-    allocator.record_stream(held[0], OTHER)?;
-    allocator.record_stream(held[1], OTHER)?;
+    let checkpoint = allocator.lane().checkpoint(POOL)?;
+    let done_ns = allocator.lane().driver().now_ns() + 1_000_000;
+    allocator.lane_mut().driver_mut().launch(OTHER, 1_000_000);
+    allocator.lane_mut().record_stream(held[0], OTHER)?;
+    allocator.lane_mut().record_stream(held[1], OTHER)?;
 
-    allocator.capture_begin();
-    let refused = allocator.restore(&checkpoint).unwrap_err();
+    allocator.lane_mut().capture_begin();
+    let refused = allocator.lane_mut().restore(&checkpoint).unwrap_err();
     assert!(matches!(refused, AllocError::NotRestorable { .. }));
-    allocator.capture_end()?;
+    allocator.lane_mut().capture_end()?;
     allocator.free(held[1])?;
-    assert!(allocator.driver().now_ns() < done_ns);
-    let restored = allocator.restore(&checkpoint)?;
-    assert!(allocator.driver().now_ns() >= done_ns);
+    assert!(allocator.lane().driver().now_ns() < done_ns);
+    let restored = allocator.lane_mut().restore(&checkpoint)?;
+    assert!(allocator.lane().driver().now_ns() >= done_ns);
     assert_eq!(addresses(&restored.allocated), held);
     // They start without uses, as any block does.
     allocator.free(held[0])?;
@@ -265,19 +273,20 @@ fn other_streams_are_waited_for_unless_a_capture_forbids_it() -> Outcome {
 fn a_wait_that_fails_changes_nothing() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let held = take(&mut allocator, &[8])?;
-    let checkpoint = allocator.checkpoint(POOL)?;
-    allocator.record_stream(held[0], OTHER)?;
+    let checkpoint = allocator.lane().checkpoint(POOL)?;
+    allocator.lane_mut().record_stream(held[0], OTHER)?;
     let fault = DriverError::Unsupported { call: "wait" };
     allocator
+        .lane_mut()
         .driver_mut()
         .set_faults(FaultPlan::nth_of_any(1, fault.clone()));
     let before = allocator.stats();
     assert_eq!(
-        allocator.restore(&checkpoint),
+        allocator.lane_mut().restore(&checkpoint),
         Err(AllocError::Driver(fault))
     );
     assert_eq!(allocator.stats(), before);
-    allocator.driver_mut().launch(OTHER, 1_000_000);
+    allocator.lane_mut().driver_mut().launch(OTHER, 1_000_000);
     allocator.free(held[0])?;
     assert_eq!(allocator.stats().active.all.current, 1);
     Ok(())
@@ -291,11 +300,11 @@ fn segments_are_restored_one_after_the_other() -> Outcome {
     let held = take(&mut allocator, &[8, 8, 8, 8])?;
     allocator.free(held[1])?;
     allocator.free(held[3])?;
-    let checkpoint = allocator.checkpoint(POOL)?;
+    let checkpoint = allocator.lane().checkpoint(POOL)?;
     allocator.free(held[0])?;
     allocator.free(held[2])?;
     allocator.reset_peak_stats();
-    allocator.restore(&checkpoint)?;
+    allocator.lane_mut().restore(&checkpoint)?;
     let stats = allocator.stats();
     assert_eq!(stats.allocated_bytes.all.peak, 3 << 20);
     assert_eq!(stats.allocation.all.peak, 3);

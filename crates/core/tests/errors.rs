@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, DriverError, MempoolId, OutOfMemory,
-    SegmentSource, Stream, TorchRelease,
+    PoolSetting, SegmentSource, Stream, TorchRelease,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
@@ -145,7 +145,9 @@ fn regions_that_are_paused_are_named() -> Result<(), AllocError> {
     for (number, region) in [(1, "weights"), (2, "kv"), (3, "kv")] {
         let pool = MempoolId(number, number);
         allocator.allocate_in(pool, Bytes::mib(20), Stream::DEFAULT)?;
-        allocator.set_paused(pool, Some(region.into()))?;
+        allocator
+            .lane_mut()
+            .set_pool(pool, PoolSetting::Paused(Some(region.into())))?;
     }
     let error = out_of_memory(allocator.allocate(Bytes::mib(70), Stream::DEFAULT));
     let paused = [("kv", 40), ("weights", 20)];
@@ -178,7 +180,7 @@ fn the_fields_are_those_of_the_moment() -> Result<(), AllocError> {
             (error.limit, error.device_total),
             (Some(Bytes::mib(100)), Bytes::mib(128))
         );
-        let device = allocator.driver();
+        let device = allocator.lane().driver();
         let in_use = device.allocated_bytes() + device.created_bytes();
         assert_eq!(error.device_free, Bytes::mib(128) - in_use, "{config}");
         assert_eq!(stats.num_ooms, 1);
@@ -200,7 +202,7 @@ fn more_than_there_can_be_is_refused_before_anything_else() {
             assert_eq!(error.to_string(), text);
         }
         assert_eq!(
-            allocator.driver().physical_bytes_max(),
+            allocator.lane().driver().physical_bytes_max(),
             Bytes::ZERO,
             "{config}"
         );
@@ -215,7 +217,9 @@ fn zero_bytes_are_nowhere() -> Result<(), AllocError> {
         allocator.allocate(Bytes::ZERO, Stream::DEFAULT)?,
         DeviceAddress::NULL
     );
-    allocator.record_stream(DeviceAddress::NULL, Stream(1))?;
+    allocator
+        .lane_mut()
+        .record_stream(DeviceAddress::NULL, Stream(1))?;
     allocator.free(DeviceAddress::NULL)?;
     assert_eq!(allocator.stats().allocation.all.allocated, 0);
     Ok(())
@@ -233,8 +237,11 @@ fn what_is_not_held_cannot_be_freed() -> Result<(), AllocError> {
                 "{config}"
             );
         }
-        allocator.record_stream(block, Stream(2))?;
-        allocator.driver_mut().launch(Stream(2), u64::MAX / 4);
+        allocator.lane_mut().record_stream(block, Stream(2))?;
+        allocator
+            .lane_mut()
+            .driver_mut()
+            .launch(Stream(2), u64::MAX / 4);
         allocator.free(block)?;
         let twice = allocator.free(block).unwrap_err();
         assert_eq!(
@@ -258,6 +265,7 @@ fn a_failing_driver_is_quoted() {
     };
     let mut allocator = allocator(&Config::default(), Bytes::mib(128));
     allocator
+        .lane_mut()
         .driver_mut()
         .set_faults(FaultPlan::nth(Call::Allocate, 1, broken.clone()));
     let error = allocator
@@ -298,8 +306,11 @@ impl SegmentSource for OfRegion {
 fn holders_in_a_region_say_its_name() -> Result<(), AllocError> {
     let mut allocator = allocator(&Config::default(), Bytes::gib(1));
     let pool = MempoolId(0, 7);
-    allocator.create_or_retain_pool(pool);
-    allocator.set_pool_source(pool, Box::new(OfRegion(DeviceAddress(1 << 60))))?;
+    allocator.lane_mut().create_or_retain_pool(pool);
+    allocator.lane_mut().set_pool(
+        pool,
+        PoolSetting::Source(Box::new(OfRegion(DeviceAddress(1 << 60)))),
+    )?;
     allocator.allocate(Bytes::mib(30), Stream::DEFAULT)?;
     for _ in 0..2 {
         allocator.allocate_in(pool, Bytes::mib(30), Stream::DEFAULT)?;

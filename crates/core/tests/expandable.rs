@@ -90,7 +90,7 @@ fn a_range_that_nothing_was_mapped_into_stays() {
     let refused = allocator.allocate(Bytes::mib(100), Stream::DEFAULT);
     assert!(refused.is_err());
     let counted = |allocator: &Allocator| {
-        [Call::Reserve, Call::Unreserve].map(|call| allocator.driver().stats(call).count)
+        [Call::Reserve, Call::Unreserve].map(|call| allocator.lane().driver().stats(call).count)
     };
     assert_eq!(counted(&allocator), [2, 0]);
     allocator.empty_cache().unwrap();

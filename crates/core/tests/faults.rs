@@ -180,15 +180,18 @@ fn pages_that_are_neither_mapped_nor_unmapped_go_back() -> Result<(), AllocError
             message: String::new(),
         };
         let faults = FaultPlan::random(seed, 2, failed);
-        allocator.driver_mut().set_faults(faults);
+        allocator.lane_mut().driver_mut().set_faults(faults);
         let more = allocator.allocate(Bytes::mib(70), Stream(1));
-        allocator.driver_mut().set_faults(FaultPlan::none());
+        allocator
+            .lane_mut()
+            .driver_mut()
+            .set_faults(FaultPlan::none());
         // The same pages are mapped anew.
         let more = more.or_else(|_| allocator.allocate(Bytes::mib(70), Stream(1)))?;
         allocator.free(more)?;
         allocator.free(block)?;
         allocator.empty_cache()?;
-        assert_eq!(allocator.driver().leaks(), [""; 0], "seed {seed}");
+        assert_eq!(allocator.lane().driver().leaks(), [""; 0], "seed {seed}");
     }
     Ok(())
 }
@@ -205,20 +208,26 @@ fn a_segment_that_is_half_mapped_is_passed_over() -> Result<(), AllocError> {
     };
     let before = allocator.allocate(Bytes::mib(4), Stream(1))?;
     let both = FaultPlan::every(&[Call::SetAccess, Call::Unmap], failed.clone());
-    allocator.driver_mut().set_faults(both);
+    allocator.lane_mut().driver_mut().set_faults(both);
     let refused = allocator.allocate(Bytes::mib(30), Stream(1));
     assert!(matches!(refused, Err(AllocError::Driver(_))));
     let unmap = FaultPlan::every(&[Call::Unmap], failed);
-    allocator.driver_mut().set_faults(unmap);
+    allocator.lane_mut().driver_mut().set_faults(unmap);
     let own = allocator.allocate(Bytes::mib(30), Stream(1))?;
     let others = allocator.allocate(Bytes::mib(20), Stream(2))?;
-    assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
-    allocator.driver_mut().set_faults(FaultPlan::none());
+    assert_eq!(
+        allocator.lane().check_invariants(CheckLevel::Everything),
+        Ok(())
+    );
+    allocator
+        .lane_mut()
+        .driver_mut()
+        .set_faults(FaultPlan::none());
     for block in [before, own, others] {
         allocator.free(block)?;
     }
     allocator.empty_cache()?;
-    assert_eq!(allocator.driver().leaks(), [""; 0]);
+    assert_eq!(allocator.lane().driver().leaks(), [""; 0]);
     Ok(())
 }
 
@@ -267,28 +276,31 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
         assert!(job.len() > 3, "{config}");
         let mut untouched = allocator(&config);
         for segment in &job {
-            assert_eq!(untouched.adopt(segment), Ok(true));
+            assert_eq!(untouched.lane_mut().adopt(segment), Ok(true));
         }
         assert_eq!(shape(&untouched.snapshot()), shape(&job), "{config}");
         for nth in 1..60 {
             let mut allocator = allocator(&config);
             let plan = FaultPlan::nth_of_any(nth, DriverError::OutOfMemory);
-            allocator.driver_mut().set_faults(plan);
+            allocator.lane_mut().driver_mut().set_faults(plan);
             for segment in &job {
                 let before = allocator.snapshot();
-                if allocator.adopt(segment).is_err() {
-                    let checked = allocator.check_invariants(CheckLevel::Everything);
+                if allocator.lane_mut().adopt(segment).is_err() {
+                    let checked = allocator.lane().check_invariants(CheckLevel::Everything);
                     assert_eq!(checked, Ok(()), "{config}: call {nth} failed");
                     assert_eq!(allocator.snapshot(), before, "{config}: call {nth} failed");
                     assert_eq!(
-                        allocator.adopt(segment),
+                        allocator.lane_mut().adopt(segment),
                         Ok(true),
                         "{config}: call {nth} failed"
                     );
                 }
             }
-            allocator.driver_mut().set_faults(FaultPlan::none());
-            let checked = allocator.check_invariants(CheckLevel::Everything);
+            allocator
+                .lane_mut()
+                .driver_mut()
+                .set_faults(FaultPlan::none());
+            let checked = allocator.lane().check_invariants(CheckLevel::Everything);
             assert_eq!(checked, Ok(()), "{config}: call {nth} failed");
             let adopted = allocator.snapshot();
             assert_eq!(shape(&adopted), shape(&job), "{config}: call {nth} failed");
@@ -297,7 +309,7 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
                 allocator.free(block.address)?;
             }
             allocator.empty_cache()?;
-            let leaks = allocator.driver().leaks();
+            let leaks = allocator.lane().driver().leaks();
             assert!(leaks.is_empty(), "{config}: call {nth} failed: {leaks:?}");
         }
     }
@@ -332,8 +344,11 @@ fn what_whole_pages_hold_beyond_a_picture_is_free() -> Result<(), AllocError> {
                     block(Bytes::mib(1), Bytes::mib(2), status),
                 ],
             };
-            assert_eq!(allocator.adopt(&segment), Ok(true));
-            assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
+            assert_eq!(allocator.lane_mut().adopt(&segment), Ok(true));
+            assert_eq!(
+                allocator.lane().check_invariants(CheckLevel::Everything),
+                Ok(())
+            );
         }
         let picture = allocator.snapshot();
         let blocks = picture.iter().flat_map(|segment| &segment.blocks);
@@ -341,7 +356,7 @@ fn what_whole_pages_hold_beyond_a_picture_is_free() -> Result<(), AllocError> {
             allocator.free(block.address)?;
         }
         allocator.empty_cache()?;
-        assert!(allocator.driver().leaks().is_empty());
+        assert!(allocator.lane().driver().leaks().is_empty());
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
     }
     Ok(())

@@ -102,7 +102,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
 
     // The program may set another limit; what is configured stays.
     allocator.set_memory_fraction(1.0).unwrap();
-    allocator.record_events(true);
+    allocator.lane_mut().record_events(true);
     let refused = allocator.allocate(Bytes::gib(3), Stream::DEFAULT);
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("preemptively rejected"), "{text}");
@@ -110,7 +110,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
     let stats = allocator.stats();
     assert_eq!((stats.num_device_free, stats.num_oom_rejections), (1, 1));
     assert_eq!(stats.num_ooms, 0);
-    assert_eq!(allocator.take_events().count(), 0);
+    assert_eq!(allocator.lane_mut().take_events().count(), 0);
 }
 
 #[test]

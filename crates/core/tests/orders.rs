@@ -88,7 +88,10 @@ fn addresses(program: &str, order: FreeBlockOrder) -> (Vec<String>, Vec<String>)
                 theirs.push(fields[4 + order as usize].to_owned());
             }
         }
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
     }
     (ours, theirs)
 }
@@ -157,7 +160,7 @@ fn blocks_can_be_said_to_be_older() {
         for place in [0, 2] {
             allocator.free(quarters[place]).unwrap();
         }
-        let numbers: BTreeMap<DeviceAddress, u64> = allocator.block_numbers().collect();
+        let numbers: BTreeMap<DeviceAddress, u64> = allocator.lane().block_numbers().collect();
         let expected = quarters.into_iter().chain([segment]).zip([2, 3, 4, 1, 5]);
         assert_eq!(
             numbers,
@@ -165,9 +168,14 @@ fn blocks_can_be_said_to_be_older() {
             "{order:?}"
         );
 
-        allocator.order_blocks(&[segment, quarters[2], quarters[0]]);
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
-        let numbers: BTreeMap<DeviceAddress, u64> = allocator.block_numbers().collect();
+        allocator
+            .lane_mut()
+            .order_blocks(&[segment, quarters[2], quarters[0]]);
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
+        let numbers: BTreeMap<DeviceAddress, u64> = allocator.lane().block_numbers().collect();
         let expected = quarters.into_iter().chain([segment]).zip([3, 5, 2, 4, 1]);
         assert_eq!(
             numbers,
@@ -184,9 +192,15 @@ fn blocks_can_be_said_to_be_older() {
         // What begins later is younger than all of them.
         allocator.free(taken).unwrap();
         let part = allocate(&mut allocator, Bytes::kib(256));
-        let newest = allocator.block_numbers().max_by_key(|&(_, number)| number);
+        let newest = allocator
+            .lane()
+            .block_numbers()
+            .max_by_key(|&(_, number)| number);
         assert_eq!(newest.map(|(address, _)| address), has_ages.then_some(part));
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
     }
 }
 
@@ -233,6 +247,7 @@ fn segments_are_numbered_one_by_one_however_large() {
     }
     let mut numbers: Vec<u64> = allocator
         .segment_numbers()
+        .into_iter()
         .map(|(_, number)| number)
         .collect();
     numbers.sort_unstable();

@@ -2,7 +2,7 @@
 
 use lowtide_core::{
     Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, DriverError,
-    MempoolId, SegmentSnapshot, Stream,
+    MempoolId, PoolSetting, RouteOrder, SegmentSnapshot, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
@@ -28,6 +28,7 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
 
 fn pool_of(allocator: &DeviceAllocator<SimDriver>, address: DeviceAddress) -> MempoolId {
     allocator
+        .lane()
         .allocation(address)
         .expect("the block is held")
         .pool
@@ -46,10 +47,12 @@ fn requests_go_where_they_are_routed() -> Outcome {
     for config in configs().into_iter().filter(grow) {
         let mut allocator = allocator(&config);
         let before = allocator.allocate(Bytes::mib(3), ROUTED)?;
-        allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
+        allocator
+            .lane_mut()
+            .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |stream| stream == ROUTED)?;
         let inside = allocator.allocate(Bytes::mib(3), ROUTED)?;
         let beside = allocator.allocate(Bytes::mib(3), OTHER)?;
-        allocator.end_allocate_to_pool(POOL)?;
+        allocator.lane_mut().end_allocate_to_pool(POOL)?;
         let after = allocator.allocate(Bytes::mib(3), ROUTED)?;
         let pools = [before, inside, beside, after].map(|address| pool_of(&allocator, address));
         let default = MempoolId::DEFAULT;
@@ -72,33 +75,35 @@ fn a_freed_block_serves_only_its_pool() -> Outcome {
 fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
-        allocator.create_or_retain_pool(POOL);
-        allocator.begin_allocate_to_pool(POOL, |_| true)?;
-        assert_eq!(allocator.pool_use_count(POOL), Ok(2));
+        allocator.lane_mut().create_or_retain_pool(POOL);
+        allocator
+            .lane_mut()
+            .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |_| true)?;
+        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(2));
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
-        allocator.end_allocate_to_pool(POOL)?;
-        allocator.release_pool(POOL)?;
+        allocator.lane_mut().end_allocate_to_pool(POOL)?;
+        allocator.lane_mut().release_pool(POOL)?;
         allocator.empty_cache()?;
-        assert_eq!(allocator.pool_use_count(POOL), Ok(1), "{config}");
+        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(1), "{config}");
 
-        allocator.release_pool(POOL)?;
+        allocator.lane_mut().release_pool(POOL)?;
         assert_eq!(
-            allocator.release_pool(POOL),
+            allocator.lane_mut().release_pool(POOL),
             Err(AllocError::PoolNotHeld { pool: POOL })
         );
         allocator.empty_cache()?;
         assert_eq!(
-            allocator.pool_use_count(POOL),
+            allocator.lane().pool_use_count(POOL),
             Ok(0),
             "{config}: a block is still held"
         );
         allocator.free(block)?;
         allocator.empty_cache()?;
         assert_eq!(
-            allocator.pool_use_count(POOL),
+            allocator.lane().pool_use_count(POOL),
             Err(AllocError::NoSuchPool { pool: POOL })
         );
-        assert!(allocator.driver().leaks().is_empty(), "{config}");
+        assert!(allocator.lane().driver().leaks().is_empty(), "{config}");
     }
     Ok(())
 }
@@ -109,19 +114,25 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
     let mut allocator = allocator(&"caching:expandable_segments:True".parse().unwrap());
     let error = DriverError::Unsupported { call: "told to" };
     let plan = FaultPlan::every(&[Call::SetAccess, Call::Unmap], error.clone());
-    allocator.driver_mut().set_faults(plan);
+    allocator.lane_mut().driver_mut().set_faults(plan);
     let refused = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED);
     assert_eq!(refused, Err(AllocError::Driver(error)));
-    allocator.release_pool(POOL)?;
+    allocator.lane_mut().release_pool(POOL)?;
     allocator.empty_cache()?;
-    assert_eq!(allocator.pool_use_count(POOL), Ok(0));
+    assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0));
     // Looks at the pool of every block.
-    assert_eq!(allocator.held_blocks(MempoolId::DEFAULT), Ok(Vec::new()));
-    allocator.driver_mut().set_faults(FaultPlan::none());
+    assert_eq!(
+        allocator.lane().held_blocks(MempoolId::DEFAULT),
+        Ok(Vec::new())
+    );
+    allocator
+        .lane_mut()
+        .driver_mut()
+        .set_faults(FaultPlan::none());
     allocator.empty_cache()?;
     let absent = Err(AllocError::NoSuchPool { pool: POOL });
-    assert_eq!(allocator.pool_use_count(POOL), absent);
-    assert!(allocator.driver().leaks().is_empty());
+    assert_eq!(allocator.lane().pool_use_count(POOL), absent);
+    assert!(allocator.lane().driver().leaks().is_empty());
     Ok(())
 }
 
@@ -132,7 +143,7 @@ fn a_held_pool_keeps_its_free_memory() -> Outcome {
     allocator.free(block)?;
     allocator.empty_cache()?;
     assert_eq!(reserved_in(&mut allocator, POOL), Bytes::mib(20));
-    allocator.release_pool(POOL)?;
+    allocator.lane_mut().release_pool(POOL)?;
     allocator.empty_cache()?;
     assert_eq!(reserved_in(&mut allocator, POOL), Bytes::ZERO);
     Ok(())
@@ -143,8 +154,10 @@ fn a_held_pool_keeps_its_free_memory() -> Outcome {
 fn a_pool_that_requests_are_routed_to_does_not_end() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
-        allocator.begin_allocate_to_pool(POOL, |_| true)?;
-        allocator.release_pool(POOL)?;
+        allocator
+            .lane_mut()
+            .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |_| true)?;
+        allocator.lane_mut().release_pool(POOL)?;
         allocator.empty_cache()?;
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         assert_eq!(pool_of(&allocator, block), POOL, "{config}");
@@ -157,7 +170,7 @@ fn a_pool_that_requests_are_routed_to_does_not_end() -> Outcome {
 fn releasing_the_default_pool_changes_nothing() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
-        allocator.release_pool(MempoolId::DEFAULT)?;
+        allocator.lane_mut().release_pool(MempoolId::DEFAULT)?;
         allocator.empty_cache()?;
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         assert_eq!(pool_of(&allocator, block), MempoolId::DEFAULT, "{config}");
@@ -170,14 +183,14 @@ fn releasing_the_default_pool_changes_nothing() -> Outcome {
 fn a_request_in_a_pool_holds_it() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
-        allocator.create_or_retain_pool(POOL);
-        allocator.release_pool(POOL)?;
+        allocator.lane_mut().create_or_retain_pool(POOL);
+        allocator.lane_mut().release_pool(POOL)?;
         let too_much = allocator.allocate_in(POOL, Bytes::gib(1), ROUTED);
         assert!(
             too_much.is_err_and(|error| error.is_out_of_memory()),
             "{config}"
         );
-        assert_eq!(allocator.pool_use_count(POOL), Ok(1), "{config}");
+        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(1), "{config}");
     }
     Ok(())
 }
@@ -193,7 +206,7 @@ fn ask_in_vain(allocator: &mut DeviceAllocator<SimDriver>) {
         call: "query_event",
     };
     let plan = FaultPlan::nth(Call::QueryEvent, 1, error.clone());
-    allocator.driver_mut().set_faults(plan);
+    allocator.lane_mut().driver_mut().set_faults(plan);
     let failed = allocator.allocate_in(POOL, Bytes(1), OTHER);
     assert_eq!(failed, Err(AllocError::Driver(error)));
 }
@@ -204,24 +217,26 @@ fn a_request_that_is_refused_up_front_leaves_its_pool_as_it_was() -> Outcome {
         let mut allocator = allocator(&config);
         // A block that waits, so that the device is asked before anything else.
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
-        allocator.record_stream(block, OTHER)?;
-        allocator.driver_mut().launch(OTHER, 1_000_000);
+        allocator.lane_mut().record_stream(block, OTHER)?;
+        allocator.lane_mut().driver_mut().launch(OTHER, 1_000_000);
         allocator.free(block)?;
 
         ask_in_vain(&mut allocator);
         let absent = Err(AllocError::NoSuchPool { pool: POOL });
-        assert_eq!(allocator.pool_use_count(POOL), absent, "{config}");
+        assert_eq!(allocator.lane().pool_use_count(POOL), absent, "{config}");
 
-        allocator.create_or_retain_pool(POOL);
-        allocator.release_pool(POOL)?;
+        allocator.lane_mut().create_or_retain_pool(POOL);
+        allocator.lane_mut().release_pool(POOL)?;
         ask_in_vain(&mut allocator);
-        assert_eq!(allocator.pool_use_count(POOL), Ok(0), "{config}");
+        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0), "{config}");
 
-        allocator.set_paused(POOL, Some("kv".into()))?;
+        allocator
+            .lane_mut()
+            .set_pool(POOL, PoolSetting::Paused(Some("kv".into())))?;
         let region = "kv".into();
         let away = allocator.allocate_in(POOL, Bytes(1), OTHER);
         assert_eq!(away, Err(AllocError::Paused { region }), "{config}");
-        assert_eq!(allocator.pool_use_count(POOL), Ok(0), "{config}");
+        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0), "{config}");
     }
     Ok(())
 }
@@ -229,24 +244,36 @@ fn a_request_that_is_refused_up_front_leaves_its_pool_as_it_was() -> Outcome {
 #[test]
 fn routing_twice_and_ending_twice_are_errors() -> Outcome {
     let mut allocator = allocator(&Config::default());
-    allocator.begin_allocate_to_pool(POOL, |_| true)?;
-    let again = allocator.begin_allocate_to_pool(POOL, |_| true);
+    allocator
+        .lane_mut()
+        .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |_| true)?;
+    let again = allocator
+        .lane_mut()
+        .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |_| true);
     assert_eq!(again, Err(AllocError::PoolInUse { pool: POOL }));
     assert_eq!(
-        allocator.pool_use_count(POOL),
+        allocator.lane().pool_use_count(POOL),
         Ok(1),
         "what is refused holds nothing"
     );
-    allocator.end_allocate_to_pool(POOL)?;
+    allocator.lane_mut().end_allocate_to_pool(POOL)?;
     let ended = Err(AllocError::PoolNotRouted { pool: POOL });
-    assert_eq!(allocator.end_allocate_to_pool(POOL), ended);
+    assert_eq!(allocator.lane_mut().end_allocate_to_pool(POOL), ended);
     let unknown = MempoolId(9, 9);
     let absent = Err(AllocError::NoSuchPool { pool: unknown });
-    assert_eq!(allocator.end_allocate_to_pool(unknown), absent);
-    assert_eq!(allocator.release_pool(unknown), absent);
-    assert_eq!(allocator.set_use_on_oom(unknown, true), absent);
-    assert_eq!(allocator.set_no_split(unknown), absent);
-    assert_eq!(allocator.empty_pool(unknown), absent);
+    assert_eq!(allocator.lane_mut().end_allocate_to_pool(unknown), absent);
+    assert_eq!(allocator.lane_mut().release_pool(unknown), absent);
+    assert_eq!(
+        allocator
+            .lane_mut()
+            .set_pool(unknown, PoolSetting::UseOnOom(true)),
+        absent
+    );
+    assert_eq!(
+        allocator.lane_mut().set_pool(unknown, PoolSetting::NoSplit),
+        absent
+    );
+    assert_eq!(allocator.lane_mut().empty_pool(unknown), absent);
     Ok(())
 }
 
@@ -254,8 +281,12 @@ fn routing_twice_and_ending_twice_are_errors() -> Outcome {
 fn the_latest_route_that_matches_decides() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let second = MempoolId(0, 2);
-    allocator.begin_allocate_to_pool(second, |_| true)?;
-    allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
+    allocator
+        .lane_mut()
+        .begin_allocate_to_pool(second, RouteOrder::BeforeOthers, |_| true)?;
+    allocator
+        .lane_mut()
+        .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |stream| stream == ROUTED)?;
     let blocks = [
         allocator.allocate(Bytes(1), ROUTED)?,
         allocator.allocate(Bytes(1), OTHER)?,
@@ -271,7 +302,9 @@ fn the_latest_route_that_matches_decides() -> Outcome {
 fn ask_from_outside(config: &Config, use_on_oom: bool) -> Result<DeviceAddress, AllocError> {
     let mut allocator = allocator(config);
     let inside = allocator.allocate_in(POOL, Bytes::mib(100), ROUTED)?;
-    allocator.set_use_on_oom(POOL, use_on_oom)?;
+    allocator
+        .lane_mut()
+        .set_pool(POOL, PoolSetting::UseOnOom(use_on_oom))?;
     allocator.free(inside)?;
     allocator.allocate(Bytes::mib(100), ROUTED)
 }
@@ -292,10 +325,10 @@ fn a_pool_serves_others_only_if_it_is_open_to_them() {
 #[test]
 fn a_pool_without_splitting_hands_blocks_out_whole() -> Outcome {
     let mut allocator = allocator(&Config::default());
-    allocator.create_or_retain_pool(POOL);
-    allocator.set_no_split(POOL)?;
+    allocator.lane_mut().create_or_retain_pool(POOL);
+    allocator.lane_mut().set_pool(POOL, PoolSetting::NoSplit)?;
     let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
-    assert_eq!(allocator.allocation(block)?.size, Bytes::mib(20));
+    assert_eq!(allocator.lane().allocation(block)?.size, Bytes::mib(20));
     Ok(())
 }
 
@@ -304,18 +337,20 @@ fn a_pool_without_splitting_hands_blocks_out_whole() -> Outcome {
 fn a_graphs_memory_is_its_own_until_the_graph_is_gone() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
-        allocator.begin_allocate_to_pool(POOL, |stream| stream == ROUTED)?;
-        allocator.capture_begin();
+        allocator
+            .lane_mut()
+            .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |stream| stream == ROUTED)?;
+        allocator.lane_mut().capture_begin();
         let captured = allocator.allocate(Bytes::mib(5), ROUTED)?;
         allocator.free(captured)?;
         let reused = allocator.allocate(Bytes::mib(5), ROUTED)?;
-        allocator.capture_end()?;
-        allocator.end_allocate_to_pool(POOL)?;
+        allocator.lane_mut().capture_end()?;
+        allocator.lane_mut().end_allocate_to_pool(POOL)?;
         allocator.free(reused)?;
         let reserved = reserved_in(&mut allocator, POOL);
         allocator.empty_cache()?;
         assert_eq!(reserved_in(&mut allocator, POOL), reserved, "{config}");
-        allocator.release_pool(POOL)?;
+        allocator.lane_mut().release_pool(POOL)?;
         allocator.empty_cache()?;
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{config}");
     }
@@ -329,13 +364,13 @@ fn a_new_pool_takes_the_place_of_one_that_ended() -> Result<(), AllocError> {
         let mut allocator = DeviceAllocator::new(SimDriver::default(), 0, &config);
         for number in 1..=3 {
             let pool = MempoolId(0, number);
-            allocator.create_or_retain_pool(pool);
+            allocator.lane_mut().create_or_retain_pool(pool);
             let block = allocator.allocate_in(pool, Bytes::mib(3), Stream(7))?;
             allocator.free(block)?;
-            allocator.release_pool(pool)?;
+            allocator.lane_mut().release_pool(pool)?;
             allocator.empty_cache()?;
             assert_eq!(
-                allocator.check_invariants(CheckLevel::Everything),
+                allocator.lane().check_invariants(CheckLevel::Everything),
                 Ok(()),
                 "{config}"
             );
@@ -350,11 +385,11 @@ fn emptying_a_pool_that_is_held_does_nothing() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
     allocator.free(block)?;
-    allocator.empty_pool(POOL)?;
+    allocator.lane_mut().empty_pool(POOL)?;
     assert_eq!(allocator.stats().num_sync_all_streams, 0);
     assert_eq!(reserved_in(&mut allocator, POOL), Bytes::mib(20));
-    allocator.release_pool(POOL)?;
-    allocator.empty_pool(POOL)?;
+    allocator.lane_mut().release_pool(POOL)?;
+    allocator.lane_mut().empty_pool(POOL)?;
     assert_eq!(allocator.stats().num_sync_all_streams, 1);
     assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
     Ok(())
@@ -369,10 +404,10 @@ fn small_segments_of_a_pool_go_first() -> Outcome {
             let block = allocator.allocate_in(pool, size, ROUTED)?;
             allocator.free(block)?;
         }
-        allocator.release_pool(pool)?;
-        allocator.record_events(true);
+        allocator.lane_mut().release_pool(pool)?;
+        allocator.lane_mut().record_events(true);
         allocator.empty_cache()?;
-        let events = allocator.take_events();
+        let events = allocator.lane_mut().take_events();
         let freed = events.filter(|event| event.action == Action::SegmentFree);
         let sizes: Vec<u64> = freed.map(|event| event.size.get() >> 20).collect();
         assert_eq!(sizes, expected, "{pool}");

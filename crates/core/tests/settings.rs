@@ -21,7 +21,7 @@ fn take(allocator: &mut Allocator, mib: u64) -> Result<DeviceAddress, AllocError
 }
 
 fn check(allocator: &Allocator) {
-    let checked = allocator.check_invariants(CheckLevel::Everything);
+    let checked = allocator.lane().check_invariants(CheckLevel::Everything);
     assert_eq!(checked, Ok(()));
 }
 
@@ -34,9 +34,12 @@ fn segments_of_both_kinds_coexist() -> Outcome {
     for (conf, mib) in [("True", 3), ("False", 18), ("True", 19), ("False", 19)] {
         let text = format!("expandable_segments:{conf}");
         config = config.reconfigured(&text, None).expect("an option");
-        allocator.reconfigure(&config)?;
+        allocator.lane_mut().reconfigure(&config)?;
         let block = take(&mut allocator, mib)?;
-        assert_eq!(allocator.allocation(block)?.is_expandable, conf == "True");
+        assert_eq!(
+            allocator.lane().allocation(block)?.is_expandable,
+            conf == "True"
+        );
         check(&allocator);
         blocks.push(block);
     }
@@ -46,7 +49,7 @@ fn segments_of_both_kinds_coexist() -> Outcome {
     }
     // With the option off, what is free in expandable segments is passed over.
     let block = take(&mut allocator, 25)?;
-    assert!(!allocator.allocation(block)?.is_expandable);
+    assert!(!allocator.lane().allocation(block)?.is_expandable);
     allocator.free(block)?;
     allocator.empty_cache()?;
     assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
@@ -60,7 +63,7 @@ fn what_is_oversize_is_counted_anew() -> Outcome {
     let large = take(&mut allocator, 64)?;
     take(&mut allocator, 30)?;
     assert_eq!(allocator.stats().oversize_allocations.current, 0);
-    allocator.reconfigure(
+    allocator.lane_mut().reconfigure(
         &config
             .reconfigured("max_split_size_mb:50", None)
             .expect("an option"),
@@ -72,7 +75,7 @@ fn what_is_oversize_is_counted_anew() -> Outcome {
     allocator.free(large)?;
     let other = take(&mut allocator, 20)?;
     assert_ne!(other, large, "the oversize block is not split");
-    allocator.reconfigure(&config)?;
+    allocator.lane_mut().reconfigure(&config)?;
     let stats = allocator.stats();
     assert_eq!(stats.max_split_size, -1);
     assert_eq!(stats.oversize_segments.current, 0);
@@ -86,7 +89,7 @@ fn only_caching_takes_others_over() {
     for (running, given) in [("bfc", "bfc"), ("bfc", "caching"), ("caching", "bfc")] {
         let [running, given] = [running, given].map(|text| text.parse().expect("a strategy"));
         let mut allocator = allocator(&running);
-        let answer = allocator.reconfigure(&given);
+        let answer = allocator.lane_mut().reconfigure(&given);
         assert_eq!(answer, Err(AllocError::NotReconfigurable));
     }
 }
@@ -112,16 +115,18 @@ fn what_is_oversize_goes_back_beside_expandable_segments() -> Outcome {
     let mut allocator = allocator(&config);
     let mut blocks = vec![take(&mut allocator, 300)?, take(&mut allocator, 200)?];
     let expandable = config.reconfigured("expandable_segments:True,max_split_size_mb:20", None);
-    allocator.reconfigure(&expandable.expect("options"))?;
+    allocator
+        .lane_mut()
+        .reconfigure(&expandable.expect("options"))?;
     blocks.push(take(&mut allocator, 500)?);
-    allocator.reconfigure(&config)?;
+    allocator.lane_mut().reconfigure(&config)?;
     for block in blocks {
         allocator.free(block)?;
     }
-    allocator.record_events(true);
+    allocator.lane_mut().record_events(true);
     take(&mut allocator, 450)?;
     let is_of_segments = |event: &Event| event.action.is_segment();
-    let events = allocator.take_events().filter(is_of_segments);
+    let events = allocator.lane_mut().take_events().filter(is_of_segments);
     let seen: Vec<_> = events
         .map(|event| (event.action, event.size.get() >> 20))
         .collect();

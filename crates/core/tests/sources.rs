@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{
     Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Event,
-    EventClock, MempoolId, SegmentSource, Stream,
+    EventClock, HeldPool, MempoolId, PoolSetting, RouteOrder, SegmentSource, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, SimConfig, SimDriver};
@@ -97,18 +97,20 @@ fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
     for config in configs().into_iter().filter(grow) {
         let mut allocator = allocator(&config);
         let (seen, source) = source(Bytes::mib(256));
-        allocator.create_or_retain_pool(POOL);
-        allocator.set_pool_source(POOL, source)?;
+        allocator.lane_mut().create_or_retain_pool(POOL);
+        allocator
+            .lane_mut()
+            .set_pool(POOL, PoolSetting::Source(source))?;
         let sizes = [3, 30, 1].map(Bytes::mib);
         let mut blocks = Vec::new();
         for size in sizes {
             let block = allocator.allocate_in(POOL, size, Stream::DEFAULT)?;
             assert!(block.get() >= START, "{config}");
-            assert!(!allocator.allocation(block)?.is_expandable);
+            assert!(!allocator.lane().allocation(block)?.is_expandable);
             blocks.push(block);
         }
         let from_driver = [Call::Allocate, Call::Reserve, Call::Create];
-        let calls = from_driver.map(|call| allocator.driver().stats(call).count);
+        let calls = from_driver.map(|call| allocator.lane().driver().stats(call).count);
         assert_eq!(calls, [0; 3], "{config}");
         let other = allocator.allocate(Bytes::mib(1), Stream::DEFAULT)?;
         assert!(
@@ -123,12 +125,12 @@ fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
         for block in blocks {
             allocator.free(block)?;
         }
-        let checked = allocator.check_invariants(CheckLevel::Everything);
+        let checked = allocator.lane().check_invariants(CheckLevel::Everything);
         assert_eq!(checked, Ok(()), "{config}");
         allocator.empty_cache()?;
         assert_eq!(seen.has_ended.load(Ordering::Relaxed), 0, "it is held");
-        allocator.release_pool(POOL)?;
-        allocator.empty_pool(POOL)?;
+        allocator.lane_mut().release_pool(POOL)?;
+        allocator.lane_mut().empty_pool(POOL)?;
         let counts = [&seen.taken, &seen.given].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(counts[0], counts[1], "{config}");
         assert_eq!(seen.has_ended.load(Ordering::Relaxed), 1, "{config}");
@@ -143,22 +145,26 @@ fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
         let (seen, source) = source(Bytes::mib(64));
-        allocator.create_or_retain_pool(POOL);
-        allocator.set_pool_source(POOL, source)?;
+        allocator.lane_mut().create_or_retain_pool(POOL);
+        allocator
+            .lane_mut()
+            .set_pool(POOL, PoolSetting::Source(source))?;
         let told = Arc::new(AtomicU64::new(0));
         let (count, held) = (Arc::clone(&told), Arc::clone(&seen));
-        allocator.observe_events(Some(Arc::new(move |events: &[Event]| {
-            let leaves = |event: &&Event| event.action == Action::SegmentFree;
-            for event in events.iter().filter(leaves) {
-                let memory = (event.address, event.size);
-                assert!(held.held().contains(&memory), "{event:?}");
-                count.fetch_add(1, Ordering::Relaxed);
-            }
-        })));
+        allocator
+            .lane_mut()
+            .observe_events(Some(Arc::new(move |events: &[Event]| {
+                let leaves = |event: &&Event| event.action == Action::SegmentFree;
+                for event in events.iter().filter(leaves) {
+                    let memory = (event.address, event.size);
+                    assert!(held.held().contains(&memory), "{event:?}");
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            })));
         let block = allocator.allocate_in(POOL, Bytes::mib(3), Stream::DEFAULT)?;
         allocator.free(block)?;
-        allocator.release_pool(POOL)?;
-        allocator.empty_pool(POOL)?;
+        allocator.lane_mut().release_pool(POOL)?;
+        allocator.lane_mut().empty_pool(POOL)?;
         let taken = seen.taken.load(Ordering::Relaxed);
         assert!(taken > 0, "{config}");
         assert_eq!(told.load(Ordering::Relaxed), taken, "{config}");
@@ -170,8 +176,10 @@ fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
 fn a_source_without_memory_is_a_pool_without_memory() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let (seen, source) = source(Bytes::mib(20));
-    allocator.create_or_retain_pool(POOL);
-    allocator.set_pool_source(POOL, source)?;
+    allocator.lane_mut().create_or_retain_pool(POOL);
+    allocator
+        .lane_mut()
+        .set_pool(POOL, PoolSetting::Source(source))?;
     let block = allocator.allocate_in(POOL, Bytes::mib(3), Stream::DEFAULT)?;
     let error = allocator.allocate_in(POOL, Bytes::mib(18), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
@@ -182,7 +190,7 @@ fn a_source_without_memory_is_a_pool_without_memory() -> Outcome {
     assert_eq!(again, block);
     assert_eq!(seen.taken.load(Ordering::Relaxed), 0);
     allocator.free(again)?;
-    allocator.release_pool(POOL)?;
+    allocator.lane_mut().release_pool(POOL)?;
     allocator.empty_cache()?;
     assert_eq!(seen.has_ended.load(Ordering::Relaxed), 1);
     Ok(())
@@ -194,28 +202,50 @@ fn a_source_comes_before_the_first_segment_and_once() -> Outcome {
     let in_use = Err(AllocError::PoolHasSource { pool: POOL });
     let no_such_pool = Err(AllocError::NoSuchPool { pool: POOL });
     assert_eq!(
-        allocator.set_pool_source(POOL, source(Bytes::ZERO).1),
+        allocator
+            .lane_mut()
+            .set_pool(POOL, PoolSetting::Source(source(Bytes::ZERO).1)),
         no_such_pool
     );
     let default = MempoolId::DEFAULT;
-    let refused = allocator.set_pool_source(default, source(Bytes::ZERO).1);
+    let refused = allocator
+        .lane_mut()
+        .set_pool(default, PoolSetting::Source(source(Bytes::ZERO).1));
     assert_eq!(refused, Err(AllocError::PoolHasSource { pool: default }));
 
-    allocator.create_or_retain_pool(POOL);
-    allocator.set_pool_source(POOL, source(Bytes::mib(2)).1)?;
+    allocator.lane_mut().create_or_retain_pool(POOL);
+    allocator
+        .lane_mut()
+        .set_pool(POOL, PoolSetting::Source(source(Bytes::mib(2)).1))?;
     let (seen, second) = source(Bytes::mib(2));
-    assert_eq!(allocator.set_pool_source(POOL, second), in_use);
+    assert_eq!(
+        allocator
+            .lane_mut()
+            .set_pool(POOL, PoolSetting::Source(second)),
+        in_use
+    );
     assert_eq!(seen.has_ended.load(Ordering::Relaxed), 1, "it is of no use");
 
     let later = MempoolId(0, 2);
     allocator.allocate_in(later, Bytes::mib(1), Stream::DEFAULT)?;
-    let refused = allocator.set_pool_source(later, source(Bytes::mib(2)).1);
+    let refused = allocator
+        .lane_mut()
+        .set_pool(later, PoolSetting::Source(source(Bytes::mib(2)).1));
     assert_eq!(refused, Err(AllocError::PoolHasSource { pool: later }));
     Ok(())
 }
 
 fn bytes_of(segments: &[(DeviceAddress, Bytes)]) -> Bytes {
     segments.iter().map(|&(_, size)| size).sum()
+}
+
+fn set(allocator: &mut DeviceAllocator<SimDriver>, setting: PoolSetting) {
+    assert_eq!(allocator.lane_mut().set_pool(POOL, setting), Ok(()));
+}
+
+fn bytes_after_trim(allocator: &DeviceAllocator<SimDriver>, held: HeldPool) -> Bytes {
+    let segments = allocator.lane().segments_after_trim(POOL, held);
+    bytes_of(&segments.expect("the pool is there"))
 }
 
 /// While the memory of a pool is away nothing is handed out and nothing goes back by itself; the limit does not
@@ -225,46 +255,50 @@ fn a_paused_pool_stays_as_it_is() {
     for config in configs() {
         let mut allocator = allocator(&config);
         let (seen, source) = source(Bytes::gib(8));
-        allocator.create_or_retain_pool(POOL);
-        assert_eq!(allocator.set_pool_source(POOL, source), Ok(()));
-        assert_eq!(allocator.set_gives_back(POOL), Ok(()));
+        allocator.lane_mut().create_or_retain_pool(POOL);
+        set(&mut allocator, PoolSetting::Source(source));
+        set(&mut allocator, PoolSetting::GivesBack);
         let allocate = |allocator: &mut DeviceAllocator<SimDriver>, size| {
             allocator.allocate_in(POOL, size, Stream::DEFAULT)
         };
         let blocks = [Bytes::mib(30), Bytes::mib(3)]
             .map(|size| allocate(&mut allocator, size).expect("the source has it"));
-        let held = allocator.held_blocks(POOL).expect("it is there");
+        let held = allocator.lane().held_blocks(POOL).expect("it is there");
         let mut addresses = blocks;
         addresses.sort_unstable();
         assert!(held.iter().map(|block| block.address).eq(addresses));
-        let checkpoint = allocator.checkpoint(POOL).expect("it is there");
-        assert_eq!(allocator.set_paused(POOL, Some("kv".into())), Ok(()));
+        let checkpoint = allocator.lane().checkpoint(POOL).expect("it is there");
+        set(&mut allocator, PoolSetting::Paused(Some("kv".into())));
         let away = || AllocError::Paused {
             region: "kv".into(),
         };
         assert_eq!(allocate(&mut allocator, Bytes(1)), Err(away()));
-        assert_eq!(allocator.restore(&checkpoint), Err(away()));
-        allocator.set_use_on_oom(POOL, true).expect("it is there");
+        assert_eq!(allocator.lane_mut().restore(&checkpoint), Err(away()));
+        set(&mut allocator, PoolSetting::UseOnOom(true));
         allocator.set_limit(Some(Bytes::gib(6)));
         let outside = allocator.allocate(Bytes::mib(1), Stream::DEFAULT);
         let outside = outside.unwrap_or_else(|error| panic!("{config:?}: {error}"));
         assert!(!blocks.contains(&outside));
         assert_eq!(allocator.free(blocks[0]), Ok(()));
-        let used = bytes_of(&allocator.used_segments(POOL).expect("it is there"));
-        let kept = bytes_of(&allocator.kept_segments(POOL).expect("it is there"));
+        let used = bytes_after_trim(&allocator, HeldPool::IsTrimmed);
+        let kept = bytes_after_trim(&allocator, HeldPool::Stays);
         assert_eq!(kept, bytes_of(&seen.held()), "it is held");
         let (given, taken) = (&seen.given, &seen.taken);
         let taken_before = taken.load(Ordering::Relaxed);
         assert_eq!(allocator.empty_cache(), Ok(()));
-        assert_eq!(allocator.trim_unheld_pool(POOL), Ok(()), "it is held");
+        assert_eq!(
+            allocator.lane_mut().trim_pool(POOL, HeldPool::Stays),
+            Ok(()),
+            "it is held"
+        );
         assert_eq!(taken.load(Ordering::Relaxed), taken_before, "{config:?}");
         assert_eq!(
-            allocator.trim_pool(POOL),
+            allocator.lane_mut().trim_pool(POOL, HeldPool::IsTrimmed),
             Ok(()),
             "but when it is asked for"
         );
         assert_eq!(used, bytes_of(&seen.held()), "{config:?}");
-        assert_eq!(allocator.set_paused(POOL, None), Ok(()));
+        set(&mut allocator, PoolSetting::Paused(None));
         assert_eq!(allocator.free(blocks[1]), Ok(()));
         assert_eq!(allocator.empty_cache(), Ok(()));
         let count = given.load(Ordering::Relaxed);
@@ -275,7 +309,8 @@ fn a_paused_pool_stays_as_it_is() {
         );
         let again = allocate(&mut allocator, Bytes::mib(3)).expect("it is there");
         assert_eq!(allocator.free(again), Ok(()));
-        assert_eq!(allocator.check_invariants(CheckLevel::Everything), Ok(()));
+        let checked = allocator.lane().check_invariants(CheckLevel::Everything);
+        assert_eq!(checked, Ok(()));
         assert_eq!(allocator.empty_cache(), Ok(()));
     }
 }
@@ -285,22 +320,22 @@ fn the_last_events_have_the_pauses_of_pools() {
     let mut allocator = allocator(&Config::default());
     let clock = Arc::new(EventClock::default());
     clock.start();
-    allocator.keep_recent_events(clock);
+    allocator.lane_mut().keep_recent_events(clock);
     let (_seen, source) = source(Bytes::gib(8));
-    allocator.create_or_retain_pool(POOL);
-    assert_eq!(allocator.set_pool_source(POOL, source), Ok(()));
-    assert_eq!(allocator.set_paused(POOL, Some("kv".into())), Ok(()));
-    assert_eq!(allocator.paused_pools(), [POOL]);
-    assert_eq!(allocator.set_paused(POOL, None), Ok(()));
-    let pauses = |allocator: &DeviceAllocator<SimDriver>| -> Vec<(u64, Action)> {
+    allocator.lane_mut().create_or_retain_pool(POOL);
+    set(&mut allocator, PoolSetting::Source(source));
+    set(&mut allocator, PoolSetting::Paused(Some("kv".into())));
+    assert_eq!(allocator.recent_past().paused, [POOL]);
+    set(&mut allocator, PoolSetting::Paused(None));
+    let pauses = |allocator: &DeviceAllocator<SimDriver>| -> Vec<Action> {
         let past = allocator.recent_past().events.into_iter();
-        let pauses = past.filter(|(_, event)| event.action.is_pause());
-        let of_pool = pauses.map(|(time, event)| {
+        let pauses = past.filter(|event| event.action.is_pause());
+        let of_pool = pauses.map(|event| {
             assert_eq!(
                 (event.pool, event.address, event.size),
                 (POOL, DeviceAddress::NULL, Bytes::ZERO)
             );
-            (time, event.action)
+            event.action
         });
         of_pool.collect()
     };
@@ -309,21 +344,15 @@ fn the_last_events_have_the_pauses_of_pools() {
     let block = block.expect("there is room");
     // Pausing twice is one pause.
     for region in [Some("kv".into()), Some("kv".into()), None, None] {
-        assert_eq!(allocator.set_paused(POOL, region), Ok(()));
+        set(&mut allocator, PoolSetting::Paused(region));
     }
-    assert_eq!(allocator.paused_pools(), []);
-    let told = pauses(&allocator);
-    let [
-        (away, Action::SegmentPaused),
-        (back, Action::SegmentResumed),
-    ] = told[..]
-    else {
-        panic!("{told:?}")
-    };
-    // In order with what the driver was asked for in other lanes.
-    assert!(away < back);
+    assert_eq!(allocator.recent_past().paused, []);
+    assert_eq!(
+        pauses(&allocator),
+        [Action::SegmentPaused, Action::SegmentResumed]
+    );
     assert_eq!(allocator.free(block), Ok(()));
-    assert_eq!(allocator.release_pool(POOL), Ok(()));
+    assert_eq!(allocator.lane_mut().release_pool(POOL), Ok(()));
     assert_eq!(allocator.empty_cache(), Ok(()));
 }
 
@@ -331,25 +360,27 @@ fn the_last_events_have_the_pauses_of_pools() {
 fn the_limit_does_not_count_what_is_away() {
     let mut allocator = allocator(&Config::default());
     let (_seen, source) = source(Bytes::gib(8));
-    allocator.create_or_retain_pool(POOL);
-    assert_eq!(allocator.set_pool_source(POOL, source), Ok(()));
+    allocator.lane_mut().create_or_retain_pool(POOL);
+    set(&mut allocator, PoolSetting::Source(source));
     let block = allocator.allocate_in(POOL, Bytes::mib(60), Stream::DEFAULT);
     let block = block.expect("there is room");
     allocator.set_limit(Some(Bytes::mib(100)));
     assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
-    assert_eq!(allocator.set_paused(POOL, Some("kv".into())), Ok(()));
+    set(&mut allocator, PoolSetting::Paused(Some("kv".into())));
     let outside = allocator.allocate(Bytes::mib(60), Stream::DEFAULT);
     assert!(outside.is_ok());
     assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
-    assert_eq!(allocator.set_paused(POOL, None), Ok(()));
+    set(&mut allocator, PoolSetting::Paused(None));
     assert_eq!(allocator.free(outside.expect("as above")), Ok(()));
     assert_eq!(allocator.empty_cache(), Ok(()));
     assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
     assert_eq!(allocator.free(block), Ok(()));
-    assert_eq!(allocator.release_pool(POOL), Ok(()));
+    assert_eq!(allocator.lane_mut().release_pool(POOL), Ok(()));
     assert_eq!(allocator.empty_cache(), Ok(()));
     assert_eq!(
-        allocator.set_paused(MempoolId(0, 7), None),
+        allocator
+            .lane_mut()
+            .set_pool(MempoolId(0, 7), PoolSetting::Paused(None)),
         Err(AllocError::NoSuchPool {
             pool: MempoolId(0, 7)
         })
@@ -362,20 +393,32 @@ fn a_route_that_is_to_be_last_is() {
     let mut allocator = allocator(&Config::default());
     let pool = MempoolId(0, 2);
     assert_eq!(
-        allocator.begin_allocate_to_pool(pool, |stream| stream == Stream(7)),
+        allocator.lane_mut().begin_allocate_to_pool(
+            pool,
+            RouteOrder::BeforeOthers,
+            |stream| stream == Stream(7)
+        ),
         Ok(())
     );
     assert_eq!(
-        allocator.begin_allocate_to_pool_last(POOL, |_| true),
+        allocator
+            .lane_mut()
+            .begin_allocate_to_pool(POOL, RouteOrder::AfterOthers, |_| true),
         Ok(())
     );
     let mut pool_of = |stream| {
         let address = allocator.allocate(Bytes(1), stream).expect("there is room");
-        allocator.allocation(address).expect("it is held").pool
+        allocator
+            .lane()
+            .allocation(address)
+            .expect("it is held")
+            .pool
     };
     assert_eq!(pool_of(Stream(7)), pool);
     assert_eq!(pool_of(Stream(8)), POOL);
-    let again = allocator.begin_allocate_to_pool_last(POOL, |_| true);
+    let again = allocator
+        .lane_mut()
+        .begin_allocate_to_pool(POOL, RouteOrder::AfterOthers, |_| true);
     assert_eq!(again, Err(AllocError::PoolInUse { pool: POOL }));
 }
 
@@ -385,12 +428,14 @@ fn its_blocks_are_split_as_those_of_plain_segments() -> Outcome {
     let config = "caching:expandable_segments:True".parse().expect("options");
     let mut allocator = allocator(&config);
     let (_seen, source) = source(Bytes::mib(256));
-    allocator.create_or_retain_pool(POOL);
-    allocator.set_pool_source(POOL, source)?;
+    allocator.lane_mut().create_or_retain_pool(POOL);
+    allocator
+        .lane_mut()
+        .set_pool(POOL, PoolSetting::Source(source))?;
     let block = allocator.allocate_in(POOL, Bytes::mib(11), Stream::DEFAULT)?;
-    assert_eq!(allocator.allocation(block)?.size, Bytes::mib(12));
+    assert_eq!(allocator.lane().allocation(block)?.size, Bytes::mib(12));
     assert_eq!(allocator.stats().inactive_split.all.current, 0);
     allocator.free(block)?;
-    allocator.release_pool(POOL)?;
-    allocator.empty_pool(POOL)
+    allocator.lane_mut().release_pool(POOL)?;
+    allocator.lane_mut().empty_pool(POOL)
 }

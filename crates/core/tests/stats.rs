@@ -209,11 +209,11 @@ fn a_peak_rises_only_above_the_last_one() -> Result<(), AllocError> {
         // The first time there are more free blocks than ever.
         allocator.free(first)?;
         assert_eq!(allocator.allocate(size, Stream::DEFAULT)?, first);
-        assert_eq!(allocator.has_new_peak(), has_new_peak);
-        allocator.keep_new_peak();
+        assert_eq!(allocator.lane().news().has_new_peak, has_new_peak);
+        allocator.lane_mut().settle(true);
     }
     allocator.allocate(size, Stream::DEFAULT)?;
-    assert!(allocator.has_new_peak());
+    assert!(allocator.lane().news().has_new_peak);
     Ok(())
 }
 
@@ -226,15 +226,23 @@ fn blocks_are_noted_one_by_one() -> Result<(), AllocError> {
         blocks.push(allocator.allocate(Bytes::mib(3), Stream::DEFAULT)?);
     }
     let noted = |allocator: &DeviceAllocator<SimDriver>| {
-        let noted = blocks.iter().map(|&block| allocator.is_watched(block));
+        let noted = blocks
+            .iter()
+            .map(|&block| allocator.lane().is_watched(block));
         noted.collect::<Vec<_>>()
     };
     assert_eq!(noted(&allocator), [false; 3]);
-    allocator.watch(blocks[..2].iter().copied(), true);
+    allocator
+        .lane_mut()
+        .watch(blocks[..2].iter().copied(), true);
     assert_eq!(noted(&allocator), [true, true, false]);
-    allocator.watch(blocks[..2].iter().copied(), true);
+    allocator
+        .lane_mut()
+        .watch(blocks[..2].iter().copied(), true);
     assert_eq!(noted(&allocator), [true, true, false]);
-    allocator.watch(blocks[1..].iter().copied(), false);
+    allocator
+        .lane_mut()
+        .watch(blocks[1..].iter().copied(), false);
     assert_eq!(noted(&allocator), [true, false, false]);
     allocator.free(blocks[0])?;
     assert_eq!(noted(&allocator), [false; 3], "it is not held");

@@ -3,7 +3,9 @@
 //! The model keeps its own clocks and objects to memory that is handed out, or given back to the
 //! driver, while work may still touch it. Not covered: streams that are destroyed.
 
-use lowtide_core::{AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, MempoolId, Stream};
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, MempoolId, PoolSetting, Stream,
+};
 use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
 use lowtide_sim::{Call, SimConfig, SimDriver};
 
@@ -85,7 +87,7 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
 
 /// Returns how often the driver was asked whether an event has passed, or to wait for one.
 fn questions(allocator: &DeviceAllocator<SimDriver>) -> u64 {
-    let count = |call| allocator.driver().stats(call).count;
+    let count = |call| allocator.lane().driver().stats(call).count;
     count(Call::QueryEvent) + count(Call::SynchronizeEvent)
 }
 
@@ -94,13 +96,13 @@ fn a_shared_block_is_reused_after_the_other_streams_work() -> Result<(), AllocEr
     let mut allocator = allocator(&Config::default());
     let (own, other) = (Stream(1), Stream(2));
     let shared = allocator.allocate(Bytes::mib(4), own)?;
-    allocator.record_stream(shared, other)?;
-    allocator.driver_mut().launch(other, 1_000_000);
+    allocator.lane_mut().record_stream(shared, other)?;
+    allocator.lane_mut().driver_mut().launch(other, 1_000_000);
     allocator.free(shared)?;
 
     let meanwhile = allocator.allocate(Bytes::mib(4), own)?;
     assert_ne!(meanwhile, shared);
-    allocator.driver_mut().advance(1_000_000);
+    allocator.lane_mut().driver_mut().advance(1_000_000);
     assert_eq!(allocator.allocate(Bytes::mib(4), own)?, shared);
     Ok(())
 }
@@ -113,9 +115,12 @@ fn a_busy_stream_holds_up_no_other() -> Result<(), AllocError> {
         allocator.allocate(Bytes::mib(2), own)?,
         allocator.allocate(Bytes::mib(2), own)?,
     ];
-    allocator.record_stream(first, Stream(2))?;
-    allocator.record_stream(second, Stream(3))?;
-    allocator.driver_mut().launch(Stream(2), u64::MAX / 4);
+    allocator.lane_mut().record_stream(first, Stream(2))?;
+    allocator.lane_mut().record_stream(second, Stream(3))?;
+    allocator
+        .lane_mut()
+        .driver_mut()
+        .launch(Stream(2), u64::MAX / 4);
     allocator.free(first)?;
     allocator.free(second)?;
     assert_eq!(allocator.allocate(Bytes::mib(2), own)?, second);
@@ -128,20 +133,20 @@ fn no_event_is_asked_about_during_a_capture() -> Result<(), AllocError> {
     for config in configs() {
         let mut allocator = allocator(&config);
         let before = allocator.allocate(Bytes::mib(4), Stream(1))?;
-        allocator.record_stream(before, Stream(2))?;
+        allocator.lane_mut().record_stream(before, Stream(2))?;
         allocator.free(before)?;
-        allocator.capture_begin();
+        allocator.lane_mut().capture_begin();
         let during = allocator.allocate(Bytes::mib(4), Stream(1))?;
-        allocator.record_stream(during, Stream(2))?;
+        allocator.lane_mut().record_stream(during, Stream(2))?;
         allocator.free(during)?;
         let asked = questions(&allocator);
-        allocator.process_events()?;
+        allocator.lane_mut().process_events()?;
         allocator.empty_cache()?;
         let too_much = allocator.allocate(Bytes::gib(1), Stream(1));
         assert!(too_much.is_err_and(|error| error.is_out_of_memory()));
         assert_eq!(questions(&allocator), asked, "{config}");
 
-        allocator.capture_end()?;
+        allocator.lane_mut().capture_end()?;
         allocator.empty_cache()?;
         assert_eq!(allocator.stats().active_bytes.all.current, 0, "{config}");
     }
@@ -167,10 +172,15 @@ fn with_block_that_waits(
     allocator.allocate_in(pool, Bytes::mib(22), OWN)?;
     let waits = allocator.allocate_in(pool, Bytes::mib(18), OWN)?;
     if pool != MempoolId::DEFAULT {
-        allocator.set_use_on_oom(pool, true)?;
+        allocator
+            .lane_mut()
+            .set_pool(pool, PoolSetting::UseOnOom(true))?;
     }
-    allocator.record_stream(waits, Stream(2))?;
-    allocator.driver_mut().launch(Stream(2), 1_000_000);
+    allocator.lane_mut().record_stream(waits, Stream(2))?;
+    allocator
+        .lane_mut()
+        .driver_mut()
+        .launch(Stream(2), 1_000_000);
     allocator.free(waits)?;
     Ok((allocator, waits))
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, KeptPool, MempoolId,
-    OutOfMemory, Stream,
+    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Event, KeptPool, Lane, MempoolId,
+    OutOfMemory, PoolSetting, Stream,
 };
 use lowtide_explain::{Configured, Shortfall};
 use lowtide_shared::SharedAllocator;
@@ -30,7 +30,7 @@ impl Job {
             ..SimConfig::default()
         });
         let mut allocator = DeviceAllocator::new(driver, 0, &config);
-        allocator.record_events(true);
+        allocator.lane_mut().record_events(true);
         Job {
             allocator,
             capacity,
@@ -49,7 +49,7 @@ impl Job {
         size: Bytes,
     ) -> Result<DeviceAddress, Box<OutOfMemory>> {
         let result = self.allocator.allocate_in(pool, size, Stream::DEFAULT);
-        self.events.extend(self.allocator.take_events());
+        self.events.extend(self.allocator.lane_mut().take_events());
         result.map_err(|error| match error {
             AllocError::OutOfMemory(figures) => figures,
             other => panic!("{other}"),
@@ -58,7 +58,7 @@ impl Job {
 
     fn free(&mut self, address: DeviceAddress) {
         self.allocator.free(address).unwrap();
-        self.events.extend(self.allocator.take_events());
+        self.events.extend(self.allocator.lane_mut().take_events());
     }
 
     /// Returns what there was when `error` came, with the last events that led there.
@@ -75,7 +75,7 @@ impl Job {
             config: self.config.clone(),
             configured: OF_ENVIRONMENT,
             segments: self.allocator.segments(),
-            kept_pools: self.allocator.kept_pools(),
+            kept_pools: self.allocator.recent_past().kept,
             events: self.events[self.events.len() - events.min(self.events.len())..].to_vec(),
         }
     }
@@ -228,7 +228,10 @@ fn the_pools_that_keep_the_most_are_named() {
     let lends = MempoolId(2, 2);
     let block = job.allocate_in(lends, Bytes::mib(26)).unwrap();
     job.free(block);
-    job.allocator.set_use_on_oom(lends, true).unwrap();
+    job.allocator
+        .lane_mut()
+        .set_pool(lends, PoolSetting::UseOnOom(true))
+        .unwrap();
     let error = job.allocate(Bytes::mib(60)).unwrap_err();
     let lines = job.shortfall(&error, 0).explain(NO_HURRY).to_string();
     let graph = "until graph.reset() of all torch.cuda.CUDAGraphs in it";
@@ -246,7 +249,10 @@ fn the_pools_that_keep_the_most_are_named() {
     let lines = job.shortfall(&own, 0).explain(NO_HURRY).to_string();
     assert!(!lines.contains("(2, 2)"), "{lines}");
     // What nothing holds any more goes back before a request fails.
-    job.allocator.release_pool(MempoolId(4, 0)).unwrap();
+    job.allocator
+        .lane_mut()
+        .release_pool(MempoolId(4, 0))
+        .unwrap();
     let error = job.allocate(Bytes::mib(90)).unwrap_err();
     let lines = job
         .shortfall(&error, usize::MAX)
@@ -428,12 +434,12 @@ proptest! {
         for (size, which, frees, stream) in operations.iter().cycle().take(operations.len() * repeats) {
             if *frees && !held.is_empty() {
                 let address = held.swap_remove(which.index(held.len()));
-                let used = |lane: &mut DeviceAllocator<_>| lane.record_stream(address, Stream(*stream));
+                let used = |lane: &mut Lane<_>| lane.record_stream(address, Stream(*stream));
                 allocator.with_block(address, used).unwrap();
                 allocator.free(address).unwrap();
                 continue;
             }
-            match allocator.allocate(Bytes(*size), Stream(*stream)) {
+            match allocator.allocate(Bytes(*size), Stream(*stream), || Ok(false)) {
                 Ok(address) => held.push(address),
                 Err(_) if held.len() > 1 => {
                     let address = held.swap_remove(which.index(held.len()));
@@ -442,7 +448,7 @@ proptest! {
                 Err(error) => panic!("{error}"),
             }
         }
-        let past = allocator.recent_past().unwrap().on_device();
+        let past = allocator.with_all(|device| device.recent_past()).unwrap().on_device();
         let shortfall = Shortfall {
             device: 0,
             requested: Bytes(1),

@@ -2,7 +2,8 @@
 //! itself lists.
 
 use lowtide_core::{
-    Action, Bytes, Config, DeviceAddress, DeviceAllocator, Event, Gap, MempoolId, Stream,
+    Action, Bytes, Config, DeviceAddress, DeviceAllocator, Event, Gap, MempoolId, PoolSetting,
+    Stream,
 };
 use lowtide_history::{BlockSizes, History};
 use lowtide_sim::{SimConfig, SimDriver};
@@ -88,8 +89,8 @@ impl Job {
             ..SimConfig::default()
         });
         let mut allocator = DeviceAllocator::new(driver, 0, config);
-        allocator.record_events(true);
-        allocator.create_or_retain_pool(POOL);
+        allocator.lane_mut().record_events(true);
+        allocator.lane_mut().create_or_retain_pool(POOL);
         let large_page = match config {
             Config::Caching(caching) => caching.large_segment_size,
             _ => Bytes::mib(20),
@@ -121,8 +122,12 @@ impl Job {
             Op::Free { index } | Op::FreeWhileUsed { index } if !self.held.is_empty() => {
                 let address = self.held.swap_remove(index % self.held.len());
                 if matches!(op, Op::FreeWhileUsed { .. }) {
-                    self.allocator.driver_mut().hold_stream(Stream(9));
                     self.allocator
+                        .lane_mut()
+                        .driver_mut()
+                        .hold_stream(Stream(9));
+                    self.allocator
+                        .lane_mut()
                         .record_stream(address, Stream(9))
                         .expect("it is held");
                 }
@@ -130,17 +135,24 @@ impl Job {
             }
             Op::Free { .. } | Op::FreeWhileUsed { .. } => {}
             Op::Pass => {
-                self.allocator.driver_mut().resume_stream(Stream(9));
-                self.allocator.process_events().expect("the device answers");
+                self.allocator
+                    .lane_mut()
+                    .driver_mut()
+                    .resume_stream(Stream(9));
+                self.allocator
+                    .lane_mut()
+                    .process_events()
+                    .expect("the device answers");
             }
             Op::EmptyCache => self.allocator.empty_cache().expect("the device answers"),
             Op::PauseOrResume => self.pause_or_resume(),
         }
-        let events: Vec<Event> = self.allocator.take_events().collect();
+        let events: Vec<Event> = self.allocator.lane_mut().take_events().collect();
         let block = events.iter().find(|event| event.action == Action::Alloc);
         if let Some(block) = block {
             let block = self
                 .allocator
+                .lane()
                 .allocation(block.address)
                 .expect("it was just handed out");
             self.sizes.push(block.size);
@@ -178,7 +190,8 @@ impl Job {
         self.events.extend(told);
         let region = self.is_away.then(|| "kv".into());
         self.allocator
-            .set_paused(POOL, region)
+            .lane_mut()
+            .set_pool(POOL, PoolSetting::Paused(region))
             .expect("it is there");
     }
 

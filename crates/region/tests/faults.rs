@@ -86,7 +86,7 @@ impl World {
             assert_eq!(self.region.lane().free(range.address), Ok(()));
         }
         let mut lane = self.allocator.lock().expect("no call panics");
-        assert_eq!(lane.release_pool(self.region.pool), Ok(()));
+        assert_eq!(lane.lane_mut().release_pool(self.region.pool), Ok(()));
         assert_eq!(lane.empty_cache(), Ok(()));
         drop(lane);
         assert_eq!(self.driver.leaks(), [""; 0]);
@@ -148,6 +148,7 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
                 world.check_contents(true);
                 let extra = world
                     .region
+                    .lane()
                     .lane()
                     .held_blocks(world.region.pool)
                     .expect("it is there");

@@ -178,20 +178,20 @@ fn what_is_handed_out_where_a_copy_is_of_is_noted() {
     backups.retains = true;
     let [one, other] = [0, 1].map(|_| region.allocate(Bytes::mib(4), Stream(1)).expect("room"));
     region.pause(&mut backups).expect("nothing fails");
-    assert!(!region.lane().is_watched(one.address));
+    assert!(!region.lane().lane().is_watched(one.address));
     region.resume(&mut backups).expect("nothing fails");
     region.lane().free(one.address).expect("it is held");
     let later = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
     assert_eq!(later, one, "the address is used again");
-    let is_watched = [one, other].map(|range| region.lane().is_watched(range.address));
+    let is_watched = [one, other].map(|range| region.lane().lane().is_watched(range.address));
     assert_eq!(is_watched, [false, true]);
     region.pause(&mut backups).expect("nothing fails");
     region.resume(&mut backups).expect("nothing fails");
-    assert!(region.lane().is_watched(one.address));
+    assert!(region.lane().lane().is_watched(one.address));
     let pools = &mut region.pools();
     let released = region
         .memory
         .release_retained(Copies::All, pools, &mut backups);
     released.expect("no panic");
-    assert!(!region.lane().is_watched(one.address));
+    assert!(!region.lane().lane().is_watched(one.address));
 }

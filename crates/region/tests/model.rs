@@ -435,13 +435,17 @@ impl World {
             }
         }
         let lane = self.allocator.lock().expect("no call panics");
-        assert_eq!(lane.check_invariants(CheckLevel::Everything), Ok(()));
+        assert_eq!(lane.lane().check_invariants(CheckLevel::Everything), Ok(()));
         drop(lane);
         let mut kept = 0;
         for (region, state) in self.regions.iter().zip(self.states) {
             let figures = region.memory.figures().expect("no call panics");
             assert_eq!(figures.state, state);
-            let in_use = region.lane().held_blocks(region.pool).expect("it is there");
+            let in_use = region
+                .lane()
+                .lane()
+                .held_blocks(region.pool)
+                .expect("it is there");
             let in_use: Bytes = in_use.iter().map(|block| block.size).sum();
             match state {
                 RegionState::Mapped => assert!(figures.mapped >= in_use),
@@ -486,7 +490,9 @@ impl World {
         }
         let mut lane = self.allocator.lock().expect("no call panics");
         for region in &self.regions {
-            lane.release_pool(region.pool).expect("it is held");
+            lane.lane_mut()
+                .release_pool(region.pool)
+                .expect("it is held");
         }
         lane.empty_cache().expect("nothing fails");
         drop(lane);

@@ -95,10 +95,10 @@ fn block_places(miss: &Miss) -> [Option<usize>; 2] {
         allocator,
         ..
     } = miss;
-    let numbers: BTreeMap<DeviceAddress, u64> = allocator.block_numbers().collect();
+    let numbers: BTreeMap<DeviceAddress, u64> = allocator.lane().block_numbers().collect();
     let place_at = |address| usize::try_from(numbers.get(&address)? - 1).ok();
     let taken = allocated_at(difference.replayed).and_then(|address| {
-        let block = allocator.allocation(address).ok()?;
+        let block = allocator.lane().allocation(address).ok()?;
         // What was taken of a block began just now, and the rest of it is the block that was there.
         let is_part = numbers.values().max() == numbers.get(&address);
         place_at(if is_part {

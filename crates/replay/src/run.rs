@@ -127,7 +127,7 @@ impl<'a> Run<'a> {
         if options.capacity.is_some() && !has_fraction {
             allocator.set_limit(options.capacity);
         }
-        allocator.record_events(options.verify);
+        allocator.lane_mut().record_events(options.verify);
         Run {
             trace,
             peak_live_bytes: *peak_live_bytes,
@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
     ) -> Result<Option<Miss>, ReplayError> {
         self.stops_at_difference = true;
         self.take_all(progress)?;
-        let was_refused = match self.allocator.driver_mut().addresses_mut() {
+        let was_refused = match self.allocator.lane_mut().driver_mut().addresses_mut() {
             Addresses::Recorded(script) => script.refused_in_step(),
             Addresses::Likely(_) => false,
         };
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
         if self.adopt_initial_state().is_err() {
             return Vec::new();
         }
-        let mut blocks: Vec<_> = self.allocator.block_numbers().collect();
+        let mut blocks: Vec<_> = self.allocator.lane().block_numbers().collect();
         blocks.sort_unstable_by_key(|&(_, number)| number);
         blocks.into_iter().map(|(address, _)| address).collect()
     }
@@ -252,17 +252,19 @@ impl<'a> Run<'a> {
         }
         for &place in &self.ages.segments {
             let segment = &self.program.initial_segments[place];
-            if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
+            if let Addresses::Recorded(script) =
+                self.allocator.lane_mut().driver_mut().addresses_mut()
+            {
                 let range = self.program.initial_ranges.get(&segment.address);
                 script.place_next(range.copied().unwrap_or(segment.address));
             }
-            let adopted = self.allocator.adopt(segment);
+            let adopted = self.allocator.lane_mut().adopt(segment);
             if !adopted.map_err(|error| ReplayError::at(0, error))? {
                 return Ok(0);
             }
         }
-        self.allocator.take_events();
-        self.allocator.order_blocks(&self.ages.blocks);
+        self.allocator.lane_mut().take_events();
+        self.allocator.lane_mut().order_blocks(&self.ages.blocks);
         for (slot, block) in (self.program.initial_slots.iter()).zip(&self.trace.initial.blocks) {
             self.addresses[slot.index()] = block.address;
             self.note_block_size(block.address);
@@ -275,14 +277,15 @@ impl<'a> Run<'a> {
             self.program.steps[index],
             self.program.event_ends[index] as usize,
         );
-        if let Addresses::Recorded(script) = self.allocator.driver_mut().addresses_mut() {
+        if let Addresses::Recorded(script) = self.allocator.lane_mut().driver_mut().addresses_mut()
+        {
             script.begin_step(end);
         }
         let progressed = self
             .act(step, end)
             .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
-            let replayed = self.allocator.take_events();
+            let replayed = self.allocator.lane_mut().take_events();
             // What was there before the first event was not recorded.
             comparison.add(replayed.filter(|_| index >= self.program.initial_steps));
             let next_end = self.program.event_ends.get(index + 1);
@@ -317,7 +320,7 @@ impl<'a> Run<'a> {
                 pool,
             } => {
                 let at_address = match self.comparison {
-                    Some(_) => self.allocator.allocate_at(address, size).ok(),
+                    Some(_) => self.allocator.lane_mut().allocate_at(address, size).ok(),
                     None => None,
                 };
                 let result = match at_address {
@@ -352,9 +355,11 @@ impl<'a> Run<'a> {
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
             Step::FinishUse { user } => self.finish_use(user)?,
             Step::EmptyCache => self.allocator.empty_cache()?,
-            Step::EmptyPool { pool } => unless_ended(self.allocator.empty_pool(pool))?,
-            Step::HoldPool { pool } => self.allocator.create_or_retain_pool(pool),
-            Step::ReleasePool { pool } => unless_ended(self.allocator.release_pool(pool))?,
+            Step::EmptyPool { pool } => unless_ended(self.allocator.lane_mut().empty_pool(pool))?,
+            Step::HoldPool { pool } => self.allocator.lane_mut().create_or_retain_pool(pool),
+            Step::ReleasePool { pool } => {
+                unless_ended(self.allocator.lane_mut().release_pool(pool))?
+            }
         }
         Ok(Progressed::On)
     }
@@ -369,18 +374,18 @@ impl<'a> Run<'a> {
         stream: Stream,
         in_capture: bool,
     ) -> Result<DeviceAddress, AllocError> {
-        let gives_nothing_back = match self.allocator.driver_mut().addresses_mut() {
+        let gives_nothing_back = match self.allocator.lane_mut().driver_mut().addresses_mut() {
             Addresses::Recorded(script) => {
                 in_capture || !pool.is_default() && !script.gives_back_in_step()
             }
             Addresses::Likely(_) => false,
         };
         if gives_nothing_back {
-            self.allocator.capture_begin();
+            self.allocator.lane_mut().capture_begin();
         }
         let result = self.allocator.allocate_in(pool, size, stream);
         if gives_nothing_back {
-            self.allocator.capture_end()?;
+            self.allocator.lane_mut().capture_end()?;
         }
         result
     }
@@ -413,7 +418,7 @@ impl<'a> Run<'a> {
 
     fn note_block_size(&mut self, address: DeviceAddress) {
         if let Some(sizes) = &mut self.block_sizes {
-            let block = self.allocator.allocation(address);
+            let block = self.allocator.lane().allocation(address);
             // What has no address has no bytes.
             sizes.push(block.map_or(Bytes::ZERO, |block| block.size));
         }
@@ -462,10 +467,11 @@ impl<'a> Run<'a> {
     fn free_while_used(&mut self, slot: Slot, user: User) -> Result<(), AllocError> {
         let address = self.addresses[slot.index()];
         self.allocator
+            .lane_mut()
             .record_stream(address, stream_of(user.index()))?;
-        let event = self.allocator.driver().next_event();
+        let event = self.allocator.lane().driver().next_event();
         self.allocator.free(address)?;
-        let recorded = self.allocator.driver().next_event() != event;
+        let recorded = self.allocator.lane().driver().next_event() != event;
         self.waits[user.index()].push_back(recorded.then_some(event));
         Ok(())
     }
@@ -473,14 +479,14 @@ impl<'a> Run<'a> {
     fn finish_use(&mut self, user: User) -> Result<(), AllocError> {
         if let Some(event) = self.waits[user.index()].pop_front().flatten() {
             // It has passed already where the allocator waited for it.
-            self.allocator.driver_mut().complete_event(event);
+            self.allocator.lane_mut().driver_mut().complete_event(event);
         }
-        self.allocator.process_events()
+        self.allocator.lane_mut().process_events()
     }
 
     fn outcome(self, config: &Config, elapsed_ns: f64, taken: usize) -> Outcome {
         let stats = self.allocator.stats();
-        let driver = self.allocator.driver();
+        let driver = self.allocator.lane().driver();
         let done = |call: Call| driver.stats(call).count - driver.stats(call).failures;
         let peak_reserved = stats.reserved_bytes.all.peak.unsigned_abs();
         #[expect(clippy::cast_precision_loss, reason = "figures for people")]

@@ -18,10 +18,10 @@ fn recordings(act: impl FnOnce(&mut Allocator) -> Result<(), AllocError>) -> Vec
         ..SimConfig::default()
     });
     let mut allocator = DeviceAllocator::new(driver, 0, &Config::default());
-    allocator.record_events(true);
+    allocator.lane_mut().record_events(true);
     act(&mut allocator).expect("the job goes on");
     let segments = allocator.segments();
-    let events: Vec<Event> = allocator.take_events().collect();
+    let events: Vec<Event> = allocator.lane_mut().take_events().collect();
     let last = |count| events[events.len() - count..].iter().copied();
     let recorded = |count| Trace::recovered(0, last(count), segments.clone());
     (1..=events.len())
@@ -88,7 +88,7 @@ fn what_a_pool_holds_free_serves_its_own_requests() {
 fn what_a_pool_held_is_free_for_others_once_it_has_ended() {
     let served = recordings(|allocator| {
         fill(allocator)?;
-        allocator.release_pool(POOL)?;
+        allocator.lane_mut().release_pool(POOL)?;
         allocator.allocate(Bytes::mib(60), Stream::DEFAULT)?;
         Ok(())
     });
@@ -110,8 +110,11 @@ fn what_a_wait_made_free_serves_a_replay_that_asks_for_it() {
         allocator.allocate(Bytes::mib(22), Stream::DEFAULT)?;
         let waits = allocator.allocate(Bytes::mib(38), Stream::DEFAULT)?;
         allocator.allocate(Bytes::mib(30), Stream::DEFAULT)?;
-        allocator.record_stream(waits, Stream(2))?;
-        allocator.driver_mut().launch(Stream(2), 1_000_000);
+        allocator.lane_mut().record_stream(waits, Stream(2))?;
+        allocator
+            .lane_mut()
+            .driver_mut()
+            .launch(Stream(2), 1_000_000);
         allocator.free(waits)?;
         // What is free as soon as it is freed leaves the same two events.
         allocator.allocate(Bytes::mib(1), Stream::DEFAULT)?;

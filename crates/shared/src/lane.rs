@@ -1,11 +1,10 @@
-//! The lanes of a device, what they have in common, and visits to them.
+//! The lanes of a device, each behind a lock, and visits to them.
 
 use std::fmt;
 use std::mem;
-use std::sync::Arc;
 use std::thread;
 
-use lowtide_core::{Bytes, Config, DeviceAllocator, Driver, Lanes, Peaks};
+use lowtide_core::Lane;
 
 use crate::driver::SharedDriver;
 use crate::lane_lock::{LaneLock, LockGuard};
@@ -16,61 +15,13 @@ pub(crate) const ROUTED: u64 = 1 << 62;
 /// The alert of a device inside which a thread has panicked.
 pub(crate) const POISONED: u64 = 1 << 63;
 
-/// Called without any lock when no free block serves a request and before the driver is asked; returns
-/// whether it freed something.
-pub type Shortage = Arc<dyn Fn() -> bool + Send + Sync>;
-
-/// What all lanes of a device have in common, behind a lock that is taken before any lane's.
-pub(crate) struct Common {
-    peaks: Peaks,
-    /// Bytes that may be held from the driver, where there is a limit.
-    pub(crate) limit: Option<Bytes>,
-    /// The share of the device's memory that the configuration allows, until the device was asked how
-    /// much that is.
-    pub(crate) fraction: Option<f64>,
-    pub(crate) shortage: Option<Shortage>,
-}
-
-impl fmt::Debug for Common {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut common = f.debug_struct("Common");
-        common
-            .field("peaks", &self.peaks)
-            .field("limit", &self.limit);
-        common.field("fraction", &self.fraction);
-        common.finish_non_exhaustive()
-    }
-}
-
-impl Common {
-    pub(crate) fn new(config: &Config) -> Common {
-        Common {
-            peaks: Peaks::default(),
-            limit: None,
-            fraction: config.memory_fraction(),
-            shortage: None,
-        }
-    }
-
-    /// Returns the lanes of a device as one: all that are in use.
-    pub(crate) fn lanes<'a, D: Driver>(
-        &'a mut self,
-        visits: &'a mut [LaneGuard<'_, D>],
-    ) -> Lanes<'a, SharedDriver<D>> {
-        let lanes = visits.iter_mut().map(|visit| &mut visit.state.allocator);
-        Lanes::new(lanes.collect(), &mut self.peaks, self.limit)
-    }
-}
-
-/// A part of a device: in cache lines of its own, two because processors fetch them in pairs.
+/// A lane behind its lock: in cache lines of its own, two because processors fetch them in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Lane<D> {
-    pub(crate) state: LaneLock<LaneState<D>>,
-}
+pub(crate) struct SharedLane<D>(pub(crate) LaneLock<LaneState<D>>);
 
 pub(crate) struct LaneState<D> {
-    pub(crate) allocator: DeviceAllocator<SharedDriver<D>>,
+    pub(crate) lane: Lane<SharedDriver<D>>,
     /// How often the lane was entered.
     pub(crate) visits: u64,
     /// Threads that wait for memory. Almost always none, and then a free makes no system call.
@@ -82,7 +33,7 @@ pub(crate) struct LaneState<D> {
 impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut state = f.debug_struct("LaneState");
-        state.field("allocator", &self.allocator);
+        state.field("lane", &self.lane);
         state.finish_non_exhaustive()
     }
 }

@@ -1,28 +1,26 @@
 //! One device's memory, shared between threads.
 //!
-//! A [`SharedAllocator`] serves a device by several *lanes*: a [`DeviceAllocator`] each, behind a lock of
-//! its own. A stream is served by one lane always, and free memory is never shared between streams, so
-//! a request goes where it would have gone with one allocator, and threads that work on different
-//! streams do not meet.
+//! A [`SharedAllocator`] is a device whose [lanes](Lane) are each behind a lock of their own. A stream is served by one
+//! lane always, and free memory is never shared between streams, so a request goes where it would have gone with one
+//! lane, and threads that work on different streams do not meet. What is decided, the core decides.
 //!
 //! ```text
 //! SharedAllocator::allocate              lib.rs
 //! ├─ lane_of                             streams.rs: which lane serves the stream; no lock
 //! │  └─ visit_other_lanes                where routes are set, or blocks wait in other lanes
-//! ├─ DeviceAllocator::request, take      a free block, under the lane's lock; a hit ends here
-//! └─ allocate_new                        growth.rs: a miss, under the device's common lock
-//!    ├─ DeviceAllocator::grow            new memory, under the lane's lock too
-//!    └─ Lanes::grow_after_release        where there is none: what any lane can give back, under all
-//! SharedAllocator::free                  lib.rs
+//! ├─ Lane::request, take                 a free block, under the lane's lock; a hit ends here
+//! └─ allocate_new                        growth.rs: a miss, under the common lock and the lane's
+//!    └─ Device::serve_miss               enters the other lanes where it needs them: entered.rs
+//! SharedAllocator::with_block            lib.rs
 //! ├─ OwnerTable::find                    owners.rs: which device and lane hold an address; no lock
-//! └─ DeviceAllocator::free               under the lane's lock
+//! └─ Lane::free                          under the lane's lock
 //! ```
 //!
 //! Locks are taken in this order: the common one, lanes, driver. A thread without the common lock takes
 //! one lane's at most, so that the thread that has it may take others in any order.
 //!
-//! What is more than one stream's is done under all locks (`device.rs`): figures, pictures, limits, giving
-//! memory back. Private pools are in the first lane, which is the default stream's, too. A strategy that
+//! What is more than one stream's is done under all locks ([`SharedAllocator::with_all`]). Private pools are in the
+//! first lane, which is the default stream's, too. A strategy that
 //! does not keep streams apart has that lane only ([`Config::keeps_streams_apart`]); such is BFC, which
 //! asks for a wait besides: a request that finds no memory is tried again, for a bounded time, whenever
 //! another thread has given some back.
@@ -32,31 +30,28 @@
 //! uses this.
 #![forbid(unsafe_code)]
 
-mod device;
 mod driver;
-mod error;
+mod entered;
 mod growth;
 mod lane;
 mod lane_lock;
-mod listeners;
 mod owners;
 mod streams;
 mod sync;
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, EventClock, Stream,
+    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceState, Driver, EventClock, Lane,
+    Stream,
 };
 
-pub use device::DevicePast;
 pub use driver::SharedDriver;
-pub use error::SharedError;
-pub use lane::Shortage;
-use lane::{Common, Lane, LaneGuard, LaneState, POISONED, PoisonOnPanic, ROUTED};
+pub use entered::Entered;
+use lane::{LaneGuard, LaneState, POISONED, PoisonOnPanic, ROUTED, SharedLane};
 use lane_lock::{LaneLock, LockGuard};
-pub use lowtide_core::Observer;
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
 use sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -64,11 +59,11 @@ use sync::{Condvar, Mutex};
 
 /// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
 /// keeps in each of its pools of streams.
-const LANES_MAX: u8 = 32;
+const LANES_MAX: usize = 32;
 
 /// A device's memory, which threads share.
 ///
-/// Once a thread has panicked inside, every call returns [`SharedError::Poisoned`]: the allocator may
+/// Once a thread has panicked inside, every call returns [`AllocError::Poisoned`]: the allocator may
 /// have been in the middle of a change, and what it would hand out could be in use already.
 #[derive(Debug)]
 pub struct SharedAllocator<D> {
@@ -76,10 +71,13 @@ pub struct SharedAllocator<D> {
     /// which freed blocks wait for other streams, [`ROUTED`] and [`POISONED`].
     flags: AtomicU64,
     streams: StreamTable,
-    lanes: Box<[Lane<D>]>,
+    lanes: Box<[SharedLane<D>]>,
     /// How many lanes streams have been given to: the first ones.
     lanes_in_use: AtomicU8,
-    common: Mutex<Common>,
+    /// What the lanes have in common, behind a lock that is taken before any lane's.
+    state: Mutex<DeviceState>,
+    /// How long a request that finds no memory is tried again.
+    retry_wait: Option<Duration>,
     driver: Arc<Mutex<D>>,
     freed: Freed,
     owners: Arc<OwnerTable>,
@@ -116,25 +114,22 @@ impl<D: Driver> SharedAllocator<D> {
         let lane = |lane| {
             let owner = Owner { device, lane };
             let driver = SharedDriver::new(Arc::clone(&driver), owner, Arc::clone(&owners));
-            let mut allocator = DeviceAllocator::new(driver, device.into(), config);
-            // The limit that the configuration asks for is the device's.
-            allocator.set_limit(None);
+            let mut allocator = Lane::new(driver, device.into(), config);
             allocator.keep_recent_events(Arc::clone(&clock));
-            Lane {
-                state: LaneLock::new(LaneState {
-                    allocator,
-                    visits: 0,
-                    waiting: 0,
-                    is_alert: false,
-                }),
-            }
+            SharedLane(LaneLock::new(LaneState {
+                lane: allocator,
+                visits: 0,
+                waiting: 0,
+                is_alert: false,
+            }))
         };
         SharedAllocator {
             flags: AtomicU64::new(0),
             streams: StreamTable::new(),
-            lanes: (0..count).map(lane).collect(),
+            lanes: (0..).take(count).map(lane).collect(),
             lanes_in_use: AtomicU8::new(1),
-            common: Mutex::new(Common::new(config)),
+            state: Mutex::new(DeviceState::new(config)),
+            retry_wait: config.retry_wait_ms().map(Duration::from_millis),
             driver,
             freed: Freed {
                 order: Mutex::new(()),
@@ -146,52 +141,41 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Returns what [`DeviceAllocator::allocate`] does. Where the strategy asks for it, a request
-    /// that finds no memory first waits for other threads to give some back, at most as long as
-    /// [`DeviceAllocator::retry_wait_ms`] says; a program of one thread waits in vain.
+    /// Returns the address of a block, as [`DeviceAllocator::allocate`](lowtide_core::DeviceAllocator::allocate) does.
+    ///
+    /// A request that no free block serves calls `on_miss`, without a lock, before anything else is tried: it may use
+    /// the allocator, and returns whether it freed something. Where the strategy asks for it, a request that finds no
+    /// memory waits for other threads to give some back, at most as long as [`Config::retry_wait_ms`] says; a program of
+    /// one thread waits in vain.
     ///
     /// A hit takes one lock, which is that of the stream's lane.
     ///
     /// # Errors
     ///
-    /// As [`DeviceAllocator::allocate`], and [`SharedError::Poisoned`].
+    /// As [`DeviceAllocator::allocate`](lowtide_core::DeviceAllocator::allocate), what `on_miss` says, and
+    /// [`AllocError::Poisoned`].
     #[expect(
         clippy::inline_always,
         reason = "a call costs a request a fortieth of its time"
     )]
     #[inline(always)]
-    pub fn allocate(&self, requested: Bytes, stream: Stream) -> Result<DeviceAddress, SharedError> {
-        self.allocate_prepared(requested, stream, || Ok(()))
-    }
-
-    /// As [`SharedAllocator::allocate`]. A request that no free block serves calls `prepare` first, without a
-    /// lock; a hit does not call it.
-    ///
-    /// # Errors
-    ///
-    /// As [`SharedAllocator::allocate`], and what `prepare` says.
-    #[expect(
-        clippy::inline_always,
-        reason = "a call costs a request a fortieth of its time"
-    )]
-    #[inline(always)]
-    pub fn allocate_prepared(
+    pub fn allocate(
         &self,
         requested: Bytes,
         stream: Stream,
-        prepare: impl FnOnce() -> Result<(), AllocError>,
-    ) -> Result<DeviceAddress, SharedError> {
+        on_miss: impl FnOnce() -> Result<bool, AllocError>,
+    ) -> Result<DeviceAddress, AllocError> {
         if requested.is_zero() {
             return Ok(DeviceAddress::NULL);
         }
         let index = self.lane_of(stream)?;
         let mut visit = self.enter(index)?;
-        let lane = &mut visit.state.allocator;
+        let lane = &mut visit.state.lane;
         let request = match lane.request(requested, stream) {
             Ok(request) => request,
             Err(error) => {
                 self.leave(visit)?;
-                return Err(error.into());
+                return Err(error);
             }
         };
         match lane.take(&request) {
@@ -202,39 +186,40 @@ impl<D: Driver> SharedAllocator<D> {
             None => {
                 let visits = visit.state.visits;
                 self.leave(visit)?;
-                prepare()?;
-                self.allocate_new(index, requested, stream, (request, visits))
+                let has_freed = on_miss()?;
+                let searched = (!has_freed).then_some((request, visits));
+                self.allocate_new(index, requested, stream, searched)
             }
         }
     }
 
-    /// Returns what [`DeviceAllocator::allocate_where`] does. Takes one lock, which is that of the stream's
+    /// Returns what [`Lane::allocate_where`] does. Takes one lock, which is that of the stream's
     /// lane.
     ///
     /// # Errors
     ///
-    /// As [`DeviceAllocator::allocate_where`], and [`SharedError::Poisoned`].
+    /// As [`Lane::allocate_where`], and [`AllocError::Poisoned`].
     pub fn allocate_where(
         &self,
         address: DeviceAddress,
         requested: Bytes,
         stream: Stream,
-    ) -> Result<DeviceAddress, SharedError> {
+    ) -> Result<DeviceAddress, AllocError> {
         let index = self.lane_of(stream)?;
         let mut visit = self.enter(index)?;
-        let lane = &mut visit.state.allocator;
+        let lane = &mut visit.state.lane;
         let result = lane.allocate_where(address, requested, stream);
         self.leave(visit)?;
-        Ok(result?)
+        result
     }
 
-    /// Takes a block back as [`DeviceAllocator::free`] does, and wakes the threads that wait for
-    /// memory. Takes one lock, which is that of the block's lane.
+    /// Takes a block back as [`Lane::free`] does, and wakes the threads that wait for memory. Takes one lock, which is
+    /// that of the block's lane.
     ///
     /// # Errors
     ///
-    /// As [`DeviceAllocator::free`], and [`SharedError::Poisoned`].
-    pub fn free(&self, address: DeviceAddress) -> Result<(), SharedError> {
+    /// As [`Lane::free`], and [`AllocError::Poisoned`].
+    pub fn free(&self, address: DeviceAddress) -> Result<(), AllocError> {
         self.with_block(address, |lane| lane.free(address))
     }
 
@@ -244,18 +229,18 @@ impl<D: Driver> SharedAllocator<D> {
     /// # Errors
     ///
     /// What `act` says, [`AllocError::NotAllocated`] where no lane can hold it, and
-    /// [`SharedError::Poisoned`].
+    /// [`AllocError::Poisoned`].
     pub fn with_block<R>(
         &self,
         address: DeviceAddress,
-        act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
-    ) -> Result<R, SharedError> {
+        act: impl FnMut(&mut Lane<SharedDriver<D>>) -> Result<R, AllocError>,
+    ) -> Result<R, AllocError> {
         match self.owners.find(address) {
             Holder::One(owner) if owner.device == self.device => self.with_lane(owner.lane, act),
             Holder::Any => self.with_any_lane(address, act),
             Holder::One(_) | Holder::Nobody => {
                 self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
-                Err(AllocError::NotAllocated { address }.into())
+                Err(AllocError::NotAllocated { address })
             }
         }
     }
@@ -264,7 +249,7 @@ impl<D: Driver> SharedAllocator<D> {
     ///
     /// # Errors
     ///
-    /// What `act` says, and [`SharedError::Poisoned`].
+    /// What `act` says, and [`AllocError::Poisoned`].
     #[expect(
         clippy::inline_always,
         reason = "a call costs a request a fortieth of its time"
@@ -273,16 +258,16 @@ impl<D: Driver> SharedAllocator<D> {
     pub fn with_lane<R>(
         &self,
         lane: u8,
-        act: impl FnOnce(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
-    ) -> Result<R, SharedError> {
+        act: impl FnOnce(&mut Lane<SharedDriver<D>>) -> Result<R, AllocError>,
+    ) -> Result<R, AllocError> {
         let mut visit = self.enter(lane.into())?;
-        let result = act(&mut visit.state.allocator);
+        let result = act(&mut visit.state.lane);
         let someone_waits = visit.state.waiting > 0;
         self.leave(visit)?;
         if someone_waits {
             self.notify_freed()?;
         }
-        Ok(result?)
+        result
     }
 
     /// Returns what `act` does with the first lane that does not answer with
@@ -295,20 +280,77 @@ impl<D: Driver> SharedAllocator<D> {
     pub fn with_any_lane<R>(
         &self,
         address: DeviceAddress,
-        mut act: impl FnMut(&mut DeviceAllocator<SharedDriver<D>>) -> Result<R, AllocError>,
-    ) -> Result<R, SharedError> {
+        mut act: impl FnMut(&mut Lane<SharedDriver<D>>) -> Result<R, AllocError>,
+    ) -> Result<R, AllocError> {
         for lane in 0..self.lanes_in_use.load(Ordering::Relaxed) {
             match self.with_lane(lane, &mut act) {
-                Err(SharedError::Alloc(AllocError::NotAllocated { .. })) => {}
+                Err(AllocError::NotAllocated { .. }) => {}
                 outcome => return outcome,
             }
         }
-        Err(AllocError::NotAllocated { address }.into())
+        Err(AllocError::NotAllocated { address })
+    }
+
+    /// Returns what `act` does with the lane that private pools are in. Any of its calls that concern
+    /// pools and routes may be made, but [`Lane::empty_pool`]: that needs [`SharedAllocator::with_all`], as who gets the
+    /// same memory next tells of that later.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Poisoned`]; `act` is then not called.
+    pub fn with_pools<R>(
+        &self,
+        act: impl FnOnce(&mut Lane<SharedDriver<D>>) -> R,
+    ) -> Result<R, AllocError> {
+        self.with_lane(0, |lane| {
+            let result = act(lane);
+            // Whoever sees it afterwards asks the lane, whose lock we have.
+            if lane.has_routes() {
+                self.flags.fetch_or(ROUTED, Ordering::Release);
+            } else {
+                self.flags.fetch_and(!ROUTED, Ordering::Release);
+            }
+            Ok(result)
+        })
+    }
+
+    /// Does something to every lane, those that no stream was given to included, one after the other. Returns the first
+    /// error; it is done to the others all the same.
+    ///
+    /// # Errors
+    ///
+    /// What `act` says, and [`AllocError::Poisoned`].
+    pub fn for_each_lane(
+        &self,
+        mut act: impl FnMut(&mut Lane<SharedDriver<D>>) -> Result<(), AllocError>,
+    ) -> Result<(), AllocError> {
+        let lanes = (0..).zip(&self.lanes);
+        let results = lanes.map(|(lane, _)| self.with_lane(lane, &mut act));
+        results.fold(Ok(()), Result::and)
+    }
+
+    /// Returns what `act` does with the driver while no lane can use it.
+    pub fn with_driver<R>(&self, act: impl FnOnce(&mut D) -> R) -> R {
+        act(&mut SharedDriver::lock_driver(&self.driver))
+    }
+
+    /// Checks each lane as [`Lane::check_invariants`] does.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says what is wrong, and in which lane.
+    pub fn check_invariants(&self, level: CheckLevel) -> Result<(), String> {
+        for index in 0..self.lanes.len() {
+            let visit = self.enter(index).map_err(|error| error.to_string())?;
+            let checked = visit.state.lane.check_invariants(level);
+            checked.map_err(|error| format!("lane {index}: {error}"))?;
+        }
+        Ok(())
     }
 
     /// Returns the lane that serves a request of a stream now.
     #[inline]
-    fn lane_of(&self, stream: Stream) -> Result<usize, SharedError> {
+    fn lane_of(&self, stream: Stream) -> Result<usize, AllocError> {
         let index = if stream == Stream::DEFAULT || self.lanes.len() == 1 {
             0
         } else {
@@ -333,7 +375,7 @@ impl<D: Driver> SharedAllocator<D> {
         flags: u64,
         index: usize,
         stream: Stream,
-    ) -> Result<usize, SharedError> {
+    ) -> Result<usize, AllocError> {
         self.refuse_poisoned(flags)?;
         let is_routed =
             flags & ROUTED != 0 && self.with_lane(0, |lane| Ok(lane.is_routed(stream)))?;
@@ -343,7 +385,7 @@ impl<D: Driver> SharedAllocator<D> {
         let waits = |&other: &usize| other != index && flags >> other & 1 == 1;
         for other in (0..self.lanes.len()).filter(waits) {
             if let Some(mut visit) = self.try_enter(other)? {
-                let result = visit.state.allocator.process_events();
+                let result = visit.state.lane.process_events();
                 self.leave(visit)?;
                 result?;
             }
@@ -352,11 +394,11 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     #[inline]
-    fn refuse_poisoned(&self, flags: u64) -> Result<(), SharedError> {
+    fn refuse_poisoned(&self, flags: u64) -> Result<(), AllocError> {
         if flags & POISONED == 0 {
             Ok(())
         } else {
-            Err(SharedError::Poisoned)
+            Err(AllocError::Poisoned)
         }
     }
 
@@ -365,16 +407,16 @@ impl<D: Driver> SharedAllocator<D> {
         reason = "a visit in an answer is copied through memory, which every request would wait for"
     )]
     #[inline(always)]
-    fn enter(&self, index: usize) -> Result<LaneGuard<'_, D>, SharedError> {
-        let state = self.lanes[index].state.lock();
+    fn enter(&self, index: usize) -> Result<LaneGuard<'_, D>, AllocError> {
+        let state = self.lanes[index].0.lock();
         // After the lock was taken: a thread that panicked inside said so before it gave it back.
         self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
         Ok(self.visit(index, state))
     }
 
     /// Enters a lane unless another thread is in it.
-    fn try_enter(&self, index: usize) -> Result<Option<LaneGuard<'_, D>>, SharedError> {
-        let state = self.lanes[index].state.try_lock();
+    fn try_enter(&self, index: usize) -> Result<Option<LaneGuard<'_, D>>, AllocError> {
+        let state = self.lanes[index].0.try_lock();
         self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
         Ok(state.map(|state| self.visit(index, state)))
     }
@@ -400,26 +442,13 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Ends a visit, after which what it did is everybody's.
     #[inline]
-    fn leave(&self, visit: LaneGuard<'_, D>) -> Result<(), SharedError> {
-        let state = &*visit.state;
-        let is_alert = state.allocator.has_waiting_blocks();
-        let has_news = state.allocator.has_new_peak() || is_alert != state.is_alert;
-        if has_news || state.allocator.is_observed() {
+    fn leave(&self, visit: LaneGuard<'_, D>) -> Result<(), AllocError> {
+        let news = visit.state.lane.news();
+        let has_news = news.has_new_peak || news.has_waiting_blocks != visit.state.is_alert;
+        if has_news || news.is_observed {
             return self.leave_with_news(visit);
         }
         visit.end();
-        Ok(())
-    }
-
-    #[cold]
-    fn leave_with_news(&self, mut visit: LaneGuard<'_, D>) -> Result<(), SharedError> {
-        let has_new_peak = self.notify(&mut visit);
-        visit.end();
-        if has_new_peak {
-            let mut common = self.common.lock()?;
-            let mut visits = self.enter_all()?;
-            common.lanes(&mut visits).sync_peaks();
-        }
         Ok(())
     }
 
@@ -427,51 +456,27 @@ impl<D: Driver> SharedAllocator<D> {
     /// there may be any is the answer.
     fn notify(&self, visit: &mut LaneGuard<'_, D>) -> bool {
         let state = &mut *visit.state;
-        let is_alert = state.allocator.has_waiting_blocks();
-        if is_alert != state.is_alert {
-            state.is_alert = is_alert;
+        let has_waiting_blocks = state.lane.news().has_waiting_blocks;
+        if has_waiting_blocks != state.is_alert {
+            state.is_alert = has_waiting_blocks;
             // Nobody else changes this bit: the lane is locked.
             self.flags.fetch_xor(1 << visit.index, Ordering::Release);
         }
-        state.allocator.notify_observers();
-        if self.count_in_use() == 1 {
-            state.allocator.keep_new_peak();
-        }
-        state.allocator.has_new_peak()
+        state.lane.settle(self.count_in_use() == 1);
+        state.lane.news().has_new_peak
     }
 
     /// Wakes those who wait for memory; the caller is in no lane.
     #[cold]
-    fn notify_freed(&self) -> Result<(), SharedError> {
-        let _order = self.freed.order.lock()?;
+    fn notify_freed(&self) -> Result<(), AllocError> {
+        let _order = { self.freed.order.lock() }.map_err(|_| AllocError::Poisoned)?;
         // All of them: what came free may be too little for the first and enough for the second.
         self.freed.condition.notify_all();
         Ok(())
     }
 
-    /// Enters all lanes that streams were given to. The caller has the growth lock.
-    fn enter_all(&self) -> Result<Vec<LaneGuard<'_, D>>, SharedError> {
-        let enter = |index| self.enter(index);
-        (0..self.count_in_use()).map(enter).collect()
-    }
-
     fn count_in_use(&self) -> usize {
         self.lanes_in_use.load(Ordering::Relaxed).into()
-    }
-
-    /// Gives a stream the lane that serves it from now on.
-    #[cold]
-    fn give_lane(&self, stream: Stream) -> Result<usize, SharedError> {
-        let mut common = self.common.lock()?;
-        let index = self.streams.find_or_insert(stream, self.lanes.len());
-        if index >= self.count_in_use() {
-            let mut visits = self.enter_all()?;
-            visits.push(self.enter(index)?);
-            // Under the lock of every lane, as whoever is in one may ask whether there are others.
-            self.lanes_in_use.fetch_add(1, Ordering::Relaxed);
-            common.lanes(&mut visits).sync_all_peaks();
-        }
-        Ok(index)
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::env;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use lowtide_core::{Action, Bytes, CheckLevel, Config, DeviceAddress, Event, Stream};
+use lowtide_core::{Action, Bytes, CheckLevel, Config, DeviceAddress, Event, Observer, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::sync::{Arc, Mutex};
@@ -76,7 +76,9 @@ fn no_wake_up_is_missed() {
             let allocator = Arc::clone(&allocator);
             thread::spawn(move || {
                 for _ in 0..2 {
-                    let address = allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+                    let address = allocator
+                        .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
+                        .unwrap();
                     thread::yield_now();
                     allocator.free(address).unwrap();
                 }
@@ -86,7 +88,10 @@ fn no_wake_up_is_missed() {
             thread.join().unwrap();
         }
         check(&allocator);
-        let failures = allocator.stats().unwrap().num_ooms;
+        let failures = allocator
+            .with_all(|device| device.stats())
+            .unwrap()
+            .num_ooms;
         assert_eq!(failures, 0, "what was served later did not fail");
     };
     explore(test);
@@ -98,14 +103,14 @@ fn every_waiting_thread_is_woken() {
     let test = || {
         let allocator = allocator(6);
         let [small, large] = [2, 4].map(|mib| {
-            let address = allocator.allocate(Bytes::mib(mib), Stream::DEFAULT);
+            let address = allocator.allocate(Bytes::mib(mib), Stream::DEFAULT, || Ok(false));
             address.unwrap()
         });
         let threads = [6, 2].map(|mib| {
             let allocator = Arc::clone(&allocator);
             thread::spawn(move || {
                 let address = allocator
-                    .allocate(Bytes::mib(mib), Stream::DEFAULT)
+                    .allocate(Bytes::mib(mib), Stream::DEFAULT, || Ok(false))
                     .unwrap();
                 allocator.free(address).unwrap();
             })
@@ -114,7 +119,7 @@ fn every_waiting_thread_is_woken() {
         allocator.free(small).unwrap();
         waits_for_small.join().unwrap();
         // Anything done with the allocator may free memory.
-        let freed = allocator.with_all(|lanes| lanes.lane(0).free(large));
+        let freed = allocator.with_all(|lanes| lanes.lane_mut().free(large));
         assert_eq!(freed, Ok(Ok(())));
         waits_for_all.join().unwrap();
         check(&allocator);
@@ -133,7 +138,9 @@ fn blocks_of_different_threads_do_not_overlap() {
             thread::spawn(move || {
                 for step in 1..4 {
                     let size = Bytes::kib(700 * number * step % 2000 + 1);
-                    let address = allocator.allocate(size, Stream(number % 2)).unwrap();
+                    let address = allocator
+                        .allocate(size, Stream(number % 2), || Ok(false))
+                        .unwrap();
                     hold(&mut held.lock().unwrap(), address, size);
                     thread::yield_now();
                     held.lock().unwrap().remove(&address);
@@ -167,27 +174,24 @@ fn a_shortage_is_told_of_without_the_lock() {
                 counted.fetch_add(change, Ordering::Relaxed);
             }
         };
-        let observed = allocator.observe_events(Some(std::sync::Arc::new(observer)));
+        let observer: Observer = std::sync::Arc::new(observer);
+        let observed = allocator.for_each_lane(|lane| {
+            lane.observe_events(Some(std::sync::Arc::clone(&observer)));
+            Ok(())
+        });
         assert_eq!(observed, Ok(()));
-        let shortage = {
-            let (allocator, spare) = (Arc::downgrade(&allocator), Arc::clone(&spare));
-            move || {
-                let allocator = allocator.upgrade().expect("a request is under way");
-                let spare = std::mem::take(&mut *spare.lock().unwrap());
-                let freed = spare
-                    .iter()
-                    .filter(|&&block| allocator.free(block) == Ok(()));
-                freed.count() > 0
-            }
-        };
-        let told = allocator.on_shortage(Some(std::sync::Arc::new(shortage)));
-        assert_eq!(told, Ok(()));
         // Each leaves a block that the others need.
         let threads = [0, 1, 2].map(|_| {
             let (allocator, spare) = (Arc::clone(&allocator), Arc::clone(&spare));
             thread::spawn(move || {
                 for _ in 0..2 {
-                    let block = allocator.allocate(Bytes::mib(12), Stream::DEFAULT);
+                    let on_miss = || {
+                        let spare = std::mem::take(&mut *spare.lock().unwrap());
+                        let freed =
+                            { spare.iter() }.filter(|&&block| allocator.free(block) == Ok(()));
+                        Ok(freed.count() > 0)
+                    };
+                    let block = allocator.allocate(Bytes::mib(12), Stream::DEFAULT, on_miss);
                     spare.lock().unwrap().extend(block);
                 }
             })
@@ -196,7 +200,12 @@ fn a_shortage_is_told_of_without_the_lock() {
             thread.join().unwrap();
         }
         check(&allocator);
-        let held = allocator.stats().unwrap().active.all.current;
+        let held = allocator
+            .with_all(|device| device.stats())
+            .unwrap()
+            .active
+            .all
+            .current;
         assert_eq!(held, active.load(Ordering::Relaxed));
     };
     explore(test);
@@ -215,7 +224,7 @@ fn lanes_take_memory_from_each_other() {
                 for step in 1..4 {
                     let size = Bytes::kib(700 * (number + 1) * step % 2000 + 1);
                     // The device may be full of what the others hold.
-                    if let Ok(address) = allocator.allocate(size, Stream(number)) {
+                    if let Ok(address) = allocator.allocate(size, Stream(number), || Ok(false)) {
                         let other = Stream((number + 1) % 3);
                         let recorded = allocator
                             .with_block(address, |lane| lane.record_stream(address, other));
@@ -238,8 +247,11 @@ fn lanes_take_memory_from_each_other() {
             assert_eq!(allocator.free(address), Ok(()));
         }
         check(&allocator);
-        assert_eq!(allocator.empty_cache(), Ok(()));
-        let stats = allocator.stats().unwrap();
+        assert_eq!(
+            allocator.with_all(|device| device.empty_cache()),
+            Ok(Ok(()))
+        );
+        let stats = allocator.with_all(|device| device.stats()).unwrap();
         assert_eq!(stats.active.all.current, 0);
         assert_eq!(stats.reserved(), Bytes::ZERO);
         assert!(stats.allocated_bytes.all.peak <= 46 << 20);
@@ -260,16 +272,18 @@ fn hold(held: &mut BTreeMap<DeviceAddress, Bytes>, address: DeviceAddress, size:
 fn a_rejected_request_leaves_what_is_cached() {
     alone(|| {
         let allocator = with_config("caching:throw_on_cudamalloc_oom:True", 64);
-        let cached = allocator.allocate(Bytes::mib(10), Stream(1)).unwrap();
+        let cached = allocator
+            .allocate(Bytes::mib(10), Stream(1), || Ok(false))
+            .unwrap();
         allocator.free(cached).unwrap();
-        let refused = allocator.allocate(Bytes::mib(60), Stream::DEFAULT);
+        let refused = allocator.allocate(Bytes::mib(60), Stream::DEFAULT, || Ok(false));
         assert!(
             refused
                 .unwrap_err()
                 .to_string()
                 .contains("preemptively rejected")
         );
-        let stats = allocator.stats().unwrap();
+        let stats = allocator.with_all(|device| device.stats()).unwrap();
         assert_eq!((stats.num_oom_rejections, stats.num_ooms), (1, 0));
         assert_eq!(stats.num_device_free, 0);
     });

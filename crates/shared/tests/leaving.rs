@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use lowtide_core::{
-    Action, BfcConfig, BlockStatus, Bytes, Config, DeviceAddress, DriverError, Event,
+    Action, BfcConfig, BlockStatus, Bytes, Config, DeviceAddress, DriverError, Event, Observer,
     SegmentSnapshot, Stream,
 };
 use lowtide_shared::SharedAllocator;
@@ -100,14 +100,23 @@ fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
         picture.note(event);
     };
     let observer = move |events: &[Event]| events.iter().for_each(&note);
-    allocator.observe_events(Some(Arc::new(observer))).unwrap();
+    let observer: Observer = Arc::new(observer);
+    let observed = allocator.for_each_lane(|lane| {
+        lane.observe_events(Some(Arc::clone(&observer)));
+        Ok(())
+    });
+    observed.unwrap();
     picture
 }
 
 /// Does what takes memory and gives it back in every way, whatever of it fails.
 fn work(allocator: &Allocator) {
     let streams = [Stream::DEFAULT, Stream(1)];
-    let request = |mib, stream| allocator.allocate(Bytes::mib(mib), stream).ok();
+    let request = |mib, stream| {
+        allocator
+            .allocate(Bytes::mib(mib), stream, || Ok(false))
+            .ok()
+    };
     let mut blocks = Vec::new();
     for stream in streams {
         blocks.extend(
@@ -124,7 +133,7 @@ fn work(allocator: &Allocator) {
     // More than is left beside what is cached.
     blocks.extend(request(100, streams[1]));
     blocks.retain(free);
-    let _ = allocator.empty_cache();
+    let _ = allocator.with_all(|device| device.empty_cache());
     blocks.extend(request(2, streams[0]));
 }
 
@@ -161,7 +170,7 @@ fn an_end_that_the_driver_refused_is_corrected() {
                 );
                 allocator.with_driver(|driver| driver.set_faults(fault));
                 work(&allocator);
-                let segments = allocator.snapshot().unwrap();
+                let segments = allocator.with_all(|device| device.snapshot()).unwrap();
                 let of = format!("{config}: {call:?} {nth}");
                 picture.lock().unwrap().assert_shows(&segments, &of);
             }

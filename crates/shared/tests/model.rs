@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Driver, MempoolId,
-    Stream,
+    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Driver, Lane, MempoolId,
+    PoolSetting, RouteOrder, Stream,
 };
-use lowtide_shared::{SharedAllocator, SharedError};
+use lowtide_shared::SharedAllocator;
 use lowtide_sim::program::configs;
 use lowtide_sim::{SimConfig, SimDriver};
 use proptest::prelude::*;
@@ -90,10 +90,6 @@ struct Both {
     is_exact: bool,
 }
 
-fn told<T>(result: Result<T, AllocError>) -> Result<T, SharedError> {
-    result.map_err(SharedError::from)
-}
-
 impl Both {
     fn new(config: &Config) -> Both {
         Both {
@@ -105,75 +101,81 @@ impl Both {
     }
 
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
-        let Both {
-            single,
-            shared,
-            held,
-            is_exact,
-        } = self;
+        let (single, shared, held) = (&mut self.single, &self.shared, &mut self.held);
         match *op {
             Op::Allocate { size, stream } => {
-                let expected = told(single.allocate(size, stream));
-                prop_assert_eq!(&shared.allocate(size, stream), &expected);
+                let expected = single.allocate(size, stream);
+                prop_assert_eq!(&shared.allocate(size, stream, || Ok(false)), &expected);
                 held.extend(expected);
             }
             Op::Free(index) if !held.is_empty() => {
                 let address = held.swap_remove(index % held.len());
-                prop_assert_eq!(shared.free(address), told(single.free(address)));
-                let again = Err(AllocError::NotAllocated { address }.into());
+                prop_assert_eq!(shared.free(address), single.free(address));
+                let again = Err(AllocError::NotAllocated { address });
                 prop_assert_eq!(shared.free(address), again);
             }
             Op::RecordStream(index, stream) if !held.is_empty() => {
                 let address = held[index % held.len()];
                 let found = shared.with_block(address, |lane| lane.allocation(address));
-                prop_assert_eq!(found, told(single.allocation(address)));
-                *is_exact = false;
+                prop_assert_eq!(found, single.lane().allocation(address));
+                self.is_exact = false;
                 let recorded =
                     shared.with_block(address, |lane| lane.record_stream(address, stream));
-                prop_assert_eq!(recorded, told(single.record_stream(address, stream)));
+                prop_assert_eq!(recorded, single.lane_mut().record_stream(address, stream));
             }
             Op::Free(_) | Op::RecordStream(..) => {}
             Op::Hold(stream, is_held) => {
-                hold(single.driver_mut(), stream, is_held);
+                hold(single.lane_mut().driver_mut(), stream, is_held);
                 shared.with_driver(|driver| hold(driver, stream, is_held));
             }
             Op::EmptyCache => {
-                prop_assert_eq!(shared.empty_cache(), told(single.empty_cache()));
+                let emptied = shared.with_all(|device| device.empty_cache());
+                prop_assert_eq!(emptied, Ok(single.empty_cache()));
             }
             Op::ProcessEvents => {
-                prop_assert_eq!(shared.process_events(), told(single.process_events()));
+                let processed = shared.for_each_lane(Lane::process_events);
+                prop_assert_eq!(processed, single.lane_mut().process_events());
             }
             Op::Limit(limit) => {
                 single.set_limit(limit);
-                shared.set_limit(limit).unwrap();
+                shared.with_all(|device| device.set_limit(limit)).unwrap();
             }
             Op::Capture(true) => {
-                single.capture_begin();
-                shared.capture_begin().unwrap();
+                single.lane_mut().capture_begin();
+                let begin = |lane: &mut Lane<_>| {
+                    lane.capture_begin();
+                    Ok(())
+                };
+                prop_assert_eq!(shared.for_each_lane(begin), Ok(()));
             }
             Op::Capture(false) => {
-                prop_assert_eq!(shared.capture_end(), told(single.capture_end()));
+                let ended = shared.for_each_lane(Lane::capture_end);
+                prop_assert_eq!(ended, single.lane_mut().capture_end());
             }
             Op::ResetPeaks => {
                 single.reset_peak_stats();
-                shared.reset_peak_stats().unwrap();
+                shared.with_all(|device| device.reset_peak_stats()).unwrap();
             }
             Op::ResetSums => {
                 single.reset_accumulated_stats();
-                shared.reset_accumulated_stats().unwrap();
+                let reset = shared.with_all(|device| device.reset_accumulated_stats());
+                prop_assert_eq!(reset, Ok(()));
             }
             Op::BeginPool(..) | Op::EndPool(_) | Op::ReleasePool(_) | Op::UseOnOom(..) => {
                 let change = |lane: &mut dyn Pools| lane.change(op);
-                let expected = told(change(single));
+                let expected = change(single.lane_mut());
                 let changed = shared.with_pools(|pools| change(pools)).unwrap();
-                prop_assert_eq!(told(changed), expected);
+                prop_assert_eq!(changed, expected);
             }
         }
         Ok(())
     }
 
     fn compare(&mut self) -> Result<(), TestCaseError> {
-        let (shared, single) = (self.shared.memory_stats(), self.single.memory_stats());
+        let (shared, single) = (
+            self.shared.with_all(|device| device.memory_stats()),
+            self.single.memory_stats(),
+        );
         let shared = shared.unwrap();
         let is_exact = |key: &str| {
             self.is_exact || !key.starts_with("inactive_split") || key.ends_with(".current")
@@ -192,7 +194,10 @@ impl Both {
 
     fn compare_everything(&mut self) -> Result<(), TestCaseError> {
         self.compare()?;
-        prop_assert_eq!(self.shared.snapshot().unwrap(), self.single.snapshot());
+        prop_assert_eq!(
+            self.shared.with_all(|device| device.snapshot()).unwrap(),
+            self.single.snapshot()
+        );
         let checked = self.shared.check_invariants(CheckLevel::Everything);
         prop_assert_eq!(checked, Ok(()));
         let violations = self
@@ -208,15 +213,17 @@ trait Pools {
     fn change(&mut self, op: &Op) -> Result<(), AllocError>;
 }
 
-impl<D: Driver> Pools for DeviceAllocator<D> {
+impl<D: Driver> Pools for Lane<D> {
     fn change(&mut self, op: &Op) -> Result<(), AllocError> {
         match *op {
             Op::BeginPool(pool, routed) => {
-                self.begin_allocate_to_pool(pool, move |stream| stream == routed)
+                self.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, move |stream| {
+                    stream == routed
+                })
             }
             Op::EndPool(pool) => self.end_allocate_to_pool(pool),
             Op::ReleasePool(pool) => self.release_pool(pool),
-            Op::UseOnOom(pool, allow) => self.set_use_on_oom(pool, allow),
+            Op::UseOnOom(pool, allow) => self.set_pool(pool, PoolSetting::UseOnOom(allow)),
             _ => unreachable!("the other operations are of no pool"),
         }
     }
@@ -244,7 +251,7 @@ proptest! {
         let is_run = |op: &Op| shares_blocks || !matches!(op, Op::RecordStream(..));
         let ops: Vec<Op> = ops.into_iter().filter(is_run).collect();
         // One that waits for memory does so in vain in a single thread.
-        let waits = |config: &Config| DeviceAllocator::new(driver(), 0, config).retry_wait_ms().is_some();
+        let waits = |config: &Config| config.retry_wait_ms().is_some();
         for config in configs().into_iter().filter(|config| !waits(config)) {
             let outcome = run(&config, &ops);
             outcome.map_err(|error| TestCaseError::fail(format!("{config}: {error}")))?;

@@ -136,7 +136,10 @@ impl Stress {
         } else {
             (choice >> 48) % self.streams
         };
-        let address = self.allocator.allocate(Bytes(size), stream(own)).unwrap();
+        let address = self
+            .allocator
+            .allocate(Bytes(size), stream(own), || Ok(false))
+            .unwrap();
         let stamp = (number + 1) << 27 | operation & ((1 << 27) - 1);
         let stamp = stamp as u32;
         let block = Block {
@@ -164,10 +167,14 @@ impl Stress {
     /// Now and then, what concerns all of the device.
     fn manage(&self, choice: u64) {
         match choice >> 40 & 0x3fff {
-            0 => self.allocator.empty_cache().unwrap(),
-            1 => drop(self.allocator.snapshot().unwrap()),
+            0 => self
+                .allocator
+                .with_all(|device| device.empty_cache())
+                .unwrap()
+                .unwrap(),
+            1 => drop(self.allocator.with_all(|device| device.snapshot()).unwrap()),
             2..16 => {
-                let stats = self.allocator.stats().unwrap();
+                let stats = self.allocator.with_all(|device| device.stats()).unwrap();
                 assert!(stats.allocated() <= stats.reserved());
                 assert!(stats.reserved() <= CAPACITY);
             }
@@ -186,8 +193,11 @@ impl Stress {
             .iter()
             .filter_map(|place| *place.lock().unwrap());
         left.for_each(|block| self.free(&block));
-        self.allocator.empty_cache().unwrap();
-        let stats = self.allocator.stats().unwrap();
+        self.allocator
+            .with_all(|device| device.empty_cache())
+            .unwrap()
+            .unwrap();
+        let stats = self.allocator.with_all(|device| device.stats()).unwrap();
         assert_eq!([stats.allocated(), stats.reserved()], [Bytes::ZERO; 2]);
         let requests = i64::try_from(THREADS * self.operations).unwrap();
         let allocation = stats.allocation.all;

@@ -5,29 +5,51 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use lowtide_core::{Action, AllocError, Bytes, CheckLevel, Config, Event, Stream};
-use lowtide_shared::{SharedAllocator, SharedError};
+use lowtide_core::{
+    Action, AllocError, Bytes, CheckLevel, Config, DeviceAllocator, Event, Observer, Stream,
+};
+use lowtide_shared::SharedAllocator;
 use lowtide_sim::{SimConfig, SimDriver};
 
-fn allocator(config: &str, mib: u64) -> SharedAllocator<SimDriver> {
-    let driver = SimDriver::new(SimConfig {
+fn driver(mib: u64) -> SimDriver {
+    SimDriver::new(SimConfig {
         capacity: Some(Bytes::mib(mib)),
         ..SimConfig::default()
-    });
-    let config: Config = config.parse().expect("a configuration");
-    SharedAllocator::new(driver, 3, &config, Arc::default())
+    })
 }
 
-fn is_out_of_memory<T>(result: Result<T, SharedError>) -> bool {
-    matches!(result, Err(SharedError::Alloc(error)) if error.is_out_of_memory())
+fn parsed(config: &str) -> Config {
+    config.parse().expect("a configuration")
+}
+
+fn allocator(config: &str, mib: u64) -> SharedAllocator<SimDriver> {
+    SharedAllocator::new(driver(mib), 3, &parsed(config), Arc::default())
+}
+
+fn observe(allocator: &SharedAllocator<SimDriver>, observer: Option<Observer>) {
+    let observed = allocator.for_each_lane(|lane| {
+        lane.observe_events(observer.clone());
+        Ok(())
+    });
+    assert_eq!(observed, Ok(()));
+}
+
+fn is_out_of_memory<T>(result: Result<T, AllocError>) -> bool {
+    matches!(result, Err(error) if error.is_out_of_memory())
 }
 
 #[test]
 fn a_request_waits_for_another_thread_to_free() {
     let allocator = allocator("bfc:retry_ms:1000000000", 4);
-    let first = allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+    let first = allocator
+        .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
+        .unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| allocator.allocate(Bytes::mib(4), Stream::DEFAULT).unwrap());
+        let waiting = scope.spawn(|| {
+            allocator
+                .allocate(Bytes::mib(4), Stream::DEFAULT, || Ok(false))
+                .unwrap()
+        });
         allocator.free(first).unwrap();
         assert_eq!(waiting.join().unwrap(), first);
     });
@@ -36,21 +58,37 @@ fn a_request_waits_for_another_thread_to_free() {
 #[test]
 fn a_wait_ends_and_then_the_failure_counts_once() {
     let allocator = allocator("bfc:retry_ms:20", 4);
-    allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
-    let result = allocator.allocate(Bytes::mib(4), Stream::DEFAULT);
+    allocator
+        .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
+        .unwrap();
+    let result = allocator.allocate(Bytes::mib(4), Stream::DEFAULT, || Ok(false));
     assert!(is_out_of_memory(result));
-    assert_eq!(allocator.stats().unwrap().num_ooms, 1);
+    assert_eq!(
+        allocator
+            .with_all(|device| device.stats())
+            .unwrap()
+            .num_ooms,
+        1
+    );
 }
 
 /// Who waits is passed by those that find memory.
 #[test]
 fn a_waiting_request_holds_up_no_other() {
     let allocator = allocator("bfc:retry_ms:1000000000", 4);
-    let first = allocator.allocate(Bytes::mib(1), Stream::DEFAULT).unwrap();
+    let first = allocator
+        .allocate(Bytes::mib(1), Stream::DEFAULT, || Ok(false))
+        .unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| allocator.allocate(Bytes::mib(4), Stream::DEFAULT).unwrap());
+        let waiting = scope.spawn(|| {
+            allocator
+                .allocate(Bytes::mib(4), Stream::DEFAULT, || Ok(false))
+                .unwrap()
+        });
         for _ in 0..1000 {
-            let address = allocator.allocate(Bytes::kib(4), Stream::DEFAULT).unwrap();
+            let address = allocator
+                .allocate(Bytes::kib(4), Stream::DEFAULT, || Ok(false))
+                .unwrap();
             allocator.free(address).unwrap();
         }
         allocator.free(first).unwrap();
@@ -61,7 +99,7 @@ fn a_waiting_request_holds_up_no_other() {
 #[test]
 fn other_strategies_fail_at_once() {
     let allocator = allocator("caching", 4);
-    let result = allocator.allocate(Bytes::mib(4), Stream::DEFAULT);
+    let result = allocator.allocate(Bytes::mib(4), Stream::DEFAULT, || Ok(false));
     assert!(is_out_of_memory(result), "a segment has 20 MiB");
 }
 
@@ -69,7 +107,7 @@ fn other_strategies_fail_at_once() {
 fn a_refused_call_says_why() {
     let allocator = allocator("bfc:retry_ms:20", 4);
     let address = lowtide_core::DeviceAddress(512);
-    let error = SharedError::Alloc(AllocError::NotAllocated { address });
+    let error = AllocError::NotAllocated { address };
     assert_eq!(allocator.free(address), Err(error));
 }
 
@@ -79,9 +117,14 @@ struct Ends<'a>(&'a SharedAllocator<SimDriver>);
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
         // One lane, then all of them.
-        let address = self.0.allocate(Bytes::mib(1), Stream::DEFAULT);
+        let address = self
+            .0
+            .allocate(Bytes::mib(1), Stream::DEFAULT, || Ok(false));
         let freed = address.and_then(|address| self.0.free(address));
-        assert_eq!(freed.and_then(|()| self.0.empty_cache()), Ok(()));
+        assert_eq!(
+            freed.and_then(|()| self.0.with_all(|device| device.empty_cache())),
+            Ok(Ok(()))
+        );
     }
 }
 
@@ -94,7 +137,9 @@ fn a_thread_that_panicked_may_give_back_what_it_holds() {
         panic!("of the program");
     });
     assert!(std::panic::catch_unwind(panicking).is_err());
-    let freed = allocator.stats().map(|stats| stats.allocation.all.freed);
+    let freed = allocator
+        .with_all(|device| device.stats())
+        .map(|stats| stats.allocation.all.freed);
     assert_eq!(freed, Ok(1));
 }
 
@@ -102,20 +147,22 @@ fn a_thread_that_panicked_may_give_back_what_it_holds() {
 fn after_a_panic_every_thread_is_told() {
     for config in ["bfc:retry_ms:20", "caching"] {
         let allocator = allocator(config, 64);
-        let address = allocator.allocate(Bytes(1), Stream::DEFAULT).unwrap();
+        let address = allocator
+            .allocate(Bytes(1), Stream::DEFAULT, || Ok(false))
+            .unwrap();
         let panicking = AssertUnwindSafe(|| {
             let broken = || panic!("as a broken invariant would");
             allocator.with_block(address, |_| -> Result<(), AllocError> { broken() })
         });
         assert!(std::panic::catch_unwind(panicking).is_err());
         thread::scope(|scope| {
-            let other = scope.spawn(|| allocator.allocate(Bytes(1), Stream::DEFAULT));
-            assert_eq!(other.join().unwrap(), Err(SharedError::Poisoned));
+            let other = scope.spawn(|| allocator.allocate(Bytes(1), Stream::DEFAULT, || Ok(false)));
+            assert_eq!(other.join().unwrap(), Err(AllocError::Poisoned));
         });
-        assert_eq!(allocator.free(address), Err(SharedError::Poisoned));
-        assert_eq!(allocator.with_all(|_| ()), Err(SharedError::Poisoned));
-        let elsewhere = allocator.allocate(Bytes(1), Stream(7));
-        assert_eq!(elsewhere, Err(SharedError::Poisoned), "on every stream");
+        assert_eq!(allocator.free(address), Err(AllocError::Poisoned));
+        assert_eq!(allocator.with_all(|_| ()), Err(AllocError::Poisoned));
+        let elsewhere = allocator.allocate(Bytes(1), Stream(7), || Ok(false));
+        assert_eq!(elsewhere, Err(AllocError::Poisoned), "on every stream");
     }
 }
 
@@ -133,7 +180,7 @@ fn threads_hand_blocks_to_each_other() {
                     let size = Bytes(step * seed * 7919 % (3 << 20) + 1);
                     let stream = Stream::DEFAULT;
                     sender
-                        .send(allocator.allocate(size, stream).unwrap())
+                        .send(allocator.allocate(size, stream, || Ok(false)).unwrap())
                         .unwrap();
                 }
             });
@@ -144,7 +191,13 @@ fn threads_hand_blocks_to_each_other() {
             });
         }
     });
-    assert_eq!(allocator.stats().unwrap().allocated(), Bytes::ZERO);
+    assert_eq!(
+        allocator
+            .with_all(|device| device.stats())
+            .unwrap()
+            .allocated(),
+        Bytes::ZERO
+    );
     let checked = allocator.check_invariants(CheckLevel::Everything);
     assert_eq!(checked, Ok(()));
 }
@@ -153,7 +206,9 @@ fn threads_hand_blocks_to_each_other() {
 #[test]
 fn an_observer_hears_of_every_event() {
     let allocator = allocator("caching", 64);
-    let unheard = allocator.allocate(Bytes::mib(1), Stream::DEFAULT).unwrap();
+    let unheard = allocator
+        .allocate(Bytes::mib(1), Stream::DEFAULT, || Ok(false))
+        .unwrap();
     let heard = Arc::new(Mutex::new(Vec::new()));
     let observer = {
         let heard = Arc::clone(&heard);
@@ -163,11 +218,13 @@ fn an_observer_hears_of_every_event() {
             heard.lock().unwrap().extend(told);
         }
     };
-    allocator.observe_events(Some(Arc::new(observer))).unwrap();
+    observe(&allocator, Some(Arc::new(observer)));
     let take = || std::mem::take(&mut *heard.lock().unwrap());
     let here = thread::current().id();
 
-    let block = allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+    let block = allocator
+        .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
+        .unwrap();
     assert_eq!(
         take(),
         [(Action::SegmentAlloc, here), (Action::Alloc, here)]
@@ -177,11 +234,16 @@ fn an_observer_hears_of_every_event() {
         take(),
         [(Action::FreeRequested, here), (Action::FreeCompleted, here)]
     );
-    assert_eq!(allocator.empty_cache(), Ok(()));
+    assert_eq!(
+        allocator.with_all(|device| device.empty_cache()),
+        Ok(Ok(()))
+    );
     assert_eq!(take(), [(Action::SegmentFree, here)]);
-    assert!(is_out_of_memory(
-        allocator.allocate(Bytes::gib(1), Stream::DEFAULT)
-    ));
+    assert!(is_out_of_memory(allocator.allocate(
+        Bytes::gib(1),
+        Stream::DEFAULT,
+        || Ok(false)
+    )));
     assert_eq!(take(), [(Action::OutOfMemory, here)]);
     thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -198,10 +260,12 @@ fn an_observer_hears_of_every_event() {
         );
     });
 
-    allocator.observe_events(None).unwrap();
-    allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+    observe(&allocator, None);
+    allocator
+        .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
+        .unwrap();
     assert_eq!(take(), []);
-    let kept = allocator.with_all(|lanes| lanes.lane(0).take_events().count());
+    let kept = allocator.with_all(|lanes| lanes.lane_mut().take_events().count());
     assert_eq!(kept, Ok(0), "nobody is told later");
 }
 
@@ -209,7 +273,9 @@ fn an_observer_hears_of_every_event() {
 #[test]
 fn an_observer_hears_of_a_request_that_waits() {
     let allocator = allocator("bfc:retry_ms:20", 4);
-    allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+    allocator
+        .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
+        .unwrap();
     let failures = Arc::new(AtomicU64::new(0));
     let observer = {
         let failures = Arc::clone(&failures);
@@ -219,73 +285,84 @@ fn an_observer_hears_of_a_request_that_waits() {
             failures.fetch_add(count, Ordering::Relaxed);
         }
     };
-    allocator.observe_events(Some(Arc::new(observer))).unwrap();
-    assert!(is_out_of_memory(
-        allocator.allocate(Bytes::mib(4), Stream::DEFAULT)
-    ));
+    observe(&allocator, Some(Arc::new(observer)));
+    assert!(is_out_of_memory(allocator.allocate(
+        Bytes::mib(4),
+        Stream::DEFAULT,
+        || Ok(false)
+    )));
     assert_eq!(failures.load(Ordering::Relaxed), 1);
 }
 
 #[test]
 fn a_shortage_is_told_of_before_the_driver_is_asked() {
-    let allocator = Arc::new(allocator("caching", 64));
-    let spare = allocator.allocate(Bytes::mib(30), Stream::DEFAULT).unwrap();
+    let allocator = allocator("caching", 64);
+    let spare = allocator
+        .allocate(Bytes::mib(30), Stream::DEFAULT, || Ok(false))
+        .unwrap();
     let spare = Mutex::new(Some(spare));
-    let calls = Arc::new(AtomicU64::new(0));
-    let shortage = {
-        // A strong reference would keep the allocator alive for ever.
-        let (allocator, calls) = (Arc::downgrade(&allocator), Arc::clone(&calls));
-        move || {
-            calls.fetch_add(1, Ordering::Relaxed);
-            let allocator = allocator.upgrade().unwrap();
-            let spare = spare.lock().unwrap().take();
-            spare.is_some_and(|spare| allocator.free(spare).is_ok())
-        }
+    let calls = AtomicU64::new(0);
+    let on_miss = || {
+        calls.fetch_add(1, Ordering::Relaxed);
+        let spare = spare.lock().unwrap().take();
+        Ok(spare.is_some_and(|spare| allocator.free(spare).is_ok()))
     };
-    allocator.on_shortage(Some(Arc::new(shortage))).unwrap();
-    let asked = || allocator.stats().unwrap().num_device_alloc;
+    let asked = || {
+        allocator
+            .with_all(|device| device.stats())
+            .unwrap()
+            .num_device_alloc
+    };
 
-    let block = allocator.allocate(Bytes::mib(28), Stream::DEFAULT).unwrap();
+    let block = allocator
+        .allocate(Bytes::mib(28), Stream::DEFAULT, on_miss)
+        .unwrap();
     assert_eq!(asked(), 1, "what was freed serves it");
     allocator.free(block).unwrap();
-    allocator.allocate(Bytes::mib(28), Stream::DEFAULT).unwrap();
+    allocator
+        .allocate(Bytes::mib(28), Stream::DEFAULT, on_miss)
+        .unwrap();
     assert_eq!(calls.load(Ordering::Relaxed), 1, "a hit is no shortage");
 
-    allocator.allocate(Bytes::mib(20), Stream::DEFAULT).unwrap();
+    allocator
+        .allocate(Bytes::mib(20), Stream::DEFAULT, on_miss)
+        .unwrap();
     assert_eq!((calls.load(Ordering::Relaxed), asked()), (2, 2));
-    assert!(is_out_of_memory(
-        allocator.allocate(Bytes::mib(20), Stream::DEFAULT)
-    ));
+    assert!(is_out_of_memory(allocator.allocate(
+        Bytes::mib(20),
+        Stream::DEFAULT,
+        on_miss
+    )));
     assert_eq!(calls.load(Ordering::Relaxed), 3);
-    assert_eq!(allocator.stats().unwrap().num_ooms, 1);
-
-    allocator.on_shortage(None).unwrap();
-    assert!(is_out_of_memory(
-        allocator.allocate(Bytes::mib(20), Stream::DEFAULT)
-    ));
-    assert_eq!(calls.load(Ordering::Relaxed), 3);
+    assert_eq!(
+        allocator
+            .with_all(|device| device.stats())
+            .unwrap()
+            .num_ooms,
+        1
+    );
 }
 
-/// A search that finds nothing ages the free blocks once, with or without someone to ask.
+/// A search that finds nothing ages the free blocks once, as with one allocator.
 #[test]
-fn a_shortage_does_not_age_what_is_free() {
-    let ages = |listens: bool| {
-        let allocator = allocator("caching:garbage_collection_threshold:0.1", 256);
-        allocator.set_limit(Some(Bytes::mib(256))).unwrap();
-        if listens {
-            allocator.on_shortage(Some(Arc::new(|| false))).unwrap();
-        }
-        let take = |mib| {
-            allocator
-                .allocate(Bytes::mib(mib), Stream::DEFAULT)
-                .unwrap()
-        };
-        let held = [12, 14, 16, 18].map(take);
-        for block in held {
-            allocator.free(block).unwrap();
-            take(40);
-        }
-        allocator.stats().unwrap()
+fn a_miss_ages_what_is_free_once() {
+    let conf = "caching:garbage_collection_threshold:0.1";
+    let limit = Some(Bytes::mib(256));
+    let shared = allocator(conf, 256);
+    shared.with_all(|device| device.set_limit(limit)).unwrap();
+    let mut single = DeviceAllocator::new(driver(256), 3, &parsed(conf));
+    single.set_limit(limit);
+    let take = |single: &mut DeviceAllocator<SimDriver>, mib| {
+        let (size, stream) = (Bytes::mib(mib), Stream::DEFAULT);
+        let taken = shared.allocate(size, stream, || Ok(false)).unwrap();
+        assert_eq!(single.allocate(size, stream), Ok(taken));
+        taken
     };
-    assert_eq!(ages(true), ages(false));
+    let held = [12, 14, 16, 18].map(|mib| take(&mut single, mib));
+    for block in held {
+        shared.free(block).unwrap();
+        assert_eq!(single.free(block), Ok(()));
+        take(&mut single, 40);
+    }
+    assert_eq!(shared.with_all(|device| device.stats()), Ok(single.stats()));
 }

@@ -15,6 +15,7 @@ use crate::error::{Error, Status};
 use crate::pointers::{host_size, stream_of};
 use crate::record::stacks;
 use crate::regions::figures;
+use crate::shortage;
 
 /// By device: whether its primary context was reset, and all of lowtide's memory with it.
 static LOST: [AtomicBool; devices::DEVICES_MAX] =
@@ -75,7 +76,8 @@ fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c
     let status = run(|| {
         let allocator = crate::start::device(number(device))?;
         let _stack = stacks::enter();
-        address = allocator.allocate(Bytes(size as u64), stream)?;
+        let on_miss = || Ok(shortage::relieve(number(device)));
+        address = allocator.allocate(Bytes(size as u64), stream, on_miss)?;
         Ok(())
     });
     match status {
@@ -152,7 +154,10 @@ pub(super) fn add_kept(free: *mut usize) {
     let kept = || -> Option<Bytes> {
         let device = started()?.current().ok()??;
         let allocator = devices::get(number(device))?;
-        let stats = allocator.stats().ok().filter(|_| !is_lost(device))?;
+        let stats = allocator
+            .with_all(|device| device.stats())
+            .ok()
+            .filter(|_| !is_lost(device))?;
         let kept = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
         // The driver has the memory of paused regions already, and counts it.
         let away = figures::free_bytes_away(number(device)).ok()?;
@@ -186,7 +191,7 @@ pub(super) fn release_kept() -> bool {
             if is_lost {
                 Ok(())
             } else {
-                Ok(allocator.empty_cache()?)
+                Ok(allocator.with_all(|device| device.empty_cache())??)
             }
         })
     });

@@ -86,7 +86,7 @@ fn text() -> String {
     let left = reached;
     let mut devices = String::new();
     for (ordinal, allocator) in devices::all() {
-        let Ok(stats) = allocator.stats() else {
+        let Ok(stats) = allocator.with_all(|device| device.stats()) else {
             continue;
         };
         served += stats.allocation.all.allocated + stats.allocation.all.freed;

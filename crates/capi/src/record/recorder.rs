@@ -12,9 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lowtide_core::{Action, Bytes, Count, Event, MempoolId, SegmentSnapshot};
+use lowtide_core::{Action, Bytes, Count, Event, MempoolId, Observer, SegmentSnapshot};
 use lowtide_cuda::SignalsBlocked;
-use lowtide_shared::Observer;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
 use super::native::Functions;

@@ -5,7 +5,9 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::thread;
 
-use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSource, Stream};
+use lowtide_core::{
+    Bytes, DeviceAddress, MempoolId, PoolSetting, RouteOrder, SegmentSource, Stream,
+};
 use lowtide_cuda::SignalsBlocked;
 use lowtide_region::{
     BackupError, BackupKind, Copies, RegionError, RegionFigures, RegionSource, RegionState,
@@ -176,7 +178,8 @@ pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), Region
 
 /// Gives back what is cached on a region's device.
 fn empty_cache(region: &OnDevice) -> Result<(), RegionError> {
-    let emptied = allocator(region.device).empty_cache();
+    let emptied = allocator(region.device).with_all(|device| device.empty_cache());
+    let emptied = emptied.and_then(|emptied| emptied);
     emptied.map_err(|error| RegionError::Pools(error.into()))
 }
 
@@ -239,12 +242,14 @@ pub(crate) fn begin_allocate_to_pool(
     accepts: impl Fn(Stream) -> bool + Send + 'static,
 ) -> Result<(), Error> {
     if !table::is_in_process_region() {
-        return Ok(allocator.with_pools(|lane| lane.begin_allocate_to_pool(pool, accepts))??);
+        return Ok(allocator.with_pools(|lane| {
+            lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, accepts)
+        })??);
     }
     let region = table::of_process(device, allocator)?;
     allocator.with_pools(|lane| {
         // First, as one that others have begun is not to become the region's by an attempt that fails.
-        lane.begin_allocate_to_pool(pool, accepts)?;
+        lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, accepts)?;
         match give(lane, pool, &region) {
             // It was begun outside of the region before, or its memory is somebody's own.
             Err(error) if error.status == Status::Pool => Ok(()),
@@ -270,9 +275,12 @@ fn give(lane: &mut Lane, pool: MempoolId, region: &Arc<OnDevice>) -> Result<(), 
         region: Arc::clone(region),
         pool,
     };
-    lane.set_pool_source(pool, Box::new(source))?;
+    lane.set_pool(pool, PoolSetting::Source(Box::new(source)))?;
     let is_away = region.add_pool(pool)?;
-    lane.set_paused(pool, is_away.then(|| Arc::clone(&region.name.tag)))?;
+    lane.set_pool(
+        pool,
+        PoolSetting::Paused(is_away.then(|| Arc::clone(&region.name.tag))),
+    )?;
     Ok(())
 }
 

@@ -5,9 +5,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use lowtide_core::{AllocError, Allocation, Bytes, MempoolId};
+use lowtide_core::{AllocError, Allocation, Bytes, HeldPool, MempoolId, PoolSetting};
 use lowtide_region::{MemoryRange, Pools, PoolsError, RegionError, RegionState};
-use lowtide_shared::SharedError;
 
 use super::card::allocator;
 use super::table::OnDevice;
@@ -36,7 +35,7 @@ impl RegionPools<'_> {
                 if !self.0.has_pool(pool).map_err(|error| error.text)? {
                     return Ok(R::default());
                 }
-                Ok(act(lane, pool).map_err(SharedError::from)?)
+                Ok(act(lane, pool)?)
             });
             let answer: Result<R, PoolsError> = answer?;
             answers.push(answer?);
@@ -51,8 +50,8 @@ impl RegionPools<'_> {
             // What other streams are done with by now does not come back. A driver that fails changes no figure.
             let _ = lane.process_events();
             match pool == own_pool {
-                true => lane.used_segments(pool),
-                false => lane.kept_segments(pool),
+                true => lane.segments_after_trim(pool, HeldPool::IsTrimmed),
+                false => lane.segments_after_trim(pool, HeldPool::Stays),
             }
         })?;
         let kept = kept.into_iter().flatten();
@@ -83,7 +82,7 @@ impl Pools for RegionPools<'_> {
         noted.map_err(|error| error.text)?;
         self.for_each(|lane, pool| {
             let tag = is_paused.then(|| Arc::clone(&self.0.name.tag));
-            lane.set_paused(pool, tag)
+            lane.set_pool(pool, PoolSetting::Paused(tag))
         })?;
         Ok(())
     }
@@ -102,9 +101,9 @@ impl Pools for RegionPools<'_> {
             lane.process_events()?;
             let held = lane.held_blocks(pool)?;
             match pool == own_pool {
-                true => lane.trim_pool(pool)?,
+                true => lane.trim_pool(pool, HeldPool::IsTrimmed)?,
                 // A graph may use what is free in its pool, as long as it is there.
-                false => lane.trim_unheld_pool(pool)?,
+                false => lane.trim_pool(pool, HeldPool::Stays)?,
             }
             Ok(held)
         })?;

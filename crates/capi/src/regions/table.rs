@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_int};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use lowtide_core::{AllocError, Driver, DriverError, MempoolId};
+use lowtide_core::{AllocError, Driver, DriverError, MempoolId, PoolSetting, RouteOrder};
 use lowtide_region::{BackupKind, RegionMemory, RegionSource};
 
 use super::card::Card;
@@ -366,7 +366,9 @@ impl Region {
         self.prepare(device, allocator)?;
         let (pool, number) = (self.pool(), self.number);
         let accepts = move |_| is_in(number);
-        allocator.with_pools(|pools| pools.begin_allocate_to_pool_last(pool, accepts))??;
+        allocator.with_pools(|pools| {
+            pools.begin_allocate_to_pool(pool, RouteOrder::AfterOthers, accepts)
+        })??;
         Ok(())
     }
 
@@ -400,8 +402,8 @@ impl Region {
         let own_pool = self.pool();
         allocator.with_pools(|pools| {
             pools.create_or_retain_pool(own_pool);
-            pools.set_pool_source(own_pool, Box::new(source))?;
-            pools.set_gives_back(own_pool)
+            pools.set_pool(own_pool, PoolSetting::Source(Box::new(source)))?;
+            pools.set_pool(own_pool, PoolSetting::GivesBack)
         })??;
         let on_device = Arc::new(OnDevice {
             name: Arc::clone(&self.name),

@@ -1,7 +1,7 @@
 use super::*;
-use crate::allocator::DeviceAllocator;
 use crate::check::CheckLevel;
 use crate::config::Config;
+use crate::device::DeviceAllocator;
 use crate::driver::Handle;
 use crate::error::AllocError;
 use crate::strategy::test_driver::TestDriver;
@@ -26,16 +26,22 @@ fn the_largest_segment_is_served_to_the_byte_and_nothing_larger() {
         assert!(allocator.snapshot().is_empty(), "{strategy}");
         let block = allocator.allocate(Bytes::SEGMENT_MAX, Stream::DEFAULT);
         let block = block.unwrap_or_else(|error| panic!("{strategy}: {error}"));
-        let allocation = allocator.allocation(block).unwrap();
+        let allocation = allocator.lane().allocation(block).unwrap();
         let sizes = (allocation.size, allocation.requested);
         assert_eq!(
             sizes,
             (Bytes::SEGMENT_MAX, Bytes::SEGMENT_MAX),
             "{strategy}"
         );
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
         allocator.free(block).unwrap();
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
     }
 }
 
@@ -55,7 +61,10 @@ fn the_driver_is_asked_for_the_addresses_of_the_largest_segment_and_for_no_more(
         assert_eq!(error == answer, is_asked, "{total}: {error}");
         assert_eq!(error.is_out_of_memory(), !is_asked, "{total}: {error}");
         assert!(allocator.snapshot().is_empty(), "{total}");
-        allocator.check_invariants(CheckLevel::Everything).unwrap();
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .unwrap();
     }
 }
 

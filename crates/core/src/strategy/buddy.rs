@@ -201,8 +201,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::allocator::DeviceAllocator;
     use crate::config::Config;
+    use crate::device::DeviceAllocator;
     use crate::strategy::test_driver::{TestDriver, programs, run};
     use crate::units::{DeviceAddress, Stream};
 
@@ -263,7 +263,10 @@ mod tests {
         let blocks: Vec<_> = (0..9).map(|_| allocate(&mut allocator, MIB)).collect();
         assert_eq!(allocator.stats().segment.all.current, 3);
         let large = allocate(&mut allocator, 5 * MIB);
-        assert_eq!(allocator.allocation(large).unwrap().size, Bytes::mib(6));
+        assert_eq!(
+            allocator.lane().allocation(large).unwrap().size,
+            Bytes::mib(6)
+        );
         assert_eq!(allocator.stats().reserved(), Bytes::mib(18));
         // It is kept, and serves requests that it is at most an eighth too large for.
         allocator.free(large).unwrap();
@@ -280,7 +283,10 @@ mod tests {
     fn sizes_past_32_bits_are_exact() {
         let mut allocator = allocator(Bytes::gib(4096), Bytes::gib(1024));
         let first = allocate(&mut allocator, 5 * GIB);
-        assert_eq!(allocator.allocation(first).unwrap().size, Bytes::gib(8));
+        assert_eq!(
+            allocator.lane().allocation(first).unwrap().size,
+            Bytes::gib(8)
+        );
         assert_eq!(allocate(&mut allocator, 1), first + Bytes::gib(8));
         assert_eq!(allocate(&mut allocator, 512 * GIB), first + Bytes::gib(512));
         assert_eq!(allocator.stats().reserved(), Bytes::gib(1024));

@@ -8,7 +8,7 @@ use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
 
-/// What a strategy is asked to serve: from [`DeviceAllocator::request`](crate::DeviceAllocator::request).
+/// What a strategy is asked to serve: from [`Lane::request`](crate::Lane::request).
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// What the program asked for; never zero.

@@ -386,8 +386,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::allocator::DeviceAllocator;
     use crate::config::Config;
+    use crate::device::DeviceAllocator;
     use crate::strategy::test_driver::{TestDriver, programs, run};
     use crate::units::Stream;
 
@@ -477,7 +477,12 @@ mod tests {
         assert_eq!(allocator.stats().reserved(), Bytes::mib(1280));
         allocator.allocate(Bytes(1), Stream(7)).unwrap();
         // All of what is left for a request that needs it.
-        let left = allocator.driver_mut().memory_info().unwrap().free;
+        let left = allocator
+            .lane_mut()
+            .driver_mut()
+            .memory_info()
+            .unwrap()
+            .free;
         allocate(&mut allocator, left.get());
         assert_eq!(allocator.stats().reserved(), Bytes::gib(4));
         assert!(allocator.allocate(Bytes::gib(2), Stream::DEFAULT).is_err());

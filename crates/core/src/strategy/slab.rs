@@ -462,8 +462,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::allocator::DeviceAllocator;
     use crate::config::Config;
+    use crate::device::DeviceAllocator;
     use crate::strategy::test_driver::{TestDriver, programs, run};
     use crate::units::Stream;
 
@@ -505,7 +505,7 @@ mod tests {
                 (12..35).flat_map(|bit| (8..16_u64).map(move |eighths| (eighths << bit >> 3) + 1));
             for size in sizes {
                 let address = allocate(&mut allocator, size);
-                let block = allocator.allocation(address).unwrap().size.get();
+                let block = allocator.lane().allocation(address).unwrap().size.get();
                 assert!((block - size) * 8 <= size, "{block} for {size}");
                 allocator.free(address).unwrap();
             }

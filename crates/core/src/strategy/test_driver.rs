@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::allocator::DeviceAllocator;
 use crate::check::CheckLevel;
 use crate::config::Config;
+use crate::device::DeviceAllocator;
 use crate::driver::{Driver, DriverError, EventHandle, Handle, MemoryInfo};
 use crate::error::AllocError;
 use crate::units::{Bytes, DeviceAddress, Stream};
@@ -183,17 +183,17 @@ pub(crate) fn run(config: &Config, driver: TestDriver, program: &[Op]) {
     let mut live = Vec::new();
     for (step, &op) in program.iter().enumerate() {
         apply(&mut allocator, &mut live, op);
-        let checked = allocator.check_invariants(CheckLevel::Everything);
+        let checked = allocator.lane().check_invariants(CheckLevel::Everything);
         checked.unwrap_or_else(|error| panic!("after step {step}, {op:?}: {error}"));
     }
-    allocator.driver_mut().failure = None;
+    allocator.lane_mut().driver_mut().failure = None;
     for address in live {
         allocator.free(address).unwrap();
     }
     allocator.empty_cache().unwrap();
-    let checked = allocator.check_invariants(CheckLevel::Everything);
+    let checked = allocator.lane().check_invariants(CheckLevel::Everything);
     checked.unwrap_or_else(|error| panic!("at the end: {error}"));
-    assert_eq!(allocator.driver().held, BTreeMap::new());
+    assert_eq!(allocator.lane().driver().held, BTreeMap::new());
     assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
 }
 
@@ -201,12 +201,12 @@ fn apply(allocator: &mut DeviceAllocator<TestDriver>, live: &mut Vec<DeviceAddre
     match op {
         Op::Allocate(size, stream) => match allocator.allocate(size, stream) {
             Ok(address) => {
-                let block = allocator.allocation(address).unwrap();
+                let block = allocator.lane().allocation(address).unwrap();
                 assert!(block.size >= size && block.stream == stream);
                 live.push(address);
             }
             Err(error) => assert!(
-                error.is_out_of_memory() || allocator.driver().failure.is_some(),
+                error.is_out_of_memory() || allocator.lane().driver().failure.is_some(),
                 "{error}"
             ),
         },
@@ -220,17 +220,17 @@ fn apply(allocator: &mut DeviceAllocator<TestDriver>, live: &mut Vec<DeviceAddre
         }
         Op::Use(index, stream) if !live.is_empty() => {
             let address = live[index % live.len()];
-            allocator.record_stream(address, stream).unwrap();
+            allocator.lane_mut().record_stream(address, stream).unwrap();
         }
         Op::Free(_) | Op::Use(..) => {}
-        Op::Busy(busy) => allocator.driver_mut().busy = busy,
+        Op::Busy(busy) => allocator.lane_mut().driver_mut().busy = busy,
         Op::Fail(calls) => {
             let error = DriverError::Failed {
                 call: "told to fail",
                 code: 1,
                 message: String::new(),
             };
-            let driver = allocator.driver_mut();
+            let driver = allocator.lane_mut().driver_mut();
             driver.failure = Some((driver.calls + calls, error));
         }
         Op::EmptyCache => match allocator.empty_cache() {

@@ -69,16 +69,21 @@ impl Load<'_> {
         if is_shared {
             // What was there before is the first stream's; only after that may the other begin.
             self.attempt(|allocator| {
-                let driver = allocator.driver_mut();
+                let driver = allocator.lane_mut().driver_mut();
                 let event = driver.record_event(stream)?;
                 let waits = driver.wait_event(other, event);
                 driver.release_event(event);
                 Ok(waits?)
             })?;
-            self.attempt(|allocator| Ok(allocator.record_stream(address, other)?))?;
+            self.attempt(|allocator| Ok(allocator.lane_mut().record_stream(address, other)?))?;
         }
         let stream = if is_shared { other } else { stream };
-        self.attempt(|allocator| Ok(allocator.driver_mut().fill(address, size, byte, stream)?))?;
+        self.attempt(|allocator| {
+            Ok(allocator
+                .lane_mut()
+                .driver_mut()
+                .fill(address, size, byte, stream)?)
+        })?;
         Ok(Held {
             address,
             size,
@@ -95,14 +100,26 @@ impl Load<'_> {
             byte,
         } = block;
         let mut copy = vec![!byte; usize::try_from(size.get())?];
-        self.attempt(|allocator| Ok(allocator.driver_mut().synchronize_stream(stream)?))?;
-        self.attempt(|allocator| Ok(allocator.driver_mut().read(address, &mut copy)?))?;
+        self.attempt(|allocator| {
+            Ok(allocator
+                .lane_mut()
+                .driver_mut()
+                .synchronize_stream(stream)?)
+        })?;
+        self.attempt(|allocator| {
+            Ok(allocator.lane_mut().driver_mut().read(address, &mut copy)?)
+        })?;
         if let Some(offset) = copy.iter().position(|&found| found != byte) {
             let found = copy[offset];
             return Err(format!("{block:?} has {found} at offset {offset}").into());
         }
         // Whoever has these bytes next, in whatever stream, must come after this.
-        self.attempt(|allocator| Ok(allocator.driver_mut().fill(address, size, !byte, stream)?))?;
+        self.attempt(|allocator| {
+            Ok(allocator
+                .lane_mut()
+                .driver_mut()
+                .fill(address, size, !byte, stream)?)
+        })?;
         self.attempt(|allocator| Ok(allocator.free(address)?))
     }
 
@@ -122,7 +139,10 @@ impl Load<'_> {
     }
 
     fn check(&self) -> Answer {
-        Ok(self.allocator.check_invariants(CheckLevel::Everything)?)
+        Ok(self
+            .allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)?)
     }
 }
 

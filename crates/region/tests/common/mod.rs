@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, EventHandle,
-    Handle, MemoryInfo, MempoolId, SegmentSnapshot, Stream,
+    Handle, HeldPool, MemoryInfo, MempoolId, PoolSetting, SegmentSnapshot, Stream,
 };
 use lowtide_region::{
     BackupError, BackupKind, Backups, Device, MemoryRange, Pools, PoolsError, RegionMemory,
@@ -548,10 +548,14 @@ impl TestRegion {
         let memory = Arc::new(RegionMemory::new(driver.clone(), kind));
         let pool = MempoolId(number, number);
         let mut lane = allocator.lock().expect("no call panics");
-        lane.create_or_retain_pool(pool);
+        lane.lane_mut().create_or_retain_pool(pool);
         let source = Box::new(RegionSource::new(Arc::clone(&memory), "kv".into()));
-        lane.set_pool_source(pool, source).expect("it is new");
-        lane.set_gives_back(pool).expect("it is there");
+        lane.lane_mut()
+            .set_pool(pool, PoolSetting::Source(source))
+            .expect("it is new");
+        lane.lane_mut()
+            .set_pool(pool, PoolSetting::GivesBack)
+            .expect("it is there");
         drop(lane);
         TestRegion {
             memory,
@@ -583,8 +587,11 @@ impl TestRegion {
     pub(crate) fn needed_to_resume(&self) -> Bytes {
         let mut lane = self.lane();
         // As whoever asks does.
-        let _ = lane.process_events();
-        let kept = lane.used_segments(self.pool).expect("it is there");
+        let _ = lane.lane_mut().process_events();
+        let kept = lane
+            .lane()
+            .segments_after_trim(self.pool, HeldPool::IsTrimmed)
+            .expect("it is there");
         drop(lane);
         let mut kept: Vec<_> = kept
             .into_iter()
@@ -633,15 +640,20 @@ impl Pools for OnePool<'_> {
     fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
         self.call()?;
         let name = is_paused.then(|| "kv".into());
-        Ok(self.0.lane().set_paused(self.0.pool, name)?)
+        Ok(self
+            .0
+            .lane()
+            .lane_mut()
+            .set_pool(self.0.pool, PoolSetting::Paused(name))?)
     }
 
     fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
         self.call()?;
         let mut lane = self.0.lane();
-        lane.process_events()?;
-        lane.trim_pool(self.0.pool)?;
-        let held = lane.held_blocks(self.0.pool)?;
+        lane.lane_mut().process_events()?;
+        lane.lane_mut()
+            .trim_pool(self.0.pool, HeldPool::IsTrimmed)?;
+        let held = lane.lane().held_blocks(self.0.pool)?;
         let range = |block: &lowtide_core::Allocation| MemoryRange {
             address: block.address,
             size: block.requested,
@@ -651,7 +663,7 @@ impl Pools for OnePool<'_> {
 
     fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
         let addresses = ranges.iter().map(|range| range.address);
-        self.0.lane().watch(addresses, is_watched);
+        self.0.lane().lane_mut().watch(addresses, is_watched);
     }
 
     fn notify(&mut self, is_leaving: bool) {

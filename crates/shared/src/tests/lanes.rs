@@ -8,7 +8,6 @@ use shuttle::thread;
 
 use super::world::{Program, run};
 use super::{check, explore, with_config};
-use crate::SharedError;
 
 #[test]
 fn threads_do_anything() {
@@ -100,10 +99,12 @@ fn a_miss_takes_what_other_lanes_hold() {
                 let stream = Stream(number);
                 for _ in 0..2 {
                     let turn = turn.lock().unwrap();
-                    let block = allocator.allocate(Bytes::mib(30), stream).unwrap();
+                    let block = allocator
+                        .allocate(Bytes::mib(30), stream, || Ok(false))
+                        .unwrap();
                     allocator.free(block).unwrap();
                     drop(turn);
-                    let small = allocator.allocate(Bytes(1), stream).unwrap();
+                    let small = allocator.allocate(Bytes(1), stream, || Ok(false)).unwrap();
                     allocator.free(small).unwrap();
                 }
             })
@@ -112,7 +113,13 @@ fn a_miss_takes_what_other_lanes_hold() {
             thread.join().unwrap();
         }
         check(&allocator);
-        assert_eq!(allocator.stats().unwrap().num_ooms, 0);
+        assert_eq!(
+            allocator
+                .with_all(|device| device.stats())
+                .unwrap()
+                .num_ooms,
+            0
+        );
     });
 }
 
@@ -121,19 +128,22 @@ fn a_miss_takes_what_other_lanes_hold() {
 fn a_panic_stops_all_threads() {
     explore(|| {
         let allocator = with_config("caching", 64);
-        let address = allocator.allocate(Bytes(1), Stream(1)).unwrap();
+        let address = allocator
+            .allocate(Bytes(1), Stream(1), || Ok(false))
+            .unwrap();
         let threads = [1, 2, 3].map(|number| {
             let allocator = Arc::clone(&allocator);
             thread::spawn(move || {
                 for _ in 0..4 {
                     let work = || {
-                        let block = allocator.allocate(Bytes::mib(number), Stream(number))?;
-                        allocator.stats()?;
+                        let block =
+                            allocator.allocate(Bytes::mib(number), Stream(number), || Ok(false))?;
+                        allocator.with_all(|device| device.stats())?;
                         allocator.free(block)
                     };
                     match work() {
                         Ok(()) => {}
-                        Err(error) => assert_eq!(error, SharedError::Poisoned),
+                        Err(error) => assert_eq!(error, AllocError::Poisoned),
                     }
                 }
             })
@@ -144,11 +154,14 @@ fn a_panic_stops_all_threads() {
         });
         assert!(catch_unwind(panicking).is_err());
         for stream in [Stream::DEFAULT, Stream(1), Stream(2), Stream(9)] {
-            let refused = allocator.allocate(Bytes(1), stream);
-            assert_eq!(refused, Err(SharedError::Poisoned));
+            let refused = allocator.allocate(Bytes(1), stream, || Ok(false));
+            assert_eq!(refused, Err(AllocError::Poisoned));
         }
-        assert_eq!(allocator.free(address), Err(SharedError::Poisoned));
-        assert_eq!(allocator.empty_cache(), Err(SharedError::Poisoned));
+        assert_eq!(allocator.free(address), Err(AllocError::Poisoned));
+        assert_eq!(
+            allocator.with_all(|device| device.empty_cache()),
+            Err(AllocError::Poisoned)
+        );
         for thread in threads {
             thread.join().unwrap();
         }

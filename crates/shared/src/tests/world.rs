@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAddress, MempoolId, Stream};
+use lowtide_core::{
+    AllocError, Bytes, CheckLevel, Config, DeviceAddress, Lane, MempoolId, Observer, PoolSetting,
+    RouteOrder, Stream,
+};
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
 use super::shadow::{Shadow, Witness};
-use crate::{SharedAllocator, SharedError};
+use crate::SharedAllocator;
 
 const MIB: u64 = 1 << 20;
 /// How long work on a stream takes: longer than all calls of the driver in a test.
@@ -99,7 +102,10 @@ impl World {
             shelf: Mutex::default(),
             work: Mutex::default(),
         };
-        world.allocator.set_limit(program.limit).unwrap();
+        let limited = world
+            .allocator
+            .with_all(|device| device.set_limit(program.limit));
+        limited.unwrap();
         if program.observes {
             world.observe();
         }
@@ -112,9 +118,11 @@ impl World {
             let mut witness = witness.lock().unwrap();
             events.iter().for_each(|event| witness.hear(event));
         };
-        let observed = self
-            .allocator
-            .observe_events(Some(std::sync::Arc::new(observer)));
+        let observer: Observer = std::sync::Arc::new(observer);
+        let observed = self.allocator.for_each_lane(|lane| {
+            lane.observe_events(Some(std::sync::Arc::clone(&observer)));
+            Ok(())
+        });
         observed.unwrap();
     }
 
@@ -150,8 +158,8 @@ impl World {
 
     /// Returns a block, or none where memory has run out.
     fn try_allocate(&self, size: Bytes, stream: Stream) -> Option<Block> {
-        let address = match self.allocator.allocate(size, stream) {
-            Err(SharedError::Alloc(error)) if error.is_out_of_memory() => return None,
+        let address = match self.allocator.allocate(size, stream, || Ok(false)) {
+            Err(error) if error.is_out_of_memory() => return None,
             allocated => allocated.unwrap(),
         };
         let now_ns = self.allocator.with_driver(|driver| driver.now_ns());
@@ -217,9 +225,12 @@ impl World {
     fn manage(&self) {
         let allocator = &self.allocator;
         match thread_rng().gen_range(0..9) {
-            0 | 1 => allocator.empty_cache().unwrap(),
+            0 | 1 => allocator
+                .with_all(|device| device.empty_cache())
+                .unwrap()
+                .unwrap(),
             2 => {
-                let stats = allocator.stats().unwrap();
+                let stats = allocator.with_all(|device| device.stats()).unwrap();
                 assert!(stats.allocated() <= stats.reserved());
                 let [active, allocated] = [stats.active_bytes.all, stats.allocated_bytes.all];
                 assert!(allocated.current <= active.current);
@@ -231,7 +242,7 @@ impl World {
                 );
             }
             3 => {
-                let segments = allocator.snapshot().unwrap();
+                let segments = allocator.with_all(|device| device.snapshot()).unwrap();
                 let ends = segments
                     .iter()
                     .map(|segment| segment.address + segment.size);
@@ -243,11 +254,18 @@ impl World {
                 let config = rounds[thread_rng().gen_range(0..2)].parse().unwrap();
                 // Options of another strategy are refused, by every lane.
                 let is_caching = self.program.config.starts_with("caching");
-                assert_eq!(allocator.reconfigure(&config).is_ok(), is_caching);
+                assert_eq!(
+                    allocator
+                        .for_each_lane(|lane| lane.reconfigure(&config))
+                        .is_ok(),
+                    is_caching
+                );
             }
             5 => self.change_limit(),
-            6 => allocator.process_events().unwrap(),
-            7 => allocator.reset_peak_stats().unwrap(),
+            6 => allocator.for_each_lane(Lane::process_events).unwrap(),
+            7 => allocator
+                .with_all(|device| device.reset_peak_stats())
+                .unwrap(),
             _ => self.check(),
         }
     }
@@ -259,31 +277,39 @@ impl World {
         #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
         let fraction = limit.get() as f64 / self.program.capacity.get() as f64;
         let allocator = &self.allocator;
-        let changed = match thread_rng().gen_range(0..3) {
-            0 => allocator.set_memory_fraction(fraction.min(1.0)),
-            1 => allocator.set_limit(Some(limit)),
-            _ => allocator.set_limit(Some(limit.scale(0.7))),
-        };
+        let choice = thread_rng().gen_range(0..3);
+        let changed = allocator.with_all(|device| match choice {
+            0 => device.set_memory_fraction(fraction.min(1.0)).unwrap(),
+            1 => device.set_limit(Some(limit)),
+            _ => device.set_limit(Some(limit.scale(0.7))),
+        });
         changed.unwrap();
     }
 
     /// As a capture into a graph: a pool of its own, routes, and no wait for anything.
     fn capture(&self, number: u64) {
-        self.allocator.capture_begin().unwrap();
+        self.allocator
+            .for_each_lane(|lane| {
+                lane.capture_begin();
+                Ok(())
+            })
+            .unwrap();
         self.use_pool(number);
         self.step(number);
-        self.allocator.capture_end().unwrap();
+        self.allocator.for_each_lane(Lane::capture_end).unwrap();
     }
 
     /// Requests of one stream go to a private pool for a while.
     fn use_pool(&self, number: u64) {
         let (pool, stream) = (MempoolId(0, number + 1), self.any_stream());
         let allocator = &self.allocator;
-        let begun = allocator
-            .with_pools(|lane| lane.begin_allocate_to_pool(pool, move |asks| asks == stream));
+        let begun = allocator.with_pools(|lane| {
+            lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, move |asks| asks == stream)
+        });
         begun.unwrap().unwrap();
         if thread_rng().gen_bool(0.3) {
-            let allowed = allocator.with_pools(|lane| lane.set_use_on_oom(pool, true));
+            let allowed =
+                allocator.with_pools(|lane| lane.set_pool(pool, PoolSetting::UseOnOom(true)));
             allowed.unwrap().unwrap();
         }
         let size = Bytes(thread_rng().gen_range(1..4 * MIB));
@@ -306,9 +332,12 @@ impl World {
     }
 
     fn empty_pool(&self, pool: MempoolId) {
-        match self.allocator.empty_pool(pool) {
+        let emptied = self
+            .allocator
+            .with_all(|device| device.lane_mut().empty_pool(pool));
+        match emptied.unwrap() {
             // It went with its last block, when everything cached did.
-            Ok(()) | Err(SharedError::Alloc(AllocError::NoSuchPool { .. })) => {}
+            Ok(()) | Err(AllocError::NoSuchPool { .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }
@@ -327,8 +356,8 @@ impl World {
             block.unwrap().size
         });
         let allocated: Bytes = sizes.sum();
-        allocator.process_events().unwrap();
-        let stats = allocator.stats().unwrap();
+        allocator.for_each_lane(Lane::process_events).unwrap();
+        let stats = allocator.with_all(|device| device.stats()).unwrap();
         assert_eq!(stats.allocated(), allocated);
         assert_eq!(
             usize::try_from(stats.allocation.all.current),
@@ -348,8 +377,11 @@ impl World {
         assert!(self.program.limit.is_none_or(|limit| most <= limit));
 
         blocks.iter().for_each(|block| self.free_block(block));
-        allocator.empty_cache().unwrap();
-        let stats = allocator.stats().unwrap();
+        allocator
+            .with_all(|device| device.empty_cache())
+            .unwrap()
+            .unwrap();
+        let stats = allocator.with_all(|device| device.stats()).unwrap();
         assert_eq!([stats.allocated(), stats.reserved()], [Bytes::ZERO; 2]);
         assert_eq!(stats.active.all.current, 0);
         self.check();

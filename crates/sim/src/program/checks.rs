@@ -15,7 +15,9 @@ impl Runner {
     ///
     /// A sentence that says what is wrong.
     pub fn check(&mut self) -> Result<(), String> {
-        self.allocator.check_invariants(CheckLevel::Everything)?;
+        self.allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)?;
         self.check_snapshot()?;
         self.read_events()?;
         let held = self
@@ -26,11 +28,15 @@ impl Runner {
             "the events lead to other blocks".into()
         })?;
         for held in self.shadow.allocations() {
-            let known = self.allocator.allocation(held.address);
+            let known = self.allocator.lane().allocation(held.address);
             ensure(known.as_ref() == Ok(held), || {
                 format!("{held:?} became {known:?}")
             })?;
-            let access = self.allocator.driver_mut().access(held.address, held.size);
+            let access = self
+                .allocator
+                .lane_mut()
+                .driver_mut()
+                .access(held.address, held.size);
             access.map_err(|error| error.to_string())?;
         }
         Ok(())
@@ -43,7 +49,10 @@ impl Runner {
     ///
     /// A sentence that says what is wrong.
     pub fn finish(mut self) -> Result<(), String> {
-        self.allocator.driver_mut().set_faults(FaultPlan::none());
+        self.allocator
+            .lane_mut()
+            .driver_mut()
+            .set_faults(FaultPlan::none());
         self.fault = None;
         self.apply(&Op::SetLimit { limit: None })?;
         while self.shadow.captures > 0 {
@@ -65,7 +74,7 @@ impl Runner {
             .keys()
             .filter(|pool| !pool.is_default())
         {
-            let answer = self.allocator.pool_use_count(pool);
+            let answer = self.allocator.lane().pool_use_count(pool);
             ensure(answer == Err(AllocError::NoSuchPool { pool }), || {
                 format!("{pool:?} has ended, and the allocator says {answer:?}")
             })?;
@@ -96,14 +105,16 @@ impl Runner {
             let held = figure.all.current.unsigned_abs();
             ensure_equal(&format!("{what} bytes of an empty allocator"), held, 0)?;
         }
-        let leaks = self.allocator.driver().leaks();
+        let leaks = self.allocator.lane().driver().leaks();
         ensure(leaks.is_empty(), || {
             format!("the device did not get back: {leaks:?}")
         })
     }
 
     pub(super) fn check_figures(&self) -> Result<(), String> {
-        self.allocator.check_invariants(CheckLevel::Figures)?;
+        self.allocator
+            .lane()
+            .check_invariants(CheckLevel::Figures)?;
         let stats = self.allocator.stats();
         let (shadow, ledger) = (&self.shadow, &self.ledger);
         let held_bytes = shadow.held_bytes.get();
@@ -146,7 +157,7 @@ impl Runner {
                 )
             },
         )?;
-        let device = self.allocator.driver().created_bytes() + ledger.whole_bytes;
+        let device = self.allocator.lane().driver().created_bytes() + ledger.whole_bytes;
         ensure_equal(
             "reserved bytes on the device",
             stats.reserved().get(),
@@ -166,7 +177,7 @@ impl Runner {
     }
 
     pub(super) fn check_device(&self) -> Result<(), String> {
-        let violations = self.allocator.driver().violations();
+        let violations = self.allocator.lane().driver().violations();
         ensure(violations.is_empty(), || {
             format!("rules of the driver were broken: {violations:?}")
         })

@@ -8,8 +8,8 @@ use super::runner::{Effect, Runner};
 
 impl Runner {
     pub(super) fn checkpoint(&mut self, pool: MempoolId) -> Result<Effect, String> {
-        let exists = self.allocator.pool_use_count(pool).is_ok();
-        let checkpoint = match self.allocator.checkpoint(pool) {
+        let exists = self.allocator.lane().pool_use_count(pool).is_ok();
+        let checkpoint = match self.allocator.lane().checkpoint(pool) {
             Ok(checkpoint) if exists => checkpoint,
             Err(AllocError::NoSuchPool { .. }) if !exists => return Ok(Effect::Refused),
             other => return Err(format!("a pool that exists, {exists}: {other:?}")),
@@ -28,7 +28,7 @@ impl Runner {
             return Ok(Effect::Nothing);
         };
         let before: Vec<Allocation> = self.held_in(pool).copied().collect();
-        let result = self.allocator.restore(&note.checkpoint);
+        let result = self.allocator.lane_mut().restore(&note.checkpoint);
         match result {
             Ok(restored) => {
                 ensure(restored.freed == before, || {
@@ -59,7 +59,7 @@ impl Runner {
         for block in freed {
             self.shadow.let_go(block.address);
         }
-        let events: Vec<_> = self.allocator.take_events().collect();
+        let events: Vec<_> = self.allocator.lane_mut().take_events().collect();
         let now_ns = self.now_ns();
         let mut hands_out = false;
         for event in &events {
@@ -78,12 +78,12 @@ impl Runner {
 
     fn check_live(&self, pool: MempoolId) -> Result<(), String> {
         let mut held: Vec<_> = self.held_in(pool).map(|held| held.address).collect();
-        let answer = self.allocator.check_live(pool, &held);
+        let answer = self.allocator.lane().check_live(pool, &held);
         ensure(answer == Ok(true), || {
             format!("{held:?} are held: {answer:?}")
         })?;
         held.push(DeviceAddress(1));
-        let answer = self.allocator.check_live(pool, &held);
+        let answer = self.allocator.lane().check_live(pool, &held);
         ensure(answer == Ok(false), || {
             format!("not all of {held:?} are held: {answer:?}")
         })

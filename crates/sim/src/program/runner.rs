@@ -2,7 +2,7 @@
 
 use lowtide_core::{
     AllocError, Bytes, CachingConfig, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
-    MempoolId, OutOfMemory, StrategyName, Stream,
+    Lane, MempoolId, OutOfMemory, PoolSetting, RouteOrder, StrategyName, Stream,
 };
 
 use super::Op;
@@ -78,7 +78,7 @@ impl Runner {
             ..SimConfig::default()
         });
         let mut allocator = DeviceAllocator::new(driver, 0, config);
-        allocator.record_events(true);
+        allocator.lane_mut().record_events(true);
         Runner {
             allocator,
             alignment: if config.name() == StrategyName::Bfc {
@@ -136,7 +136,7 @@ impl Runner {
             .into_iter()
             .filter(|&call| call != Call::ReleaseEvent);
         calls
-            .map(|call| self.allocator.driver().stats(call).count)
+            .map(|call| self.allocator.lane().driver().stats(call).count)
             .sum()
     }
 
@@ -157,7 +157,7 @@ impl Runner {
             Op::FreeStray { index } => self.free_stray(index),
             Op::RecordStream { index, stream } => self.record_stream(index, stream),
             Op::ProcessEvents => {
-                let result = self.allocator.process_events();
+                let result = self.allocator.lane_mut().process_events();
                 self.unless_fault(result)
             }
             Op::EmptyCache => {
@@ -187,17 +187,17 @@ impl Runner {
         match *op {
             Op::Launch { stream, ns } => {
                 self.shadow.launch(stream, self.now_ns(), ns);
-                self.allocator.driver_mut().launch(stream, ns);
+                self.allocator.lane_mut().driver_mut().launch(stream, ns);
             }
-            Op::Advance { ns } => self.allocator.driver_mut().advance(ns),
+            Op::Advance { ns } => self.allocator.lane_mut().driver_mut().advance(ns),
             Op::Wait { stream, other } if self.shadow.captured.may_wait(stream, other) => {
                 self.shadow.wait(stream, other);
-                self.allocator.driver_mut().wait(stream, other);
+                self.allocator.lane_mut().driver_mut().wait(stream, other);
             }
             Op::Wait { .. } => return Effect::Nothing,
             Op::CaptureBegin { stream } => {
-                self.allocator.capture_begin();
-                self.allocator.driver_mut().begin_capture(stream);
+                self.allocator.lane_mut().capture_begin();
+                self.allocator.lane_mut().driver_mut().begin_capture(stream);
                 self.shadow.captured.begin(stream);
                 self.shadow.captures += 1;
             }
@@ -216,10 +216,10 @@ impl Runner {
     /// Ends the capture that began first.
     fn end_capture(&mut self) -> Result<Effect, String> {
         if let Some(stream) = self.shadow.captured.end_first() {
-            self.allocator.driver_mut().end_capture(stream);
+            self.allocator.lane_mut().driver_mut().end_capture(stream);
         }
         self.shadow.captures = self.shadow.captures.saturating_sub(1);
-        let result = self.allocator.capture_end();
+        let result = self.allocator.lane_mut().capture_end();
         self.unless_fault(result)
     }
 
@@ -277,6 +277,7 @@ impl Runner {
     ) -> Result<(), String> {
         let allocation = self
             .allocator
+            .lane()
             .allocation(address)
             .map_err(|error| error.to_string())?;
         let is_from = |pool| (allocation.stream, allocation.pool) == (stream, pool);
@@ -292,7 +293,11 @@ impl Runner {
             format!("{address} is not aligned")
         })?;
         self.shadow.hand_out(allocation, self.now_ns())?;
-        let access = self.allocator.driver_mut().access(address, allocation.size);
+        let access = self
+            .allocator
+            .lane_mut()
+            .driver_mut()
+            .access(address, allocation.size);
         access.map_err(|error| error.to_string())
     }
 
@@ -343,15 +348,17 @@ impl Runner {
         let refused = Err(AllocError::NotAllocated { address });
         let answers = [
             self.allocator.free(address),
-            self.allocator.record_stream(address, Stream(1)),
-            self.allocator.allocation(address).map(drop),
+            self.allocator.lane_mut().record_stream(address, Stream(1)),
+            self.allocator.lane().allocation(address).map(drop),
         ];
         ensure(answers.iter().all(|answer| *answer == refused), || {
             format!("{address} is no block's: {answers:?}")
         })?;
         let nulls = [
             self.allocator.free(DeviceAddress::NULL),
-            self.allocator.record_stream(DeviceAddress::NULL, Stream(1)),
+            self.allocator
+                .lane_mut()
+                .record_stream(DeviceAddress::NULL, Stream(1)),
         ];
         ensure(nulls == [Ok(()), Ok(())], || {
             format!("null may be freed and used: {nulls:?}")
@@ -365,6 +372,7 @@ impl Runner {
             return Ok(Effect::Nothing);
         };
         self.allocator
+            .lane_mut()
             .record_stream(address, stream)
             .map_err(|error| error.to_string())?;
         self.shadow.record_stream(address, stream);
@@ -372,11 +380,11 @@ impl Runner {
     }
 
     fn manage_pool(&mut self, op: &Op) -> Result<Effect, String> {
-        let pools = &mut self.pools;
+        let (pools, lane) = (&mut self.pools, self.allocator.lane_mut());
         let (pool, result, expected) = match *op {
             Op::BeginPool { pool, stream } => {
                 let accepts = move |other| other == stream;
-                let result = self.allocator.begin_allocate_to_pool(pool, accepts);
+                let result = lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, accepts);
                 let is_routed = pools.is_routed(pool);
                 if !is_routed {
                     pools.routes.push((pool, stream));
@@ -389,30 +397,30 @@ impl Runner {
             Op::EndPool { pool } => {
                 let position = pools.routes.iter().position(|&(routed, _)| routed == pool);
                 let route = position.map(|position| pools.routes.remove(position));
-                let unrouted = said_of(&self.allocator, pool, AllocError::PoolNotRouted { pool });
+                let unrouted = said_of(lane, pool, AllocError::PoolNotRouted { pool });
                 let expected = route.map_or(unrouted, |_| Ok(()));
-                (pool, self.allocator.end_allocate_to_pool(pool), expected)
+                (pool, lane.end_allocate_to_pool(pool), expected)
             }
             Op::RetainPool { pool } => {
-                self.allocator.create_or_retain_pool(pool);
+                lane.create_or_retain_pool(pool);
                 (pool, Ok(()), Ok(()))
             }
             Op::ReleasePool { pool } => {
                 let held = pools.use_count(pool) > 0;
-                let unheld = said_of(&self.allocator, pool, AllocError::PoolNotHeld { pool });
+                let unheld = said_of(lane, pool, AllocError::PoolNotHeld { pool });
                 let expected = if held { Ok(()) } else { unheld };
-                (pool, self.allocator.release_pool(pool), expected)
+                (pool, lane.release_pool(pool), expected)
             }
             Op::UseOnOom { pool, allow } => {
-                let result = self.allocator.set_use_on_oom(pool, allow);
+                let result = lane.set_pool(pool, PoolSetting::UseOnOom(allow));
                 if allow && result.is_ok() {
                     pools.open.push(pool);
                 }
-                (pool, result, self.allocator.pool_use_count(pool).map(drop))
+                (pool, result, lane.pool_use_count(pool).map(drop))
             }
             Op::NoSplit { pool } => {
-                let result = self.allocator.set_no_split(pool);
-                (pool, result, self.allocator.pool_use_count(pool).map(drop))
+                let result = lane.set_pool(pool, PoolSetting::NoSplit);
+                (pool, result, lane.pool_use_count(pool).map(drop))
             }
             _ => unreachable!("the other operations are not about pools"),
         };
@@ -449,7 +457,7 @@ impl Runner {
     ) -> Result<Effect, String> {
         let before = self.allocator.stats();
         let Config::Caching(options) = &self.config else {
-            let answer = self.allocator.reconfigure(&Config::default());
+            let answer = self.allocator.lane_mut().reconfigure(&Config::default());
             ensure(answer == Err(AllocError::NotReconfigurable), || {
                 format!("options of another strategy were taken over: {answer:?}")
             })?;
@@ -461,7 +469,7 @@ impl Runner {
             max_split_size,
             ..options.clone()
         });
-        let answer = self.allocator.reconfigure(&config);
+        let answer = self.allocator.lane_mut().reconfigure(&config);
         answer.map_err(|error| error.to_string())?;
         if expandable_segments {
             self.limit_slack = options.large_segment_size;
@@ -483,7 +491,7 @@ impl Runner {
             Ok(address) => *address != DeviceAddress::NULL,
             Err(AllocError::OutOfMemory(_)) => true,
             // The call that failed may have come before or after.
-            Err(AllocError::Driver(_)) => self.allocator.pool_use_count(pool) == Ok(1),
+            Err(AllocError::Driver(_)) => self.allocator.lane().pool_use_count(pool) == Ok(1),
             Err(_) => false,
         };
         if was_looked_for {
@@ -494,7 +502,7 @@ impl Runner {
     }
 
     pub(super) fn check_pool(&self, pool: MempoolId) -> Result<(), String> {
-        let answer = self.allocator.pool_use_count(pool);
+        let answer = self.allocator.lane().pool_use_count(pool);
         let count = self.pools.use_count(pool);
         let has_ended = count == 0 && !self.pools.is_routed(pool) && answer.is_err();
         ensure(has_ended || answer == Ok(count), || {
@@ -512,7 +520,7 @@ impl Runner {
             },
         };
         let plan = FaultPlan::nth_of_any(nth, error.clone());
-        self.allocator.driver_mut().set_faults(plan);
+        self.allocator.lane_mut().driver_mut().set_faults(plan);
         self.fault = Some(error);
         self.had_fault = true;
     }
@@ -533,17 +541,17 @@ impl Runner {
     }
 
     pub(super) fn now_ns(&self) -> u64 {
-        self.allocator.driver().now_ns()
+        self.allocator.lane().driver().now_ns()
     }
 
     fn event_questions(&self) -> u64 {
-        let driver = self.allocator.driver();
+        let driver = self.allocator.lane().driver();
         driver.stats(Call::QueryEvent).count + driver.stats(Call::SynchronizeEvent).count
     }
 
     pub(super) fn read_events(&mut self) -> Result<(), String> {
-        self.events.extend(self.allocator.take_events());
-        let now_ns = self.allocator.driver().now_ns();
+        self.events.extend(self.allocator.lane_mut().take_events());
+        let now_ns = self.allocator.lane().driver().now_ns();
         for event in self.events.drain(..) {
             self.ledger.apply(&event)?;
             self.shadow.witness(&event, now_ns)?;
@@ -553,11 +561,7 @@ impl Runner {
 }
 
 /// Returns what an allocator says of a pool that is in the wrong state, if it is there.
-fn said_of(
-    allocator: &DeviceAllocator<SimDriver>,
-    pool: MempoolId,
-    error: AllocError,
-) -> Result<(), AllocError> {
-    allocator.pool_use_count(pool)?;
+fn said_of(lane: &Lane<SimDriver>, pool: MempoolId, error: AllocError) -> Result<(), AllocError> {
+    lane.pool_use_count(pool)?;
     Err(error)
 }

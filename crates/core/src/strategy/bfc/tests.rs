@@ -1,15 +1,14 @@
 use proptest::prelude::*;
 
-use crate::allocator::DeviceAllocator;
 use crate::check::CheckLevel;
 use crate::config::{BfcConfig, Config};
+use crate::device::DeviceAllocator;
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::event::Action;
 use crate::snapshot::{BlockSnapshot, BlockStatus};
 use crate::strategy::test_driver::{TestDriver, programs, run};
 use crate::units::{Bytes, DeviceAddress, Stream};
-use crate::{Growth, Lanes};
 
 type Allocator = DeviceAllocator<TestDriver>;
 
@@ -48,7 +47,10 @@ fn free(allocator: &mut Allocator, address: DeviceAddress) {
 }
 
 fn check(allocator: &Allocator) {
-    allocator.check_invariants(CheckLevel::Everything).unwrap();
+    allocator
+        .lane()
+        .check_invariants(CheckLevel::Everything)
+        .unwrap();
 }
 
 /// Returns how many free chunks the regions have.
@@ -60,12 +62,12 @@ fn free_chunks(allocator: &mut Allocator) -> usize {
 }
 
 fn size_of(allocator: &Allocator, address: DeviceAddress) -> u64 {
-    allocator.allocation(address).unwrap().size.get()
+    allocator.lane().allocation(address).unwrap().size.get()
 }
 
 /// Returns the sizes of the regions, as the driver knows them, in the order of their addresses.
 fn held(allocator: &Allocator) -> Vec<u64> {
-    let held = allocator.driver().held.values();
+    let held = allocator.lane().driver().held.values();
     held.map(|size| size.get() / MIB).collect()
 }
 
@@ -194,30 +196,30 @@ fn a_refused_region_is_asked_for_again_smaller() {
     assert_eq!(held(&allocator), [64, 16]);
 
     let mut allocator = with_region(100);
-    allocator.driver_mut().capacity = Bytes::mib(80);
+    allocator.lane_mut().driver_mut().capacity = Bytes::mib(80);
     allocator.set_limit(Some(Bytes::mib(1000)));
     allocate(&mut allocator, MIB);
     // 100, 90, 81 and 72.9 MiB; the driver rounds to 2 MiB.
-    assert_eq!(allocator.driver().calls, 4);
+    assert_eq!(allocator.lane().driver().calls, 4);
     assert_eq!(held(&allocator), [74]);
 }
 
 #[test]
 fn a_region_is_never_asked_to_be_smaller_than_the_request() {
     let mut allocator = with_region(100);
-    allocator.driver_mut().capacity = Bytes::mib(80);
+    allocator.lane_mut().driver_mut().capacity = Bytes::mib(80);
     allocator.set_limit(Some(Bytes::mib(1000)));
     let error = allocator.allocate(Bytes::mib(85), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
     // 100 and 90 MiB, before and after what is cached went back: nothing.
-    assert_eq!(allocator.driver().calls, 4);
+    assert_eq!(allocator.lane().driver().calls, 4);
     check(&allocator);
 }
 
 #[test]
 fn a_driver_that_refuses_everything_ends_the_search_for_small_requests_too() {
     let mut allocator = with_region(2);
-    allocator.driver_mut().capacity = Bytes::ZERO;
+    allocator.lane_mut().driver_mut().capacity = Bytes::ZERO;
     allocator.set_limit(Some(Bytes::gib(1)));
     let error = allocator.allocate(Bytes(1), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
@@ -226,7 +228,11 @@ fn a_driver_that_refuses_everything_ends_the_search_for_small_requests_too() {
 #[test]
 fn without_growth_one_region_takes_everything_the_device_has() {
     let mut allocator = allocator(TestDriver::new(Bytes::mib(100)), "allow_growth:False");
-    allocator.driver_mut().allocate(Bytes::mib(20)).unwrap();
+    allocator
+        .lane_mut()
+        .driver_mut()
+        .allocate(Bytes::mib(20))
+        .unwrap();
     allocate(&mut allocator, MIB);
     assert_eq!(allocator.stats().reserved(), Bytes::mib(80));
     allocate(&mut allocator, 79 * MIB);
@@ -293,7 +299,7 @@ fn without_garbage_collection_free_regions_go_back_only_when_told() {
 #[test]
 fn each_region_goes_back_by_itself() {
     let mut allocator = with_region(2);
-    allocator.record_events(true);
+    allocator.lane_mut().record_events(true);
     let blocks = [2, 4].map(|mib| allocate(&mut allocator, mib * MIB));
     for block in blocks {
         free(&mut allocator, block);
@@ -303,7 +309,7 @@ fn each_region_goes_back_by_itself() {
     // The driver checks addresses and sizes.
     assert_eq!(held(&allocator), [0; 0]);
     assert_eq!(allocator.stats().segment.all.current, 0);
-    let went_back = allocator.take_events();
+    let went_back = allocator.lane_mut().take_events();
     let went_back = went_back.filter(|event| event.action == Action::SegmentFree);
     let went_back: Vec<_> = went_back.map(|event| (event.address, event.size)).collect();
     assert_eq!(
@@ -319,8 +325,8 @@ fn what_the_driver_does_not_take_back_stays_a_region() {
     for block in blocks {
         free(&mut allocator, block);
     }
-    let calls = allocator.driver().calls;
-    allocator.driver_mut().failure = Some((calls + 1, failure()));
+    let calls = allocator.lane().driver().calls;
+    allocator.lane_mut().driver_mut().failure = Some((calls + 1, failure()));
     assert_eq!(
         allocator.empty_cache(),
         Err(AllocError::Driver(failure())),
@@ -339,8 +345,8 @@ fn what_the_driver_does_not_take_back_stays_a_region() {
 fn a_driver_failure_changes_nothing() {
     let mut allocator = with_region(2);
     allocate(&mut allocator, 2 * MIB);
-    let calls = allocator.driver().calls;
-    allocator.driver_mut().failure = Some((calls, failure()));
+    let calls = allocator.lane().driver().calls;
+    allocator.lane_mut().driver_mut().failure = Some((calls, failure()));
     let error = allocator.allocate(Bytes::mib(100), Stream::DEFAULT);
     assert_eq!(error, Err(AllocError::Driver(failure())));
     check(&allocator);
@@ -435,32 +441,29 @@ fn a_region_of_recent_chunks_goes_back() {
 
 #[test]
 fn the_wait_is_what_is_configured() {
-    let wait = |conf| allocator(TestDriver::new(Bytes::gib(1)), conf).retry_wait_ms();
+    let wait = |conf| Config::parse("bfc", conf).unwrap().retry_wait_ms();
     assert_eq!(wait(""), Some(10_000));
     assert_eq!(wait("retry_ms:5"), Some(5));
     assert_eq!(wait("allow_retry_on_failure:False"), None);
-    let driver = TestDriver::new(Bytes::gib(1));
-    let other = DeviceAllocator::new(driver, 0, &Config::default());
-    assert_eq!(other.retry_wait_ms(), None);
+    assert_eq!(Config::default().retry_wait_ms(), None);
 }
 
 #[test]
 fn a_failed_try_leaves_no_trace_in_the_figures() {
     let mut allocator = allocator(TestDriver::new(Bytes::mib(2)), "");
-    allocator.record_events(true);
+    allocator.lane_mut().record_events(true);
     let attempt = |allocator: &mut DeviceAllocator<_>, mib| {
-        let request = allocator.request(Bytes::mib(mib), Stream::DEFAULT)?;
-        assert_eq!(allocator.take(&request), None);
-        match allocator.grow(&request)? {
-            Growth::Served(address) => Ok(Some(address)),
-            _ => Lanes::alone(allocator).grow_after_release(0, &request),
-        }
+        let request = allocator
+            .lane_mut()
+            .request(Bytes::mib(mib), Stream::DEFAULT)?;
+        assert_eq!(allocator.lane_mut().take(&request), None);
+        allocator.serve_miss(0, &request)
     };
     assert_eq!(attempt(&mut allocator, 3), Ok(None));
     assert_eq!(allocator.stats().num_ooms, 0);
-    assert_eq!(allocator.take_events().count(), 0);
+    assert_eq!(allocator.lane_mut().take_events().count(), 0);
     let found = attempt(&mut allocator, 2);
-    let held = allocator.driver().held.keys().next().copied();
+    let held = allocator.lane().driver().held.keys().next().copied();
     assert!(held.is_some() && found == Ok(held));
 }
 
@@ -482,7 +485,7 @@ fn running_out_of_memory_is_explained() {
         panic!("{error:?}");
     };
     assert_eq!(error.largest_free, Bytes::mib(2));
-    let address = *allocator.driver().held.keys().next().unwrap();
+    let address = *allocator.lane().driver().held.keys().next().unwrap();
     let at = |mib| address + Bytes::mib(mib);
     let (first, second, third) = (at(0), at(4), at(10));
     let expected = format!(

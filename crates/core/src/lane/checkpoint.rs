@@ -4,7 +4,7 @@
 //! **Invariant:** a pool is restored completely or not at all. Whatever can fail comes before the first block is freed,
 //! such as the check that every segment of the checkpoint is still held.
 
-use super::{Allocation, DeviceAllocator};
+use super::{Allocation, Lane};
 use crate::block::{Block, BlockId, BlockState};
 use crate::domain::PoolIndex;
 use crate::driver::Driver;
@@ -13,7 +13,7 @@ use crate::event::Action;
 use crate::strategy::{CheckpointBlock, Placement};
 use crate::units::{DeviceAddress, MempoolId};
 
-/// What a private pool held at one moment, for [`DeviceAllocator::restore`]. Holds no memory itself.
+/// What a private pool held at one moment, for [`Lane::restore`]. Holds no memory itself.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     pool: MempoolId,
@@ -21,7 +21,7 @@ pub struct Checkpoint {
     blocks: Vec<CheckpointBlock>,
 }
 
-/// What [`DeviceAllocator::restore`] did, each list by rising addresses.
+/// What [`Lane::restore`] did, each list by rising addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Restored {
     /// The blocks that the program held in the pool, and holds no more.
@@ -30,7 +30,7 @@ pub struct Restored {
     pub allocated: Vec<Allocation>,
 }
 
-impl<D: Driver> DeviceAllocator<D> {
+impl<D: Driver> Lane<D> {
     /// Returns what a pool holds now. O(n log n) for n blocks.
     ///
     /// # Errors

@@ -1,13 +1,13 @@
 //! Requests that say where their memory is to lie.
 
-use super::{DeviceAllocator, Request};
+use super::{Lane, Request};
 use crate::block::{Block, BlockId, BlockState};
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::strategy::Placement;
 use crate::units::{Bytes, DeviceAddress, Stream};
 
-impl<D: Driver> DeviceAllocator<D> {
+impl<D: Driver> Lane<D> {
     /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
     /// is restored to a checkpoint, block by block.
     ///
@@ -47,7 +47,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// # Errors
     ///
     /// [`AllocError::NotFree`] where those bytes are not free, are another stream's or pool's, or serve
-    /// requests of other sizes; and as [`DeviceAllocator::request`].
+    /// requests of other sizes; and as [`Lane::request`].
     pub fn allocate_where(
         &mut self,
         address: DeviceAddress,

@@ -5,11 +5,11 @@ use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::units::Stream;
 
-use super::DeviceAllocator;
+use super::Lane;
 
-impl<D: Driver> DeviceAllocator<D> {
+impl<D: Driver> Lane<D> {
     /// Says that a stream is being captured into a graph: no event is queried until
-    /// [`DeviceAllocator::capture_end`].
+    /// [`Lane::capture_end`].
     pub fn capture_begin(&mut self) {
         self.captures += 1;
     }

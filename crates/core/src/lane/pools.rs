@@ -1,15 +1,17 @@
 //! Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
-use super::{Allocation, DeviceAllocator, Route};
+use super::{Allocation, Lane, Route};
 use crate::block::BlockId;
 use crate::domain::{PoolIndex, SegmentSource};
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Action;
+use crate::segment::Segment;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// A private pool whose free memory does not go back to the driver while the pool lives.
@@ -21,7 +23,54 @@ pub struct KeptPool {
     pub use_on_oom: bool,
 }
 
-impl<D: Driver> DeviceAllocator<D> {
+/// Which of several routes that accept a stream decides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RouteOrder {
+    /// This one before those that began earlier: where routes nest, the innermost decides.
+    BeforeOthers,
+    /// Every other one, even one that began earlier.
+    AfterOthers,
+}
+
+/// What is set for a pool.
+pub enum PoolSetting {
+    /// Whether requests of the default pool are served from this one before they fail.
+    UseOnOom(bool),
+    /// Its blocks are handed out whole from now on.
+    NoSplit,
+    /// Its free segments go back from now on when the default pool's do, though it is held.
+    GivesBack,
+    /// Its segments come from a source in place of the driver. They are never expandable, and count as those from the
+    /// driver do; the source ends with the pool.
+    Source(Box<dyn SegmentSource>),
+    /// The region of this name, whose memory the pool has, is paused; `None` where it is resumed. While it is paused
+    /// nothing is allocated in the pool, its segments stay whatever else goes back, and the limit does not count them.
+    /// Blocks are freed as ever. Not for the default pool: its requests do not look whether it is paused.
+    Paused(Option<Arc<str>>),
+}
+
+impl fmt::Debug for PoolSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PoolSetting::UseOnOom(allow) => f.debug_tuple("UseOnOom").field(allow).finish(),
+            PoolSetting::NoSplit => f.write_str("NoSplit"),
+            PoolSetting::GivesBack => f.write_str("GivesBack"),
+            PoolSetting::Source(_) => f.debug_tuple("Source").finish_non_exhaustive(),
+            PoolSetting::Paused(region) => f.debug_tuple("Paused").field(region).finish(),
+        }
+    }
+}
+
+/// What happens to a pool that something holds where pools are trimmed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HeldPool {
+    /// Its free segments are released as others' are.
+    IsTrimmed,
+    /// All of its segments stay.
+    Stays,
+}
+
+impl<D: Driver> Lane<D> {
     /// Returns the pool that serves a stream: where routes nest, the innermost decides.
     #[inline]
     pub(crate) fn route(&self, stream: Stream) -> PoolIndex {
@@ -54,7 +103,8 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Serves from now on the requests of the streams that `accepts` names from the pool called
-    /// `pool`, which is made if need be and held once more.
+    /// `pool`, which is made if need be and held once more. `order` says which route decides where several accept a
+    /// stream.
     ///
     /// # Errors
     ///
@@ -62,29 +112,7 @@ impl<D: Driver> DeviceAllocator<D> {
     pub fn begin_allocate_to_pool(
         &mut self,
         pool: MempoolId,
-        accepts: impl Fn(Stream) -> bool + Send + 'static,
-    ) -> Result<(), AllocError> {
-        self.insert_route(self.routes.len(), pool, accepts)
-    }
-
-    /// As [`DeviceAllocator::begin_allocate_to_pool`], but every other route, even one that began earlier,
-    /// decides before this one.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceAllocator::begin_allocate_to_pool`].
-    pub fn begin_allocate_to_pool_last(
-        &mut self,
-        pool: MempoolId,
-        accepts: impl Fn(Stream) -> bool + Send + 'static,
-    ) -> Result<(), AllocError> {
-        self.insert_route(0, pool, accepts)
-    }
-
-    fn insert_route(
-        &mut self,
-        position: usize,
-        pool: MempoolId,
+        order: RouteOrder,
         accepts: impl Fn(Stream) -> bool + Send + 'static,
     ) -> Result<(), AllocError> {
         if self.position_of_route(pool).is_some() {
@@ -96,12 +124,16 @@ impl<D: Driver> DeviceAllocator<D> {
             accepts: Box::new(accepts),
         };
         debug_assert!(self.heap.domains.pool(route.pool).use_count > 0);
+        let position = match order {
+            RouteOrder::BeforeOthers => self.routes.len(),
+            RouteOrder::AfterOthers => 0,
+        };
         self.routes.insert(position, route);
         debug_assert!(self.position_of_route(pool).is_some());
         Ok(())
     }
 
-    /// Serves requests as before [`DeviceAllocator::begin_allocate_to_pool`]. The pool stays held.
+    /// Serves requests as before [`Lane::begin_allocate_to_pool`]. The pool stays held.
     ///
     /// # Errors
     ///
@@ -121,7 +153,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Lets go of a pool. Once nothing holds it, its free segments go back with the next
-    /// [`DeviceAllocator::empty_cache`] or when memory runs out, and it ends with the last of them.
+    /// [`Device::empty_cache`](crate::Device::empty_cache) or when memory runs out, and it ends with the last of them.
     ///
     /// # Errors
     ///
@@ -145,76 +177,32 @@ impl<D: Driver> DeviceAllocator<D> {
         Ok(self.heap.domains.pool(self.find_pool(pool)?).use_count)
     }
 
-    /// Lets requests of the default pool be served from this one before they fail.
+    /// Changes one of a pool's settings.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn set_use_on_oom(&mut self, pool: MempoolId, allow: bool) -> Result<(), AllocError> {
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolHasSource`] for a
+    /// [source](PoolSetting::Source) of the default pool, or of one that has segments or a source already.
+    pub fn set_pool(&mut self, pool: MempoolId, setting: PoolSetting) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        self.heap.domains.pool_mut(index).use_on_oom = allow;
-        Ok(())
-    }
-
-    /// Hands the blocks of a pool out whole from now on.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn set_no_split(&mut self, pool: MempoolId) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        self.heap.domains.set_no_split(index);
-        Ok(())
-    }
-
-    /// Lets the segments of a pool come from `source` in place of the driver. They are never expandable,
-    /// and count as those from the driver do; the source ends with the pool.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolHasSource`] for one that
-    /// has segments or a source already, and the default pool.
-    pub fn set_pool_source(
-        &mut self,
-        pool: MempoolId,
-        source: Box<dyn SegmentSource>,
-    ) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        let is_set = index != PoolIndex::DEFAULT && self.heap.domains.set_source(index, source);
-        { is_set.then_some(()) }.ok_or(AllocError::PoolHasSource { pool })
-    }
-
-    /// Gives a pool's free segments back from now on when the default pool's go, though it is held.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn set_gives_back(&mut self, pool: MempoolId) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        self.heap.domains.pool_mut(index).gives_back = true;
-        Ok(())
-    }
-
-    /// Says that the memory of a private pool is away, with the name of the region that it belongs to, or
-    /// back. While it is away nothing is allocated in it, its segments stay whatever else goes back, and the
-    /// limit does not count them. Blocks are freed as ever.
-    ///
-    /// The default pool is not to be named: its requests do not look whether it is away and its segments go
-    /// back as ever, though the limit would not count them.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn set_paused(
-        &mut self,
-        pool: MempoolId,
-        region: Option<Arc<str>>,
-    ) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        let is_paused = region.is_some();
-        let before = mem::replace(&mut self.heap.domains.pool_mut(index).paused, region);
-        if before.is_some() != is_paused {
-            self.keep_pause(index, is_paused);
+        let domains = &mut self.heap.domains;
+        match setting {
+            PoolSetting::UseOnOom(allow) => domains.pool_mut(index).use_on_oom = allow,
+            PoolSetting::NoSplit => domains.set_no_split(index),
+            PoolSetting::GivesBack => domains.pool_mut(index).gives_back = true,
+            PoolSetting::Source(source) => {
+                let is_set = index != PoolIndex::DEFAULT && domains.set_source(index, source);
+                return is_set
+                    .then_some(())
+                    .ok_or(AllocError::PoolHasSource { pool });
+            }
+            PoolSetting::Paused(region) => {
+                let is_paused = region.is_some();
+                let before = mem::replace(&mut domains.pool_mut(index).paused, region);
+                if before.is_some() != is_paused {
+                    self.keep_pause(index, is_paused);
+                }
+            }
         }
         Ok(())
     }
@@ -233,14 +221,14 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns the pools whose memory is away. Linear in the number of pools.
-    pub fn paused_pools(&self) -> Vec<MempoolId> {
+    pub(crate) fn paused_pools(&self) -> Vec<MempoolId> {
         let pools = self.heap.domains.pools();
         let paused = pools.filter(|(_, pool)| pool.paused.is_some());
         paused.map(|(_, pool)| pool.id).collect()
     }
 
     /// Returns the private pools that keep what is free in them, which is on the device. Linear in the number of pools.
-    pub fn kept_pools(&self) -> Vec<KeptPool> {
+    pub(crate) fn kept_pools(&self) -> Vec<KeptPool> {
         let pools = self.heap.domains.pools();
         let kept = pools.filter(|&(index, pool)| self.keeps(index) && pool.paused.is_none());
         let private = kept.filter(|&(index, _)| index != PoolIndex::DEFAULT);
@@ -251,70 +239,47 @@ impl<D: Driver> DeviceAllocator<D> {
         kept.collect()
     }
 
-    /// Gives a private pool's free segments back, whoever holds it, and wherever its memory is.
+    /// Releases a private pool's free segments, wherever its memory is, and ends a pool that nothing holds with the last
+    /// one. `held` says what happens to a pool that something holds, or that requests are routed to.
     ///
     /// # Errors
     ///
     /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::Driver`] when the driver
     /// refuses a call.
-    pub fn trim_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+    pub fn trim_pool(&mut self, pool: MempoolId, held: HeldPool) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        Ok(self.release_free(index, None)?)
-    }
-
-    /// Gives a private pool's free segments back if nothing holds it and no requests are routed to it, wherever its memory
-    /// is, and ends it with the last one.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceAllocator::trim_pool`].
-    pub fn trim_unheld_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
-        let index = self.find_pool(pool)?;
-        if self.is_held(index) {
-            return Ok(());
+        match held {
+            HeldPool::IsTrimmed => self.release_free(index, None)?,
+            HeldPool::Stays if self.is_held(index) => {}
+            HeldPool::Stays => self.release_pool_segments(index, None)?,
         }
-        Ok(self.release_pool_segments(index, None)?)
+        Ok(())
     }
 
-    /// Returns the ranges of the segments that [`DeviceAllocator::trim_pool`] would leave now, in no order: of those with
-    /// blocks that the program holds, or that wait for other streams. O(n log n) for n blocks of any pool.
+    /// Returns the ranges of the segments that [`Lane::trim_pool`] would leave now, in no order. Of a pool that is
+    /// trimmed, these are segments with blocks that the program holds, or that wait for other streams. O(n log n) for n
+    /// blocks of any pool.
     ///
     /// # Errors
     ///
     /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn used_segments(
+    pub fn segments_after_trim(
         &self,
         pool: MempoolId,
+        held: HeldPool,
     ) -> Result<Vec<(DeviceAddress, Bytes)>, AllocError> {
-        let used = self.blocks_of_pool(self.find_pool(pool)?);
+        let index = self.find_pool(pool)?;
+        if held == HeldPool::Stays && self.is_held(index) {
+            let segments = self.heap.segments.iter().map(|(_, segment)| segment);
+            let of_pool =
+                segments.filter(|segment| self.heap.domains.domain(segment.domain).pool == index);
+            return Ok(of_pool.map(Segment::range).collect());
+        }
+        let used = self.blocks_of_pool(index);
         let used = used.filter(|(_, block)| block.is_active());
         let used: BTreeSet<_> = used.map(|(id, _)| self.heap.blocks.segment(id)).collect();
         let segments = used.into_iter().map(|id| self.heap.segments.get(id));
-        Ok(segments
-            .map(|segment| (segment.address, segment.size))
-            .collect())
-    }
-
-    /// As [`DeviceAllocator::used_segments`], and what [`DeviceAllocator::trim_unheld_pool`] would leave: all, while
-    /// something holds the pool or requests are routed to it.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceAllocator::used_segments`].
-    pub fn kept_segments(
-        &self,
-        pool: MempoolId,
-    ) -> Result<Vec<(DeviceAddress, Bytes)>, AllocError> {
-        let index = self.find_pool(pool)?;
-        if !self.is_held(index) {
-            return self.used_segments(pool);
-        }
-        let segments = self.heap.segments.iter().map(|(_, segment)| segment);
-        let of_pool =
-            segments.filter(|segment| self.heap.domains.domain(segment.domain).pool == index);
-        Ok(of_pool
-            .map(|segment| (segment.address, segment.size))
-            .collect())
+        Ok(segments.map(Segment::range).collect())
     }
 
     /// Returns the blocks that the program holds in a pool, by rising addresses. O(n log n) for n blocks of
@@ -357,7 +322,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns the pool called `pool`, held once if nothing held it and made if need be, and how often it
-    /// was held, for [`DeviceAllocator::undo_hold`].
+    /// was held, for [`Lane::undo_hold`].
     pub(crate) fn hold_pool(&mut self, pool: MempoolId) -> (PoolIndex, Option<u32>) {
         let Some(index) = self.heap.domains.find_pool(pool) else {
             return (self.heap.domains.insert_pool(pool), None);
@@ -368,7 +333,7 @@ impl<D: Driver> DeviceAllocator<D> {
         (index, Some(held_before))
     }
 
-    /// Leaves a pool as it was before [`DeviceAllocator::hold_pool`]; one that was made then has no memory.
+    /// Leaves a pool as it was before [`Lane::hold_pool`]; one that was made then has no memory.
     #[cold]
     pub(crate) fn undo_hold(&mut self, index: PoolIndex, held_before: Option<u32>) {
         match held_before {

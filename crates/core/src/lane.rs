@@ -1,4 +1,4 @@
-//! The path of a request: everything that is tried, in order.
+//! A lane: the memory of one or more of a device's streams, and each step that serves a request of them.
 #![expect(
     clippy::inline_always,
     reason = "a call costs a request a fortieth of its time"
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::capture::CaptureOrder;
-use crate::config::{Config, LastTry};
+use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
@@ -28,11 +28,15 @@ use crate::strategy::{ActiveStrategy, Placement, Release, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
-/// Serves one device's requests by one strategy, on one driver.
+/// Serves requests of a device's streams by one strategy, on one driver.
+///
+/// Free memory is never shared between streams, so that a device's streams can be served by several lanes, each
+/// stream by the same one always. What concerns all lanes is the [`Device`](crate::Device)'s. Private pools, and the
+/// routes that lead to them, are all in a device's first lane.
 ///
 /// Not synchronised: whoever shares it between threads locks it.
 #[derive(Debug)]
-pub struct DeviceAllocator<D> {
+pub struct Lane<D> {
     pub(crate) heap: Heap,
     pub(crate) physical: Physical<D>,
     pub(crate) strategy: ActiveStrategy,
@@ -42,17 +46,14 @@ pub struct DeviceAllocator<D> {
     routes: Vec<Route>,
     /// Streams being captured into graphs, in which events may not be queried.
     pub(crate) captures: u32,
-    /// The share of the device's memory that the configuration allows, until the device was asked how
-    /// much that is.
-    fraction: Option<f64>,
     /// The strategy and the options in force. Boxed: a hit does not ask for them, and they are two cache lines.
     pub(crate) config: Box<Config>,
     order: CaptureOrder,
 }
 
 pub use checkpoint::{Checkpoint, Restored};
-pub use inspect::limit_of_fraction;
-pub use pools::KeptPool;
+pub use inspect::LaneNews;
+pub use pools::{HeldPool, KeptPool, PoolSetting, RouteOrder};
 
 /// Says which requests a private pool serves.
 struct Route {
@@ -66,17 +67,6 @@ impl std::fmt::Debug for Route {
             .field("pool", &self.pool)
             .finish_non_exhaustive()
     }
-}
-
-/// What became of a request for which new memory was wanted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Growth {
-    /// It was served, at this address.
-    Served(DeviceAddress),
-    /// It would have passed what the configuration has fail at once.
-    Rejected,
-    /// The driver, or the limit, has no more memory, as things are.
-    Exhausted,
 }
 
 /// A block that the program holds.
@@ -96,12 +86,12 @@ pub struct Allocation {
     pub is_expandable: bool,
 }
 
-impl<D: Driver> DeviceAllocator<D> {
+impl<D: Driver> Lane<D> {
     /// Returns an allocator that holds nothing yet. `device` is the number that messages name.
-    pub fn new(driver: D, device: u32, config: &Config) -> DeviceAllocator<D> {
+    pub fn new(driver: D, device: u32, config: &Config) -> Lane<D> {
         let mut heap = Heap::new();
         let strategy = ActiveStrategy::new(config, &mut heap);
-        DeviceAllocator {
+        Lane {
             heap,
             physical: Physical::new(driver),
             strategy,
@@ -109,20 +99,19 @@ impl<D: Driver> DeviceAllocator<D> {
             device,
             routes: Vec::new(),
             captures: 0,
-            fraction: config.memory_fraction(),
             config: Box::new(config.clone()),
             order: CaptureOrder::default(),
         }
     }
 
-    /// Returns a request of a stream for one or more bytes, as the three steps that may serve it want it:
-    /// [`DeviceAllocator::take`], [`DeviceAllocator::grow`] and, with all lanes of the device,
-    /// [`Lanes::grow_after_release`](crate::Lanes::grow_after_release). It is of use until something else is done with this allocator.
+    /// Returns a request of a stream for one or more bytes, as the two steps that may serve it want it: [`Lane::take`]
+    /// and [`Device::serve_miss`](crate::Device::serve_miss). It is of use until something else is done with this
+    /// lane.
     ///
     /// # Errors
     ///
     /// [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where the pool's
-    /// memory is away, [`AllocError::TooManyStreams`] as [`DeviceAllocator::allocate`],
+    /// memory is away, [`AllocError::TooManyStreams`] for one stream more than 65,536 with memory,
     /// [`AllocError::Driver`] when the device fails.
     #[inline(always)]
     pub fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
@@ -130,9 +119,23 @@ impl<D: Driver> DeviceAllocator<D> {
         self.prepare(pool, requested, stream)
     }
 
+    /// As [`Lane::request`], from the pool called `pool`, whatever routes are set. A pool that does not exist is made;
+    /// one that nothing holds is held once. An error leaves the pools as they were.
+    pub(crate) fn request_in(
+        &mut self,
+        pool: MempoolId,
+        requested: Bytes,
+        stream: Stream,
+    ) -> Result<Request, AllocError> {
+        // Otherwise the pool could end while its own request waits for memory.
+        let (index, held_before) = self.hold_pool(pool);
+        let request = self.prepare(index, requested, stream);
+        request.inspect_err(|_| self.undo_hold(index, held_before))
+    }
+
     /// What is done before anything is looked for.
     #[inline(always)]
-    pub(crate) fn prepare(
+    fn prepare(
         &mut self,
         pool: PoolIndex,
         requested: Bytes,
@@ -211,79 +214,33 @@ impl<D: Driver> DeviceAllocator<D> {
         Some(self.hand_out(block, request.requested))
     }
 
-    /// Returns new memory for a request that [`DeviceAllocator::take`] does not serve, or why there is
-    /// none, in order.
+    /// Returns new memory from the driver for a request, or `None` where the driver, or the limit, has no more as things
+    /// are.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the device fails otherwise than for lack of memory.
-    pub fn grow(&mut self, request: &Request) -> Result<Growth, AllocError> {
-        self.apply_configured_fraction()?;
-        // Where the user set a threshold, memory long idle goes back before more is taken.
-        self.strategy
-            .release(&mut self.heap, &mut self.physical, Release::Idle)?;
-        // Where the user wants that, the driver is not asked for what the device is not to hold.
-        if self.is_rejected(request)? {
-            return Ok(Growth::Rejected);
-        }
-        // New memory, within the limit.
-        if let Some(block) = self
-            .strategy
-            .grow(&mut self.heap, &mut self.physical, request)?
-        {
-            let address = self.hand_out(block, request.requested);
-            return Ok(Growth::Served(address));
-        }
-        Ok(Growth::Exhausted)
-    }
-
-    /// Returns what serves a request once everything that could go back did, in the order of [`Config::last_try`].
-    pub(crate) fn try_again(
-        &mut self,
-        request: &Request,
-    ) -> Result<Option<DeviceAddress>, DriverError> {
-        let last_try = self.config.last_try();
-        if last_try == LastTry::FreeFirst
-            && let Some(address) = self.take(request)
-        {
-            return Ok(Some(address));
-        }
+    /// [`DriverError`] when the device fails otherwise than for lack of memory.
+    pub(crate) fn grow(&mut self, request: &Request) -> Result<Option<DeviceAddress>, DriverError> {
         let block = self
             .strategy
             .grow(&mut self.heap, &mut self.physical, request)?;
-        if let Some(block) = block {
-            return Ok(Some(self.hand_out(block, request.requested)));
-        }
-        let looks_again = last_try == LastTry::NewFirst;
-        Ok(looks_again.then(|| self.take(request)).flatten())
+        Ok(block.map(|block| self.hand_out(block, request.requested)))
     }
 
-    /// Sets the limit that the configuration asks for, once: only the device knows how much that is.
-    fn apply_configured_fraction(&mut self) -> Result<(), DriverError> {
-        if let Some(fraction) = self.fraction {
-            let limit = self.physical.driver.memory_info()?.total.scale(fraction);
-            self.set_limit(Some(limit));
-        }
-        Ok(())
-    }
-
-    /// Returns whether a request for new memory fails at once, without the driver being asked. What would pass the
-    /// limit does not: then cached memory goes back.
+    /// Gives free memory back to the driver, as much as `wanted` says, and returns whether enough went for what it
+    /// names.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device does not say how much memory it has.
-    pub fn is_rejected(&mut self, request: &Request) -> Result<bool, DriverError> {
-        let size = Strategy::segment_size(&self.strategy, request);
-        let Some(fraction) = self
-            .config
-            .rejects_above()
-            .filter(|_| !self.heap.exceeds_limit(size))
-        else {
-            return Ok(false);
-        };
-        let most = self.physical.driver.memory_info()?.total.scale(fraction);
-        Ok(self.heap.limited().saturating_add(size) > most)
+    /// What the driver said; what went back before that is gone.
+    pub(crate) fn release(&mut self, wanted: Release<'_>) -> Result<bool, DriverError> {
+        self.strategy
+            .release(&mut self.heap, &mut self.physical, wanted)
+    }
+
+    /// Returns the size that the driver is asked for when no free block serves a request.
+    pub(crate) fn segment_size(&self, request: &Request) -> Bytes {
+        Strategy::segment_size(&self.strategy, request)
     }
 
     /// Returns the stream of a request that no private pool serves.
@@ -313,7 +270,7 @@ impl<D: Driver> DeviceAllocator<D> {
     /// Takes a segment from the driver and lays it out as `segment` shows it, its active blocks in
     /// use: how the replay of a recording that lost its beginning starts. Returns whether it did;
     /// only `caching` lays segments out as PyTorch does. The pool is made and held as by
-    /// [`DeviceAllocator::allocate_in`].
+    /// [`Device::allocate_in`](crate::Device::allocate_in).
     ///
     /// # Errors
     ///
@@ -485,7 +442,7 @@ impl<D: Driver> DeviceAllocator<D> {
     }
 
     /// Returns blocks whose other streams have passed their events to the strategy; during a capture,
-    /// in which events may not be queried, none. Every [`DeviceAllocator::allocate`] does this first.
+    /// in which events may not be queried, none. Every [`Lane::request`] does this first.
     ///
     /// # Errors
     ///
@@ -605,9 +562,7 @@ impl<D: Driver> DeviceAllocator<D> {
         pool: PoolIndex,
         failing: Option<&Request>,
     ) -> Result<(), DriverError> {
-        let wanted = Release::Pool(pool, failing);
-        self.strategy
-            .release(&mut self.heap, &mut self.physical, wanted)?;
+        self.release(Release::Pool(pool, failing))?;
         Ok(())
     }
 
@@ -657,13 +612,6 @@ impl<D: Driver> DeviceAllocator<D> {
             self.heap.domains.domain(block.domain).pool != PoolIndex::DEFAULT && block.is_active()
         });
         private.map(|block| block.size).sum()
-    }
-
-    /// Returns how long, in milliseconds, a request that finds no memory is to be tried again before
-    /// it fails, in the hope that another thread frees some; `None` where it is to fail at once. Who
-    /// shares the allocator between threads does the waiting, as there is no clock here.
-    pub fn retry_wait_ms(&self) -> Option<u64> {
-        self.config.retry_wait_ms()
     }
 
     /// Returns whether a block is what a strategy promises for a request.

@@ -1,0 +1,176 @@
+//! A device that a thread has entered: its common lock and one lane, or all of them.
+
+use std::fmt;
+
+use lowtide_core::{AllocError, Device, DeviceState, Driver, Lane, Lanes, Stream};
+
+use crate::driver::SharedDriver;
+use crate::lane::LaneGuard;
+use crate::sync::MutexGuard;
+use crate::sync::atomic::Ordering;
+use crate::{LANES_MAX, SharedAllocator};
+
+/// The lanes of a device that a thread has locked, which has the common lock too.
+pub struct Entered<'a, D> {
+    allocator: &'a SharedAllocator<D>,
+    state: MutexGuard<'a, DeviceState>,
+    /// By number: `None` where it was not entered.
+    lanes: [Option<LaneGuard<'a, D>>; LANES_MAX],
+    /// Whether all lanes in use were.
+    has_all: bool,
+}
+
+impl<D> fmt::Debug for Entered<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut entered = f.debug_struct("Entered");
+        entered.field("has_all", &self.has_all);
+        entered.finish_non_exhaustive()
+    }
+}
+
+impl<D: Driver> Lanes for Entered<'_, D> {
+    type Driver = SharedDriver<D>;
+
+    fn lane(&mut self, index: usize) -> &mut Lane<SharedDriver<D>> {
+        &mut self.guard(index).state.lane
+    }
+
+    fn enter_all(&mut self) -> Result<(), AllocError> {
+        if self.has_all {
+            return Ok(());
+        }
+        for index in 0..self.allocator.count_in_use() {
+            if self.lanes[index].is_none() {
+                self.lanes[index] = Some(self.allocator.enter(index)?);
+            }
+        }
+        self.has_all = true;
+        Ok(())
+    }
+
+    fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<SharedDriver<D>>>) {
+        let lanes = self.lanes.iter().flatten();
+        (&self.state, lanes.map(|guard| &guard.state.lane))
+    }
+
+    fn parts_mut(
+        &mut self,
+    ) -> (
+        &mut DeviceState,
+        impl Iterator<Item = &mut Lane<SharedDriver<D>>>,
+    ) {
+        let lanes = self.lanes.iter_mut().flatten();
+        (&mut self.state, lanes.map(|guard| &mut guard.state.lane))
+    }
+}
+
+impl<'a, D: Driver> Entered<'a, D> {
+    pub(crate) fn guard(&mut self, index: usize) -> &mut LaneGuard<'a, D> {
+        let guard = self.lanes[index].as_mut();
+        guard.expect("the lane was entered")
+    }
+
+    /// Returns whether all lanes in use were entered.
+    pub(crate) fn has_all(&self) -> bool {
+        self.has_all
+    }
+}
+
+impl<D: Driver> SharedAllocator<D> {
+    /// Returns what `act` does with the device while no other thread can be in any of its lanes.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Poisoned`]; `act` is then not called.
+    pub fn with_all<R>(
+        &self,
+        act: impl FnOnce(&mut Device<Entered<'_, D>>) -> R,
+    ) -> Result<R, AllocError> {
+        let mut device = self.enter_device()?;
+        device.lanes.enter_all()?;
+        device.sync_peaks();
+        let result = act(&mut device);
+        self.leave_device(device)?;
+        Ok(result)
+    }
+
+    /// Takes the common lock.
+    pub(crate) fn enter_device(&self) -> Result<Device<Entered<'_, D>>, AllocError> {
+        let state = self.state.lock().map_err(|_| AllocError::Poisoned)?;
+        let lanes = Entered {
+            allocator: self,
+            state,
+            lanes: [const { None }; LANES_MAX],
+            has_all: false,
+        };
+        Ok(Device { lanes })
+    }
+
+    /// Takes the common lock, and one lane's.
+    pub(crate) fn enter_with_lane(
+        &self,
+        index: usize,
+    ) -> Result<Device<Entered<'_, D>>, AllocError> {
+        let mut device = self.enter_device()?;
+        device.lanes.lanes[index] = Some(self.enter(index)?);
+        Ok(device)
+    }
+
+    /// Leaves a device, after which what was done is everybody's, and wakes those who wait for memory.
+    pub(crate) fn leave_device(
+        &self,
+        mut device: Device<Entered<'_, D>>,
+    ) -> Result<(), AllocError> {
+        self.settle(&mut device)?;
+        let mut lanes = device.lanes.lanes.iter().flatten();
+        let someone_waits = lanes.any(|guard| guard.state.waiting > 0);
+        drop(device);
+        if someone_waits {
+            self.notify_freed()?;
+        }
+        Ok(())
+    }
+
+    /// Tells others what was done in a device that they must know, and brings its peaks up to date.
+    pub(crate) fn settle(&self, device: &mut Device<Entered<'_, D>>) -> Result<(), AllocError> {
+        let mut lanes = device.lanes.parts().1;
+        let has_new_peak = lanes.any(|lane| lane.news().has_new_peak);
+        drop(lanes);
+        if has_new_peak {
+            device.lanes.enter_all()?;
+        }
+        device.sync_peaks();
+        for guard in device.lanes.lanes.iter_mut().flatten() {
+            self.notify(guard);
+        }
+        Ok(())
+    }
+
+    /// Ends a visit after which others must know what was done.
+    #[cold]
+    pub(crate) fn leave_with_news(&self, mut visit: LaneGuard<'_, D>) -> Result<(), AllocError> {
+        let has_new_peak = self.notify(&mut visit);
+        visit.end();
+        if has_new_peak {
+            let mut device = self.enter_device()?;
+            device.lanes.enter_all()?;
+            device.sync_peaks();
+        }
+        Ok(())
+    }
+
+    /// Gives a stream the lane that serves it from now on.
+    #[cold]
+    pub(crate) fn give_lane(&self, stream: Stream) -> Result<usize, AllocError> {
+        let mut device = self.enter_device()?;
+        let index = self.streams.find_or_insert(stream, self.lanes.len());
+        if index >= self.count_in_use() {
+            device.lanes.enter_all()?;
+            device.lanes.lanes[index] = Some(self.enter(index)?);
+            // Under the lock of every lane, as whoever is in one may ask whether there are others.
+            self.lanes_in_use.fetch_add(1, Ordering::Relaxed);
+            device.sync_peaks();
+        }
+        Ok(index)
+    }
+}
