@@ -298,23 +298,13 @@ impl Strategy for Bfc {
             return Ok(false);
         }
         let domains = heap.domains.of_pool(pool);
-        for &domain in &domains {
-            for region in self.free_regions(heap, domain) {
-                self.release_region(heap, physical, region)?;
-            }
-        }
-        // Regions double from what is left, or a program that empties its cache often would soon ask for
-        // more than any card has. TensorFlow's programs have no such call.
-        for &domain in &domains {
-            self.chunks_of(domain).next_region_size = None;
-        }
-        for (_, region) in heap.segments.iter() {
-            if heap.domains.domain(region.domain).pool == pool {
-                let next = &mut self.chunks_of(region.domain).next_region_size;
-                *next = (*next).max(Some(doubled(region.size)));
-            }
-        }
-        Ok(true)
+        let regions = { domains.iter() }.flat_map(|&domain| self.free_regions(heap, domain));
+        let regions: Vec<BlockId> = regions.collect();
+        let released = { regions.into_iter() }
+            .try_for_each(|region| self.release_region(heap, physical, region));
+        // Also where the driver refused one: others went back before.
+        self.double_from_what_is_left(heap, &domains);
+        released.map(|()| true)
     }
 
     fn forget_domain(&mut self, domain: DomainId) {

@@ -122,6 +122,20 @@ impl Bfc {
             .collect()
     }
 
+    /// Has the next region of each of these domains be double the largest that it has. If regions doubled from one that
+    /// went back, a program that empties its cache often would soon ask for more than any card has. TensorFlow's
+    /// programs have no such call.
+    pub(super) fn double_from_what_is_left(&mut self, heap: &Heap, domains: &[DomainId]) {
+        for &domain in domains {
+            self.chunks_of(domain).next_region_size = None;
+        }
+        let regions = heap.segments.iter().map(|(_, region)| region);
+        for region in regions.filter(|region| domains.contains(&region.domain)) {
+            let next = &mut self.chunks_of(region.domain).next_region_size;
+            *next = (*next).max(Some(doubled(region.size)));
+        }
+    }
+
     /// Gives a region in which nothing is in use back, by its first chunk.
     ///
     /// # Errors

@@ -341,6 +341,25 @@ fn what_the_driver_does_not_take_back_stays_a_region() {
     assert_eq!(held(&allocator), [0; 0]);
 }
 
+/// Otherwise each round in which the driver refuses one region would double the next, until it is all of the device.
+#[test]
+fn regions_double_from_what_is_left_where_the_driver_refuses_one() {
+    let mut allocator = with_region(2);
+    for _ in 0..4 {
+        let block = allocate(&mut allocator, 100);
+        assert_eq!(held(&allocator).last(), Some(&2));
+        free(&mut allocator, block);
+        // A region of another stream, which the driver keeps.
+        let other = allocator.allocate(Bytes(100), Stream(7)).unwrap();
+        free(&mut allocator, other);
+        let calls = allocator.lane().driver().calls;
+        allocator.lane_mut().driver_mut().failure = Some((calls + 1, failure()));
+        assert!(allocator.empty_cache().is_err());
+        assert_eq!(held(&allocator), [2], "one went back");
+        check(&allocator);
+    }
+}
+
 #[test]
 fn a_driver_failure_changes_nothing() {
     let mut allocator = with_region(2);
