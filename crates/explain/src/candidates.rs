@@ -1,24 +1,25 @@
-//! The settings that are tried for a request that failed.
+//! The settings that are tried for a failed request.
 
 use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig};
 use lowtide_trace::ShellWord;
 
-/// Where a program's strategy and options were set, and where its user sets others.
+/// Where a program sets its strategy and options, and so where its user changes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Configured {
-    /// The environment variable that has the options, or would have them; `None` if the program passes them to
+    /// The environment variable that holds the options, set or not; `None` if the program passes them to
     /// `lowtide.install`.
     pub options_variable: Option<&'static str>,
-    /// Whether the program passes strategy or options to `lowtide.install`, which overrides the environment's strategy.
+    /// Whether the program passes a strategy or options to `lowtide.install`, which overrides the environment's
+    /// strategy.
     pub is_by_program: bool,
 }
 
-/// Returns what differs from `running` and may hold less, the easiest to choose first, each by what its user
-/// would set.
+/// Returns the settings that differ from `running` and may reserve less, each with the text that its user would
+/// set. The settings that are easiest to choose come first.
 pub(crate) fn of(running: &Config, configured: Configured) -> Vec<(String, Config)> {
     let base = match running {
         Config::Caching(options) => CachingConfig {
-            // The limit is given with the capacity.
+            // The limit is passed to the replay as its capacity.
             per_process_memory_fraction: 1.0,
             ..options.clone()
         },
@@ -42,7 +43,8 @@ pub(crate) fn of(running: &Config, configured: Configured) -> Vec<(String, Confi
         .collect()
 }
 
-/// Returns what has an effect of `config` in a job with or without a limit.
+/// Returns `config` without the options that have no effect in a job with or without a limit: without a limit, no
+/// garbage is collected.
 pub(crate) fn in_effect(config: &Config, is_limited: bool) -> Config {
     match config {
         Config::Caching(options) if !is_limited => Config::Caching(CachingConfig {
@@ -53,7 +55,7 @@ pub(crate) fn in_effect(config: &Config, is_limited: bool) -> Config {
     }
 }
 
-/// Returns what sets other options of the strategy in use.
+/// Returns the text that sets other options for the strategy in use.
 fn with_options(conf: &str, configured: Configured) -> String {
     match configured.options_variable {
         Some(variable) => format!("{variable}={}", ShellWord(conf)),
@@ -61,7 +63,7 @@ fn with_options(conf: &str, configured: Configured) -> String {
     }
 }
 
-/// Returns what sets another strategy, with its options.
+/// Returns the text that sets another strategy, with its options.
 fn with_strategy(config: &Config, configured: Configured) -> String {
     match configured.is_by_program {
         true => format!("lowtide.install(strategy=\"{config}\")"),
@@ -69,7 +71,7 @@ fn with_strategy(config: &Config, configured: Configured) -> String {
     }
 }
 
-/// Returns the options of PyTorch's allocator that are worth a try besides those of `base`.
+/// Returns `base` with each of the options of PyTorch's allocator that are worth trying, one option at a time.
 fn variants_of(base: &CachingConfig) -> [CachingConfig; 4] {
     [
         CachingConfig {

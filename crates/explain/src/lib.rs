@@ -1,10 +1,15 @@
-//! Why a request ran out of memory, and what would have served it.
+//! Explains why a request ran out of memory, and which settings would have served it.
 //!
-//! A [`Shortfall`] is what there was when a request failed; [`Shortfall::explain`] returns the lines
-//! that the user wants after the first that names the holders: by which causes memory was reserved and not
-//! live, which private pools keep some of it, and under which other settings the same events would have found room.
-//! The last is no guess: the last events are replayed on the simulator with each, as `lowtide replay` does with a
-//! recording. If they leave room under the settings in use as well, the replays prove nothing, and nothing is claimed.
+//! A [`Shortfall`] is the allocator's state when a request failed. [`Shortfall::explain`] returns the lines that
+//! follow the error's first line:
+//!
+//! - the reserved bytes that are not live, by cause;
+//! - the private pools that keep some of them;
+//! - the other settings under which the same events would have left room for the request.
+//!
+//! The settings are not guessed: the last events are replayed on the simulator under each of them, as `lowtide
+//! replay` replays a recording. If the settings in use also serve the request in a replay, the replays prove
+//! nothing, and no setting is named.
 #![forbid(unsafe_code)]
 
 mod candidates;
@@ -24,39 +29,39 @@ use lowtide_trace::Trace;
 pub use candidates::Configured;
 use pools::PoolShare;
 
-/// What there was when a request failed.
+/// The state of an allocator when a request failed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shortfall {
     /// The device's number.
     pub device: u32,
-    /// What the program asked for.
+    /// The bytes that the program requested.
     pub requested: Bytes,
-    /// On which stream.
+    /// The request's stream.
     pub stream: Stream,
-    /// In which pool.
+    /// The request's pool.
     pub pool: MempoolId,
-    /// The most bytes that could be held from the driver.
+    /// The most bytes that the process could reserve.
     pub capacity: Bytes,
-    /// Whether the job has a limit of its own: without one, no garbage is collected.
+    /// Whether the job set a limit of its own. Without one, no garbage is collected.
     pub is_limited: bool,
-    /// How much of what is free on the device the margin of regions keeps for others, where nothing but that refused
-    /// the request.
+    /// The free bytes of the device that the memory margin of regions leaves to other processes; `None` unless the
+    /// margin alone refused the request.
     pub kept_by_margin: Option<Bytes>,
-    /// What the request was served by.
+    /// The strategy and options that served the job.
     pub config: Config,
-    /// Which of several free blocks of a size is taken where `config` does not say.
+    /// Which of several free blocks of one size is taken, if `config` does not say.
     pub free_block_order: Option<FreeBlockOrder>,
-    /// What a user changes to have other settings.
+    /// Where the user would change the settings.
     pub configured: Configured,
-    /// What was held from the driver, by address.
+    /// The segments reserved from the driver, by address.
     pub segments: Vec<SegmentSnapshot>,
-    /// The private pools that keep what is free in them.
+    /// The private pools that keep their free memory.
     pub kept_pools: Vec<KeptPool>,
-    /// The last events, oldest first, which ended in `segments`; empty where none were kept.
+    /// The last events, oldest first, up to the state in `segments`; empty if no events were kept.
     pub events: Vec<Event>,
 }
 
-/// Why a request failed, as the lines that follow the error's first.
+/// Why a request failed: the lines that follow the error's first line.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Explanation {
     gap: Gap,
@@ -65,36 +70,36 @@ pub struct Explanation {
     verdict: Verdict,
 }
 
-/// What became of the request under other settings.
+/// What the replays under other settings found.
 #[derive(Clone, PartialEq, Debug)]
 enum Verdict {
-    /// The margin of regions refused the request, and keeps this much of what is free.
+    /// The margin of regions refused the request. It keeps these bytes free.
     Margin(Bytes),
-    /// What is live and the request are together more than there is, by this much.
+    /// Live bytes and the request together exceed the capacity by these bytes.
     TooMuchLive(Bytes),
-    /// Each was tried in a replay.
+    /// Other settings were replayed.
     Tried(Trial),
-    /// What was kept of the job does not say enough: why.
+    /// The kept state is not enough for an answer, for this reason.
     Unknown(String),
 }
 
-/// What replays under other settings came to.
+/// The results of replays under other settings.
 #[derive(Clone, PartialEq, Default, Debug)]
 struct Trial {
-    /// How many events were replayed; with none, what was held was placed anew.
+    /// The number of events replayed; with 0, the replay only allocated anew what was held.
     events: usize,
-    /// Those that served the request, and the most that each held.
+    /// The settings that served the request, and the peak reserved bytes of each.
     fitting: Vec<(String, Bytes)>,
-    /// How many did not.
+    /// The number of settings that did not serve it.
     failing: usize,
-    /// Those that there was no time for.
+    /// The number of settings that were not replayed for lack of time.
     untried: usize,
-    /// Those that broke off, which says nothing of them.
+    /// The number of replays that broke off. They say nothing about their settings.
     broken: usize,
 }
 
 impl Trial {
-    /// Returns what this is worth: replays that broke off and those that did not begin say nothing.
+    /// Returns the verdict. Replays that broke off and replays that did not begin are no evidence.
     fn verdict(self) -> Verdict {
         match (self.fitting.len() + self.failing, self.broken) {
             (0, 0) => Verdict::Unknown("there was no time to try other settings".into()),
@@ -105,8 +110,8 @@ impl Trial {
 }
 
 impl Shortfall {
-    /// Returns why the request failed. Replays begin within `budget`; each takes about a microsecond for an
-    /// event and for a block that was held before the first.
+    /// Returns why the request failed. No replay begins after `budget` has passed. Each replay takes about a
+    /// microsecond per event and per block that was held before the first event.
     pub fn explain(self, budget: Duration) -> Explanation {
         let gap = Gap::of(&self.segments, self.stream, large_page(&self.config));
         let others = self.kept_pools.iter().filter(|pool| pool.id != self.pool);
@@ -114,7 +119,7 @@ impl Shortfall {
         let capacity = self.capacity;
         let needed = gap.live.saturating_add(self.requested);
         let verdict = match (self.kept_by_margin, needed.saturating_sub(capacity)) {
-            // No replay has the margin, and other settings leave it as it is.
+            // Replays have no margin, and other settings do not change it.
             (Some(kept), _) => Verdict::Margin(kept),
             (None, Bytes::ZERO) => self.replay(budget),
             (None, excess) => Verdict::TooMuchLive(excess),
@@ -143,7 +148,8 @@ impl Shortfall {
         for (_, config) in &mut candidates {
             *config = in_effect(config);
         }
-        // Replays lend less of a pool than jobs do in expandable segments: one that was told to use them ran out.
+        // A replay lends less of a pool than a job does with expandable segments, so such a replay would run out of
+        // memory.
         let lends = self.kept_pools.iter().any(|pool| pool.use_on_oom);
         let is_expandable = |config: &Config| matches!(config, Config::Caching(options) if options.expandable_segments);
         candidates.retain(|(_, config)| *config != running && !(lends && is_expandable(config)));
@@ -169,9 +175,9 @@ impl Shortfall {
                 Ok(outcome) if outcome.completed => {
                     trial.fitting.push((label, outcome.peak_reserved_bytes));
                 }
-                // That the settings in use fail is known.
+                // The settings in use are known to fail.
                 Ok(_) => trial.failing += usize::from(index > 0),
-                // What such a replay leaves is no witness for the others.
+                // If the settings in use cannot be replayed, replays of others are no evidence.
                 Err(error) if index == 0 => return Verdict::Unknown(error.to_string()),
                 Err(_) => trial.broken += 1,
             }
@@ -179,8 +185,8 @@ impl Shortfall {
         trial.verdict()
     }
 
-    /// Returns what happened as a recording that ends in the request. Requests before it that failed are left
-    /// out: the program went on without them.
+    /// Returns the events as a recording that ends in the failed request. Earlier requests that failed are left
+    /// out, because the program went on without them.
     fn into_trace(self) -> Result<Trace, lowtide_trace::TraceError> {
         let request = Event {
             action: Action::OutOfMemory,
@@ -199,7 +205,7 @@ impl Shortfall {
     }
 }
 
-/// Returns why replays of a recording say nothing: one under the settings in use serves the request that failed.
+/// Returns why the replays are no evidence: under the settings in use, a replay serves the request that failed.
 fn contradiction(trace: &Trace) -> String {
     let is_whole_past = trace.initial.segments.is_empty();
     let before = if is_whole_past {
@@ -221,7 +227,7 @@ fn contradiction(trace: &Trace) -> String {
     )
 }
 
-/// Returns how long the pages of large expandable segments are.
+/// Returns the size of a page in large expandable segments.
 fn large_page(config: &Config) -> Bytes {
     match config {
         Config::Caching(options) => options.large_segment_size,
@@ -229,7 +235,7 @@ fn large_page(config: &Config) -> Bytes {
     }
 }
 
-/// Two or three lines, without a line break at the end.
+/// Writes two or three lines, without a line break at the end.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.fmt_gap(f)?;
@@ -274,7 +280,7 @@ impl Explanation {
     }
 }
 
-/// Returns what a cause is called where its bytes stand before it.
+/// Returns the words for a cause, to be written after its bytes.
 fn words(cause: Cause) -> &'static str {
     match cause {
         Cause::Rounding => "in rounding",

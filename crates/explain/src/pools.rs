@@ -1,4 +1,4 @@
-//! What live private pools keep free, and what would release it.
+//! The free memory that live private pools keep, and what would release it.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -8,14 +8,15 @@ use lowtide_core::{Bytes, KeptPool, MempoolId, SegmentSnapshot};
 /// The most pools that are named.
 const NAMED_MAX: usize = 3;
 
-/// What a live private pool keeps free.
+/// The free memory that a live private pool keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PoolShare {
     pool: KeptPool,
     free: Bytes,
 }
 
-/// Returns what `pools` keep free of `segments`, those that keep the most first.
+/// Returns the free memory that each of `pools` keeps in `segments`, most first. Pools that keep nothing are left
+/// out.
 pub(crate) fn shares_of<'a>(
     pools: impl Iterator<Item = &'a KeptPool>,
     segments: &[SegmentSnapshot],
@@ -35,7 +36,7 @@ pub(crate) fn shares_of<'a>(
     shares
 }
 
-/// Writes a line, with a line break before it; nothing where no pool keeps anything.
+/// Writes one line, after a line break; writes nothing if no pool keeps anything.
 pub(crate) fn fmt(shares: &[PoolShare], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (named, others) = shares.split_at(shares.len().min(NAMED_MAX));
     if named.is_empty() {
@@ -57,8 +58,8 @@ pub(crate) fn fmt(shares: &[PoolShare], f: &mut fmt::Formatter<'_>) -> fmt::Resu
 }
 
 impl PoolShare {
-    /// Returns what makes the memory free for others, in PyTorch's words. PyTorch names the pool of a graph by its first
-    /// number, and one that the program made by its second.
+    /// Returns what would release the memory for others, in PyTorch's words. PyTorch sets the first number of a
+    /// graph's pool id, and the second of a pool that the program made.
     fn release(&self) -> &'static str {
         match (self.pool.id, self.pool.use_on_oom) {
             (MempoolId(_, 0), _) => "graph.reset() of all torch.cuda.CUDAGraphs in it",

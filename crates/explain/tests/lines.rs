@@ -1,4 +1,4 @@
-//! What users read below an error, of allocators that ran out of memory.
+//! The lines that users read below the error of an allocator that ran out of memory.
 
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
@@ -14,7 +14,7 @@ use lowtide_shared::SharedAllocator;
 use lowtide_sim::{SimConfig, SimDriver};
 use proptest::prelude::*;
 
-/// An allocator of which every event is kept.
+/// An allocator whose events are all kept.
 struct Job {
     allocator: DeviceAllocator<SimDriver>,
     capacity: Bytes,
@@ -61,7 +61,7 @@ impl Job {
         self.events.extend(self.allocator.lane_mut().take_events());
     }
 
-    /// Returns what there was when `error` came, with the last events that led there.
+    /// Returns the state when `error` occurred, with the last `events` events before it.
     fn shortfall(&self, error: &OutOfMemory, events: usize) -> Shortfall {
         Shortfall {
             device: error.device,
@@ -86,13 +86,13 @@ const OF_ENVIRONMENT: Configured = Configured {
     is_by_program: false,
 };
 
-/// What is said where the settings in use, which ran out, do not in a replay.
+/// The words of a verdict when a replay under the settings in use, which ran out, serves the request too.
 const SERVES_TOO: &str = " with the settings in use, too: ";
 
 const NO_HURRY: Duration = Duration::from_secs(3600);
 
-/// Two segments of 40 MiB, each with a block of 22 MiB: 20 MiB are left, and twice 18 MiB that nothing
-/// joins. Where one address follows the other, the third block lies behind the second.
+/// Two segments of 40 MiB, each with a block of 22 MiB: 20 MiB of the device are left, and two free blocks of 18
+/// MiB that cannot merge. If addresses are contiguous, the third block lies behind the second.
 fn fragmented() -> (Job, Box<OutOfMemory>) {
     let mut job = Job::new("caching", Bytes::mib(100));
     let segments = [40, 40].map(|mib| job.allocate(Bytes::mib(mib)).unwrap());
@@ -145,7 +145,7 @@ fn what_the_program_gave_is_changed_in_the_program() {
     assert!(lines.ends_with(expected), "{lines}");
 }
 
-/// The settings in use ran out, so a replay in which they do not is no evidence for any.
+/// The settings in use ran out. If they do not in a replay, the replay proves nothing about any settings.
 #[test]
 fn nothing_is_claimed_where_the_settings_in_use_would_fit_too() {
     let (mut job, error) = fragmented();
@@ -159,7 +159,7 @@ fn nothing_is_claimed_where_the_settings_in_use_would_fit_too() {
          use, too: something that a replay does not know is in the way, such as what came before, a capture, a memory pool, a \
          margin or another process."
     );
-    // What fragmented the memory is not among the last two events, which change nothing.
+    // The last two events change nothing; the events that fragmented the memory came before them.
     let small = job.allocate(Bytes::mib(1)).unwrap();
     job.free(small);
     let again = job.allocate(Bytes::mib(30)).unwrap_err();
@@ -171,7 +171,7 @@ fn nothing_is_claimed_where_the_settings_in_use_would_fit_too() {
     );
 }
 
-/// A device of 100 MiB, of which `pool` keeps 60 MiB, `used` of them in use, and the default pool has 20 MiB.
+/// A device of 100 MiB: `pool` keeps 60 MiB, `used` of them in use, and the default pool has 20 MiB.
 fn with_pool(pool: MempoolId, used: Bytes) -> Job {
     let mut job = Job::new("caching", Bytes::mib(100));
     let block = job.allocate_in(pool, Bytes::mib(60)).unwrap();
@@ -220,7 +220,7 @@ fn the_pools_that_keep_the_most_are_named() {
     for (number, mib) in [(1, 24), (2, 40), (3, 22), (4, 30), (5, 2), (6, 26)] {
         let pool = MempoolId(number, 0);
         let block = job.allocate_in(pool, Bytes::mib(mib)).unwrap();
-        // The sixth is wholly in use.
+        // The sixth pool's memory is wholly in use.
         if number < 6 {
             job.free(block);
         }
@@ -241,14 +241,14 @@ fn the_pools_that_keep_the_most_are_named() {
          (use_on_oom=True found no block that fits); 66.00 MiB in 3 more pools.\n"
     );
     assert!(lines.contains(&named), "{lines}");
-    // Its own memory is no obstacle to a request of a pool.
+    // A pool's own memory is no obstacle to its requests.
     let own = OutOfMemory {
         pool: lends,
         ..*error.clone()
     };
     let lines = job.shortfall(&own, 0).explain(NO_HURRY).to_string();
     assert!(!lines.contains("(2, 2)"), "{lines}");
-    // What nothing holds any more goes back before a request fails.
+    // Memory of a pool that nothing holds any more is released before a request fails.
     job.allocator
         .lane_mut()
         .release_pool(MempoolId(4, 0))
@@ -275,7 +275,7 @@ fn more_than_there_is_fits_nowhere() {
     );
 }
 
-/// A job without a limit collects no garbage, whatever its threshold is.
+/// A job without a limit collects no garbage, whatever its threshold.
 #[test]
 fn no_threshold_is_proposed_to_a_job_without_a_limit() {
     let (job, error) = fragmented();
@@ -289,7 +289,7 @@ fn no_threshold_is_proposed_to_a_job_without_a_limit() {
     }
 }
 
-/// Replays lend less of a pool than jobs do in expandable segments.
+/// A replay lends less of a pool than a job does with expandable segments.
 #[test]
 fn no_expandable_segments_are_proposed_while_a_pool_lends() {
     let (job, error) = fragmented();
@@ -311,7 +311,7 @@ fn no_expandable_segments_are_proposed_while_a_pool_lends() {
     }
 }
 
-/// Other settings would have the same margin.
+/// Other settings would leave the same margin.
 #[test]
 fn what_a_margin_keeps_is_said_and_nothing_else_proposed() {
     let (job, error) = fragmented();
@@ -333,7 +333,7 @@ fn what_placement_has_no_part_in_is_said() {
     let mut job = Job::new("caching", Bytes::mib(100));
     job.allocate(Bytes::mib(10)).unwrap();
     let mut error = job.allocate(Bytes::mib(95)).unwrap_err();
-    // As if someone had forbidden it.
+    // The request is small enough, so the cause of its failure is not in the events.
     error.requested = Bytes::mib(20);
     let shortfall = job.shortfall(&error, usize::MAX);
     let lines = shortfall.clone().explain(NO_HURRY).to_string();
@@ -379,8 +379,8 @@ fn a_strategy_that_runs_is_not_proposed() {
 }
 
 proptest! {
-    /// Whatever a job did, and wherever what is kept of it begins, it is replayed, and the setting under which the
-    /// request failed is never an answer.
+    /// Whatever the job did, and wherever its kept events begin, they are replayed. The settings under which the
+    /// request failed are never proposed.
     #[test]
     fn any_part_of_any_job_is_explained(
         operations in prop::collection::vec((1_u64..24 << 20, any::<prop::sample::Index>(), any::<bool>()), 1..200),
@@ -411,10 +411,11 @@ proptest! {
 }
 
 proptest! {
-    // Each is eight replays, some of 16,384 events.
+    // Each case is eight replays, some of 16,384 events.
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// What a device of several streams keeps of its past leads to what it holds, however much was lost of it.
+    /// The events that a device of several streams keeps lead to its segments, however many earlier events were
+    /// lost.
     #[test]
     fn the_past_that_a_device_keeps_is_replayed(
         operations in prop::collection::vec(
@@ -465,7 +466,7 @@ proptest! {
             events: past.events,
         };
         let lines = shortfall.explain(NO_HURRY).to_string();
-        // A byte fits, which shows that the replay got there.
+        // A request of one byte fits, which shows that the replay reached it.
         let is_replayed = !lines.contains("not known") || lines.contains(SERVES_TOO);
         prop_assert!(is_replayed, "{}", lines);
     }
