@@ -1,4 +1,4 @@
-//! Which of the segments and blocks from before the first event are older, where that decides.
+//! Finds which initial segments and blocks are older, if the replay depends on it.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,15 @@ use crate::job::{Job, Options};
 use crate::progress::Progress;
 use crate::run::{Ages, Miss, Run};
 
-/// Some jobs have thousands of segments and blocks. What is not told by so many replays stays as it was guessed.
+/// The most trial replays. Some jobs have thousands of segments and blocks; those that this many replays do not
+/// order keep their guessed order.
 const REPLAYS_MAX: usize = 200;
 
-/// Returns the ages with which a replay with `config` takes blocks as it was recorded, or for longest.
+/// Returns the ages, of those tried, with which a replay with `config` takes the recorded blocks for the most events.
 ///
-/// A recording that lost its beginning does not say them. Where a replay takes one of two free blocks, and PyTorch took
-/// the other, that other is the older one, or lies in the older segment: it is put right before the first, and the
-/// replay begins again.
+/// A recording that lost its beginning does not have the ages. If a replay takes one free block and PyTorch took
+/// another, PyTorch's block is older or lies in the older segment. It is moved before the first one, and the replay
+/// starts again.
 pub(crate) fn search(
     job: &Job<'_>,
     config: &Config,
@@ -56,7 +57,7 @@ pub(crate) fn search(
     best
 }
 
-/// Returns by what a replay chooses between free blocks of a size.
+/// Returns how a replay chooses among free blocks of one size.
 fn free_block_order(job: &Job<'_>, config: &Config) -> FreeBlockOrder {
     let recorded = job.trace.settings.free_block_order;
     match config.clone().in_order(recorded) {
@@ -65,7 +66,7 @@ fn free_block_order(job: &Job<'_>, config: &Config) -> FreeBlockOrder {
     }
 }
 
-/// Moves what is at the first place before what is at the second, and returns whether it came behind it.
+/// Moves `older` right before `younger` and returns true if it came behind it; else returns false.
 fn move_before<T>(order: &mut [T], [older, younger]: [Option<usize>; 2]) -> bool {
     match (older, younger) {
         (Some(older), Some(younger)) if younger < older && older < order.len() => {
@@ -76,7 +77,7 @@ fn move_before<T>(order: &mut [T], [older, younger]: [Option<usize>; 2]) -> bool
     }
 }
 
-/// Returns where in the order the segments are in which PyTorch and the replay took a block.
+/// Returns the positions in the order of the segments in which PyTorch and the replay took a block.
 fn segment_places(job: &Job<'_>, order: &[usize], miss: &Miss) -> [Option<usize>; 2] {
     [miss.difference.recorded, miss.difference.replayed].map(|event| {
         let address = allocated_at(event)?;
@@ -87,8 +88,8 @@ fn segment_places(job: &Job<'_>, order: &[usize], miss: &Miss) -> [Option<usize>
     })
 }
 
-/// Returns where in the order the free blocks are of which PyTorch and the replay took one. Those that began later have
-/// places behind it.
+/// Returns the positions in the order of the free blocks that PyTorch and the replay took. Blocks that began later
+/// than the initial ones have positions behind the order's end.
 fn block_places(miss: &Miss) -> [Option<usize>; 2] {
     let Miss {
         difference,
@@ -99,7 +100,7 @@ fn block_places(miss: &Miss) -> [Option<usize>; 2] {
     let place_at = |address| usize::try_from(numbers.get(&address)? - 1).ok();
     let taken = allocated_at(difference.replayed).and_then(|address| {
         let block = allocator.lane().allocation(address).ok()?;
-        // What was taken of a block began just now, and the rest of it is the block that was there.
+        // A block that was split off began just now; the remainder is the block that was there before.
         let is_part = numbers.values().max() == numbers.get(&address);
         place_at(if is_part {
             address + block.size

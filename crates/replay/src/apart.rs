@@ -1,31 +1,33 @@
-//! Which recorded segments cannot be in one pool, and the fewest pools that they can be in.
+//! Which recorded segments cannot be in one pool, and pools for them, chosen first-fit.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use lowtide_core::MempoolId;
 
-/// So much evidence is kept: a recording of some kilobytes could have a pair of segments for every two of its events.
+/// The most evidence that is kept. A recording of some kilobytes could have a pair of segments for every two
+/// events.
 const EVIDENCE_MAX: usize = 1 << 20;
 
-/// What tells segments apart, which have numbers.
+/// The evidence that segments are in different pools. Segments are numbered.
 #[derive(Debug, Default)]
 pub(crate) struct Apart {
-    /// The earlier first.
+    /// Pairs of segments in different pools, the lower number first.
     pairs: BTreeSet<(usize, usize)>,
-    /// By segments, in order, those that are apart from each of them. Their pairs would be far more: many segments stay
-    /// while others go, in call after call.
+    /// Lists of segments, in order, with the segments that are in a different pool from each of the list. Pairs
+    /// would be far more: many segments stay while others are released, in call after call.
     lists: BTreeMap<Vec<usize>, BTreeSet<usize>>,
-    /// How many segments those have.
+    /// The number of segments in `lists`, both sides together.
     lists_len: usize,
 }
 
 impl Apart {
-    /// Tells two segments apart. O(log n) for n pairs.
+    /// Records that two segments are in different pools. O(log n) for n pairs.
     pub(crate) fn tell(&mut self, one: usize, other: usize) {
         self.pairs.insert((one.min(other), one.max(other)));
     }
 
-    /// Tells each of some segments apart from each of some `others`. O(n log m) for n others and m lists of them.
+    /// Records that each of `some` is in a different pool from each of `others`. O(n log m) for n others and m
+    /// lists.
     pub(crate) fn tell_all(
         &mut self,
         some: impl IntoIterator<Item = usize>,
@@ -52,9 +54,10 @@ impl Apart {
         self.pairs.len() + self.lists_len > EVIDENCE_MAX
     }
 
-    /// Gives each segment a pool that has none: the first in which it meets none that it was told apart from. One that
-    /// is private is not in the default pool. What turned out to be a part of another segment, which `whole` returns,
-    /// gets its pool. Linear in the pairs; of a list each segment takes as long as the other side has pools.
+    /// Assigns a pool to each segment that has none: the first pool without a segment that the evidence excludes. A
+    /// segment in `private` is not in the default pool. A segment that is a part of another, which `whole` returns,
+    /// gets that one's pool. Linear in the pairs; for each list a segment is in, linear in the pools on the list's
+    /// other side.
     pub(crate) fn assign(
         &self,
         pools: &mut [Option<MempoolId>],
@@ -90,17 +93,17 @@ impl Apart {
     }
 }
 
-/// The evidence by segment, while pools are given.
+/// The evidence by segment, while pools are assigned.
 struct Met {
-    /// The segments that each is apart from.
+    /// For each segment, the segments that it shares no pool with.
     others: Vec<Vec<usize>>,
-    /// The lists that each is in, and on which of their sides.
+    /// For each segment, the lists that it is in, and on which side.
     lists: Vec<Vec<(usize, Side)>>,
-    /// The pools of what is on either side of each list.
+    /// For each list, the pools of the segments on either side.
     pools: Vec<[HashSet<MempoolId>; 2]>,
 }
 
-/// On which side of a list a segment is.
+/// The side of a list that a segment is on.
 #[derive(Clone, Copy)]
 enum Side {
     Some,
@@ -130,14 +133,14 @@ impl Met {
         met
     }
 
-    /// Notes that a segment is in a pool.
+    /// Records that a segment is in a pool.
     fn put(&mut self, segment: usize, pool: MempoolId) {
         for &(list, side) in &self.lists[segment] {
             self.pools[list][side as usize].insert(pool);
         }
     }
 
-    /// Returns the pools of the segments that one is apart from, as far as they have any.
+    /// Returns the pools that exclude `segment`: those assigned so far to segments in different pools.
     fn pools_apart(&self, segment: usize, pools: &[Option<MempoolId>]) -> HashSet<MempoolId> {
         let others = self.others[segment].iter();
         let mut apart: HashSet<MempoolId> = others.filter_map(|&other| pools[other]).collect();
@@ -156,7 +159,7 @@ impl Met {
 mod tests {
     use super::*;
 
-    /// Returns the pools that so many segments get.
+    /// Returns the pools that are assigned to this many segments.
     fn pools_of(apart: &Apart, segments: usize) -> Vec<Option<MempoolId>> {
         let mut pools = vec![None; segments];
         apart.assign(&mut pools, &BTreeSet::new(), |segment| segment);
@@ -188,7 +191,7 @@ mod tests {
         assert_eq!(pools[0], Some(MempoolId::DEFAULT));
     }
 
-    /// Thousands of pools stay while thousands of segments go, in call after call.
+    /// Thousands of pools stay while thousands of segments are released, in call after call.
     #[test]
     fn what_went_back_beside_many_is_not_too_much() {
         let mut apart = Apart::default();

@@ -1,24 +1,24 @@
-//! What a recording tells of the card that it was made on.
+//! The memory of the card that a recording was made on, inferred from refused requests.
 
 use lowtide_core::{Action, Bytes};
 use lowtide_trace::Trace;
 
-/// No card has more: what says so is no recording of one.
+/// More memory than any card has. A recording that implies more was not made on one.
 const CARD_SIZE_MAX: Bytes = Bytes::gib(64 << 10);
 
-/// The least that the card of a recording can have had, as far as requests that it refused tell.
+/// The least memory that the card can have had, as far as its refused requests show.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Card {
-    /// What was held and what was free where a request was refused, or what was held at most. `None` where no request
-    /// was refused, as nothing tells then.
+    /// The largest sum of reserved and free bytes at a refused request, or the peak reserved bytes if that is more.
+    /// `None` if no request was refused, because then nothing shows it.
     pub(crate) size_min: Option<Bytes>,
-    /// The same where all that were refused were so because it was full, and not by a limit of the job's own.
+    /// The same, if every refused request was refused by a full card and not by the job's own limit; else `None`.
     pub(crate) full_size_min: Option<Bytes>,
 }
 
 impl Card {
-    /// Returns what a recording tells, in whose expandable segments large requests have pages of `page_size`. O(n) for n
-    /// events.
+    /// Infers the card of a recording. `page_size` is the page size of its expandable segments for large requests.
+    /// O(n) for n events.
     pub(crate) fn new(trace: &Trace, page_size: Bytes) -> Card {
         let segments = trace.initial.segments.iter();
         let mut reserved: Bytes = segments.map(|segment| segment.size).sum();
@@ -33,10 +33,11 @@ impl Card {
                     reserved = reserved.saturating_sub(event.size);
                 }
                 Action::OutOfMemory => {
-                    // Its address says what the card had left.
+                    // The event's address holds the bytes that the card had left.
                     let left = Bytes(event.address.get());
                     refused_max = refused_max.max(Some(left.saturating_add(reserved)));
-                    // A full card has no room for a page more at either end than was asked for.
+                    // If the request and a page more at either end would have fitted, a limit refused it and not
+                    // the card.
                     is_limited |= event.size.saturating_add(page_size + page_size) <= left;
                 }
                 _ => {}

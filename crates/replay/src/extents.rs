@@ -1,20 +1,20 @@
-//! What the recorded driver gave, as ranges of addresses.
+//! The address ranges that the recorded driver allocated or mapped.
 
 use std::collections::BTreeMap;
 
 use lowtide_core::{Action, DeviceAddress, Event};
 use lowtide_trace::Trace;
 
-/// The recorded segments that are there, and what is mapped of expandable ones: from start to end.
+/// The recorded segments, and the mapped parts of expandable ones, each from start to end.
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
     segments: BTreeMap<DeviceAddress, DeviceAddress>,
-    /// None of them touch each other.
+    /// No two of them are adjacent: adjacent ranges are merged.
     mapped: BTreeMap<DeviceAddress, DeviceAddress>,
 }
 
 impl Extents {
-    /// Returns what there is before the first event.
+    /// Returns the ranges before the first event.
     pub(crate) fn new(trace: &Trace) -> Extents {
         let mut extents = Extents::default();
         for segment in &trace.initial.segments {
@@ -27,7 +27,7 @@ impl Extents {
         extents
     }
 
-    /// Notes what an event says: memory that comes or goes.
+    /// Applies an event by which memory is allocated, freed, mapped or unmapped.
     pub(crate) fn apply(&mut self, event: Event) {
         let (start, end) = (event.address, event.address + event.size);
         match event.action {
@@ -39,7 +39,7 @@ impl Extents {
         }
     }
 
-    /// Returns from where to where the memory goes that an address lies in.
+    /// Returns the start and end of the range that contains an address.
     pub(crate) fn around(&self, address: DeviceAddress) -> Option<(DeviceAddress, DeviceAddress)> {
         let before = [&self.segments, &self.mapped].map(|extents| {
             extents
@@ -50,18 +50,18 @@ impl Extents {
         before.into_iter().flatten().find(|&(_, end)| address < end)
     }
 
-    /// Returns whether the memory that begins at an address was mapped page by page.
+    /// Returns whether a mapped range begins at `start`: memory that was mapped page by page.
     pub(crate) fn is_mapped(&self, start: DeviceAddress) -> bool {
         self.mapped.contains_key(&start)
     }
 
-    /// Returns whether memory is mapped somewhere from a start to an end.
+    /// Returns whether any memory is mapped between `start` and `end`.
     pub(crate) fn is_mapped_within(&self, start: DeviceAddress, end: DeviceAddress) -> bool {
         let before = self.mapped.range(..end).next_back();
         before.is_some_and(|(_, &mapped_end)| start < mapped_end)
     }
 
-    /// Notes that memory was mapped, where none was.
+    /// Adds a range that was mapped. It must not overlap mapped memory.
     pub(crate) fn map(&mut self, mut start: DeviceAddress, mut end: DeviceAddress) {
         let before = self.mapped.range(..start).next_back();
         if let Some((&before, _)) = before.filter(|&(_, &before_end)| before_end == start) {
@@ -73,7 +73,7 @@ impl Extents {
         self.mapped.insert(start, end);
     }
 
-    /// Notes that memory was unmapped, of one range at most.
+    /// Removes memory that was unmapped, from at most one range.
     pub(crate) fn unmap(&mut self, start: DeviceAddress, end: DeviceAddress) {
         let around = self.mapped.range(..=start).next_back();
         let around = around.map(|(&first, &last)| (first, last));

@@ -1,4 +1,4 @@
-//! What there was before a recording's first event, as a picture of segments.
+//! The segments and blocks before a recording's first event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use lowtide_trace::{InitialBlock, InitialSegment, Trace};
 use crate::initial_sizes::{InitialSizes, UNSPLIT_END_MAX};
 use crate::settings::config_of;
 
-/// What there was before the first event.
+/// The state before the first event.
 #[derive(Debug, Default)]
 pub(crate) struct Initial {
-    /// Their blocks tile them, and their pools are those that the recording says.
+    /// The segments, fully covered by their blocks. Their pools are those in the recording.
     pub(crate) segments: Vec<SegmentSnapshot>,
-    /// Free blocks that may be shorter than they are here, by up to [`UNSPLIT_END_MAX`]: nothing was served of them
-    /// while the blocks before them were there, and those may be longer.
+    /// Free blocks that may be up to [`UNSPLIT_END_MAX`] shorter than they are here. The blocks before them may be
+    /// longer: no request was served from these free blocks while the blocks before them were allocated.
     pub(crate) uncertain: BTreeSet<DeviceAddress>,
 }
 
 impl Initial {
-    /// Looks at the events up to where every block is gone.
+    /// Reads the events up to the free of the last initial block.
     pub(crate) fn new(trace: &Trace) -> Initial {
         let (config, sizes) = (config_of(trace), InitialSizes::new(trace));
         let mut uncertain = BTreeSet::new();
@@ -36,7 +36,7 @@ impl Initial {
         }
     }
 
-    /// Has free blocks begin later, by their addresses, and those before them end there.
+    /// Moves the starts of free blocks up by the given bytes, by address, and extends the blocks before them.
     pub(crate) fn shorten(&mut self, by: &BTreeMap<DeviceAddress, Bytes>) {
         for segment in self.segments.iter_mut().filter(|_| !by.is_empty()) {
             for place in 1..segment.blocks.len() {
@@ -91,8 +91,8 @@ fn picture(
     }
 }
 
-/// Adds the bytes from `start` to `end`: to the block before them, where they are the end of a block
-/// whose exact size the recording does not say, or as a free block.
+/// Adds the bytes from `start` to `end` as a free block. If they can be the unsplit end of a block whose exact size
+/// the recording does not say, adds them to the block before them.
 fn push_gap(
     tiles: &mut Vec<BlockSnapshot>,
     segment: &InitialSegment,

@@ -1,4 +1,4 @@
-//! How long the blocks were that were there before a recording's first event.
+//! The sizes of the blocks that were allocated before a recording's first event.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,17 +8,17 @@ use lowtide_trace::{InitialBlock, InitialSegment, Trace};
 /// Free ends of large blocks up to this size are not split off, so no free block is this small.
 pub(crate) const UNSPLIT_END_MAX: Bytes = Bytes::mib(1);
 
-/// What the events tell of the blocks that were there before them, by the blocks' places in the recording.
+/// What the events show about the initial blocks, by the blocks' indices in the recording.
 pub(crate) struct InitialSizes {
-    /// Whether each was freed before the end: of the others the length is known.
+    /// Whether each block was freed before the end. The recording has the exact size of the others.
     freed: Vec<bool>,
-    /// Where the first request was served of the memory behind each while it was there. PyTorch's allocator takes
-    /// the beginning of a free block, so there the block ends.
+    /// The address of the first request served from the memory behind each block while the block was allocated.
+    /// PyTorch takes the beginning of a free block, so the block before it ends there.
     ends: Vec<Option<DeviceAddress>>,
 }
 
 impl InitialSizes {
-    /// Looks at the events up to where every block is gone. O(n log m) for n events and m blocks.
+    /// Reads the events up to the free of the last initial block. O(n log m) for n events and m blocks.
     pub(crate) fn new(trace: &Trace) -> InitialSizes {
         let blocks = &trace.initial.blocks;
         let places = blocks.iter().map(|block| block.address).zip(0..);
@@ -54,8 +54,9 @@ impl InitialSizes {
         sizes
     }
 
-    /// Returns how long the block at a place is, of the `room` up to the next: all of it where blocks of its size are
-    /// not split, and as long as it says where it is there to the end.
+    /// Returns the size of the block at `place`. `room` is the distance to the next block or the segment's end. The
+    /// size is all of `room` if blocks of this size are not split, and the recorded size if the block stays until
+    /// the end.
     pub(crate) fn of(
         &self,
         place: usize,
@@ -79,15 +80,16 @@ impl InitialSizes {
         told.unwrap_or(least).min(room)
     }
 
-    /// Returns whether the block at a place, of a segment, may have an end that was not split off, as far as what was
-    /// served behind it tells: nothing was.
+    /// Returns whether the block at `place` in `segment` may have an end that was not split off: nothing that was
+    /// served behind it shows its size.
     pub(crate) fn may_be_longer(&self, place: usize, segment: &InitialSegment) -> bool {
         let keeps_ends = segment.is_large && !segment.is_expandable;
         keeps_ends && self.freed[place] && self.ends[place].is_none()
     }
 }
 
-/// Returns by address the blocks behind which memory may be free: the place of each, and where that memory ends.
+/// Returns by address the blocks that may have free memory behind them: each one's index, and the end of that
+/// memory.
 fn free_behind(trace: &Trace) -> BTreeMap<DeviceAddress, (usize, DeviceAddress)> {
     let mut segments = trace.initial.segments.iter().peekable();
     let mut open = BTreeMap::new();
@@ -131,7 +133,7 @@ mod tests {
         }
     }
 
-    /// Returns how long a block is found to be, in 20 MiB, behind which a request is served at an offset.
+    /// Returns the inferred size of a block in 20 MiB, after events at these offsets behind it.
     fn size(
         conf: &str,
         (is_large, is_expandable): (bool, bool),
@@ -181,7 +183,7 @@ mod tests {
                 asked + Bytes(extra)
             );
         }
-        // So much would have been split off.
+        // A remainder of this size would have been split off.
         assert_eq!(size("", LARGE, &[served((1 << 20) + 512), FREED]), asked);
         assert_eq!(size("", LARGE, &[FREED, served(512)]), asked);
         assert_eq!(size("", (false, false), &[served(512), FREED]), asked);

@@ -1,4 +1,4 @@
-//! A job to replay, and how to replay it.
+//! A job to replay, and the options of a replay.
 
 use lowtide_core::Bytes;
 use lowtide_trace::Trace;
@@ -6,18 +6,18 @@ use lowtide_trace::Trace;
 use crate::compile;
 use crate::program::Program;
 
-/// How to replay.
+/// The options of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Options {
-    /// The memory of the device, and the allocator's limit; `None` for no end.
+    /// The memory of the device, which is also the allocator's limit; `None` for no limit.
     pub capacity: Option<Bytes>,
-    /// Whether the driver does what was recorded and events are compared with the recorded ones.
+    /// Whether the driver does what was recorded, and events are compared with the recorded ones.
     pub verify: bool,
-    /// The most points of [`Outcome::timeline`](crate::Outcome::timeline); 0 for none.
+    /// The most points of [`Outcome::timeline`](crate::Outcome::timeline); 0 for no timeline.
     pub timeline_points: usize,
 }
 
-/// A recording made ready to be replayed, any number of times and in several threads at once.
+/// A compiled recording. It can be replayed any number of times, in several threads at once.
 #[derive(Debug)]
 pub struct Job<'a> {
     pub(crate) trace: &'a Trace,
@@ -26,7 +26,7 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Returns the recording as steps. Time and memory are linear in the events.
+    /// Compiles a recording into steps. Time and memory are linear in the number of events.
     pub fn new(trace: &'a Trace) -> Job<'a> {
         Job {
             trace,

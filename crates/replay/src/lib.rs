@@ -1,8 +1,8 @@
-//! Replays a recording through an allocator: what would this job have taken?
+//! Replays a recording through an allocator: how much memory would this job have needed?
 //!
-//! A [`Job`] is a [`Trace`](lowtide_trace::Trace) turned into steps; [`Job::replay`] takes them with any strategy on the
-//! simulator and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what the
-//! recorded one did, and every event is compared with the recorded one: the proof that `caching` is
+//! A [`Job`] is a [`Trace`](lowtide_trace::Trace) compiled into steps. [`Job::replay`] runs the steps with any
+//! strategy on the simulator and returns an [`Outcome`]. With [`Options::verify`] the simulated driver does what
+//! the recorded driver did, and every event is compared with the recorded one: the proof that `caching` behaves as
 //! PyTorch's allocator.
 //!
 //! ```no_run
@@ -17,15 +17,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Not modelled: a job that would have allocated otherwise under another allocator, the time of its kernels, and
-//! pauses of regions. Paused memory stays allocated and reserved in a replay, so all strategies are compared on the job
-//! without pauses, and a peak may exceed the device.
+//! Not modelled: a job that would have allocated differently under another allocator, the time of its kernels, and
+//! pauses of regions. Paused memory stays allocated and reserved in a replay, so all strategies are compared on the
+//! job without pauses, and a peak may exceed the device's memory.
 //!
-//! The path of one replay, downward: [`Job::new`] → `compile.rs` (the recording as the steps of
-//! `program.rs`; `pools.rs` and `survey.rs` tell what it does not say) → [`Job::replay`] → `run.rs`
-//! (takes them) → [`lowtide_core::DeviceAllocator`] → [`lowtide_sim::SimDriver`], with addresses from
-//! `script.rs` and the comparison in `verify.rs`. What the recording does not say and only a replay shows is
-//! searched for before: the limit (`limit.rs`), and which segments or blocks are older (`ages.rs`).
+//! The path of one replay, downward: [`Job::new`] → `compile.rs` (the recording as the steps of `program.rs`;
+//! `pools.rs` and `survey.rs` infer what the recording does not say) → [`Job::replay`] → `run.rs` (runs the steps)
+//! → [`lowtide_core::DeviceAllocator`] → [`lowtide_sim::SimDriver`], with addresses from `script.rs` and the
+//! comparison in `verify.rs`. Two things can only be found by trial replays, before the replay itself: the job's
+//! limit (`limit.rs`), and which segments or blocks are older (`ages.rs`).
 #![forbid(unsafe_code)]
 
 mod ages;
@@ -57,13 +57,13 @@ pub use progress::Progress;
 use run::Run;
 
 impl Job<'_> {
-    /// Replays the recording with the strategy that `config` names and returns what became of the
-    /// job. Time and memory are linear in the events.
+    /// Replays the recording with the strategy that `config` names and returns the outcome. Time and memory are
+    /// linear in the number of events.
     ///
     /// # Errors
     ///
-    /// When the simulated device fails otherwise than by running out of memory: the recording
-    /// contradicts itself in a way that reading it did not show, or the allocator is at fault.
+    /// Returns an error if the simulated device fails for another reason than lack of memory: the recording
+    /// contradicts itself in a way that reading it did not show, or the allocator has a bug.
     pub fn replay(
         &self,
         config: &Config,
@@ -89,14 +89,14 @@ impl Job<'_> {
         Ok(outcome)
     }
 
-    /// Returns how long each block was, rounding included: first those that were there before the first
-    /// event, by address, then one for each [`Action::Alloc`](lowtide_core::Action::Alloc). `None` where
-    /// `config`, the job's own, does not lead to the recorded addresses. Time and memory as for
+    /// Returns the size of each block, rounding included: first the blocks that were allocated before the first
+    /// event, by address, then one for each [`Action::Alloc`](lowtide_core::Action::Alloc). Returns `None` if
+    /// `config`, the job's own, does not lead to the recorded addresses. Time and memory are those of
     /// [`replay`](Job::replay).
     ///
     /// # Errors
     ///
-    /// As for [`replay`](Job::replay).
+    /// Those of [`replay`](Job::replay).
     pub fn block_sizes(
         &self,
         config: &Config,

@@ -1,4 +1,4 @@
-//! Under which limit a job ran, where its recording does not say.
+//! Finds the limit under which a job ran, if its recording does not say it.
 
 use lowtide_core::{Bytes, CachingConfig, Config};
 
@@ -6,18 +6,19 @@ use crate::job::{Job, Options};
 use crate::progress::Progress;
 use crate::run::{Ages, Miss, Run};
 
-/// What is held from the driver is a multiple of this.
+/// Reserved bytes are a multiple of this.
 const STEP: Bytes = Bytes::mib(2);
 
-/// More than any device has: a threshold near zero would ask for more.
+/// More than any device has, because a threshold near zero would lead to a larger bound.
 const LIMIT_MAX: Bytes = Bytes::gib(1 << 20);
 
-/// Returns the limit under which a replay with `config` collects garbage as it was recorded, or for longest; `None`
-/// where garbage is not collected, or as recorded without a limit.
+/// Returns the limit under which a replay with `config` collects garbage as recorded for the most events.
+/// Returns `None` if garbage is not collected, or if a replay without a limit does as well.
 ///
-/// How much is garbage depends on the limit, which no recording says: PyTorch lets old segments go once more is held
-/// than a part of it. Up to the first difference a replay has done what was recorded, so whether it lets go of too
-/// much there or too little tells on which side the limit lies: some fifteen replays, each up to its difference.
+/// The limit decides how much is garbage, and no recording has it: PyTorch releases old segments once reserved
+/// memory exceeds a fraction of the limit. Up to its first difference, a replay has done what was recorded. Whether
+/// it releases too much or too little at that difference shows on which side the limit lies. The search takes about
+/// fifteen replays, each up to its first difference.
 pub(crate) fn search(job: &Job<'_>, config: &Config, progress: &dyn Progress) -> Option<Bytes> {
     let threshold = garbage_threshold(config)?;
     let low = job.program.limit_min;
@@ -34,14 +35,15 @@ pub(crate) fn search(job: &Job<'_>, config: &Config, progress: &dyn Progress) ->
     found
 }
 
-/// Returns how many replays a search between two limits takes at most: one without a limit, one under the lower, and
-/// those that halve what lies between.
+/// Returns the most replays that a search between two limits takes: one without a limit, one under the lower limit,
+/// and those that halve the interval.
 fn replays_max(low: Bytes, high: Bytes) -> u32 {
     let steps = high.saturating_sub(low).get() / STEP.get();
     2 + (u64::BITS - steps.leading_zeros())
 }
 
-/// Returns the limit between two under which a replay has its first miss latest, or none.
+/// Returns the limit between two under which a replay's first difference comes latest; `None` if no limit delays
+/// it.
 fn bisect(
     job: &Job<'_>,
     config: &Config,
@@ -59,10 +61,10 @@ fn bisect(
     };
     let mut latest = miss_under(None)??.difference.event;
     let mut found = None;
-    // Just above the least there may be less than a step that will do.
+    // Just above the lower limit, the range of limits that reproduce the recording may be narrower than a step.
     let mut limit = low;
     while low <= high {
-        // What breaks off says nothing of the limit.
+        // A replay that breaks off says nothing about the limit.
         let Some(miss) = miss_under(Some(limit)) else {
             break;
         };
@@ -81,7 +83,8 @@ fn bisect(
     found
 }
 
-/// Returns the part of the limit above which garbage is collected.
+/// Returns the fraction of the limit above which garbage is collected; `None` if garbage is not collected, or if
+/// the configuration sets the limit.
 fn garbage_threshold(config: &Config) -> Option<f64> {
     let Config::Caching(config) = config else {
         return None;

@@ -1,71 +1,71 @@
-//! What a replay found, or why it broke off.
+//! The result of a replay, or the error that ended it.
 
 use std::fmt;
 
 use lowtide_core::{AllocError, Bytes, Event, Stats, StrategyName};
 use serde::{Serialize, Serializer};
 
-/// What became of a job under one strategy.
+/// The result of replaying a job with one strategy.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The strategy.
     pub strategy: StrategyName,
-    /// Its options, as they are written; empty for the defaults.
+    /// Its options, as they are written in a configuration; empty for the defaults.
     pub config: String,
     /// Whether every request was served.
     pub completed: bool,
     /// The recorded event at which the first request was refused, counted from 0.
     pub oom_at_event: Option<usize>,
-    /// What the program would have been told then.
+    /// The message of the out-of-memory error that the program would have received then.
     pub oom_message: Option<String>,
-    /// The most bytes held from the driver at once.
+    /// Peak reserved bytes.
     pub peak_reserved_bytes: Bytes,
-    /// The most bytes in blocks that the program held at once, rounding included.
+    /// Peak allocated bytes, rounding included.
     pub peak_allocated_bytes: Bytes,
     /// Peak reserved bytes over peak live bytes: 1.00 is perfect.
     pub reserved_ratio: f64,
-    /// Segments that the driver allocated.
+    /// The number of segments that the driver allocated.
     pub device_allocs: u64,
-    /// Segments that went back to the driver.
+    /// The number of segments that were released to the driver.
     pub device_frees: u64,
-    /// How often memory was mapped into expandable segments.
+    /// The number of times memory was mapped into expandable segments.
     pub maps: u64,
-    /// How often memory was unmapped from them.
+    /// The number of times memory was unmapped from them.
     pub unmaps: u64,
-    /// Bytes that were unmapped, to be mapped elsewhere or given back.
+    /// Bytes that were unmapped, to be mapped elsewhere or released.
     pub remapped_bytes: Bytes,
-    /// Requests for which cached memory had to go back first.
+    /// The number of requests for which cached memory had to be released first.
     pub retries: u64,
-    /// What the driver's calls would have taken on the card, in microseconds.
+    /// The time that the driver's calls would have taken on the card, in microseconds.
     pub driver_time_us: f64,
-    /// Measured time on this machine's processor for an allocation or a free, driver calls simulated,
-    /// in nanoseconds.
+    /// The measured time on this machine's processor for an allocation or a free, with driver calls simulated, in
+    /// nanoseconds.
     pub ns_per_op: f64,
-    /// The allocator's figures at the end, those of `torch.cuda.memory_stats`.
+    /// The allocator's statistics at the end, as `torch.cuda.memory_stats` has them.
     pub stats: Stats,
-    /// How the events compare with the recorded ones, where that was asked for.
+    /// The comparison with the recorded events, if the replay verified them.
     pub verified: Option<Verified>,
-    /// Bytes over time, where that was asked for.
+    /// Bytes over time, if a timeline was requested.
     pub timeline: Vec<Point>,
 }
 
-/// How a replay's events compare with the recorded ones.
+/// The comparison of a replay's events with the recorded ones.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Verified {
-    /// Allocations compared.
+    /// The number of allocations compared.
     pub compared: u64,
-    /// How many of them were at the recorded address.
+    /// The number of them at the recorded address.
     pub same_address: u64,
     /// The first event, of any kind, that differs.
     pub first_difference: Option<Difference>,
-    /// The limit under which garbage is collected as recorded, or for longest, where it had to be searched for.
+    /// The limit under which garbage is collected as recorded for the most events, if it had to be searched for.
     #[serde(
         skip_serializing_if = "Option::is_none",
         serialize_with = "serialize_bytes"
     )]
     pub limit_bytes: Option<Bytes>,
-    /// How many pools the recorded addresses tell apart, where the recording does not say them. Each more than the job
-    /// had makes a verification weaker: memory that PyTorch passed over is taken for another pool's.
+    /// The number of pools inferred from addresses, if the recording does not name the pools. Each pool more than
+    /// the job had weakens the verification: memory that PyTorch did not take is explained as another pool's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inferred_pools: Option<usize>,
 }
@@ -74,14 +74,14 @@ fn serialize_bytes<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Resul
     bytes.map(Bytes::get).serialize(serializer)
 }
 
-/// An event that is not the recorded one. Serialises as the sentence that [`fmt::Display`] writes.
+/// An event that differs from the recorded one. Serializes as the sentence that [`fmt::Display`] writes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Difference {
-    /// The recorded event's number, counted from 0; where one side has none, of the next.
+    /// The recorded event's number, counted from 0. If nothing was recorded, the number of the next event.
     pub event: usize,
-    /// What was recorded.
+    /// The recorded event.
     pub recorded: Option<Event>,
-    /// What happened here.
+    /// The replay's event.
     pub replayed: Option<Event>,
 }
 
@@ -124,15 +124,15 @@ impl Serialize for Difference {
 pub struct Point {
     /// The recorded event that ends the part, counted from 0.
     pub event: usize,
-    /// When it was recorded, in microseconds since 1970; 0 where the recording does not say.
+    /// The time of that event, in microseconds since 1970; 0 if the recording does not say it.
     pub time_us: i64,
     /// The most live bytes in the part.
     pub live_bytes: Bytes,
-    /// The most bytes held from the driver in it.
+    /// The most reserved bytes in the part.
     pub reserved_bytes: Bytes,
 }
 
-/// Why a replay could not go on. A job that does not fit is no error.
+/// The reason why a replay could not continue. A job that runs out of memory is not an error.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReplayError {
     event: usize,
@@ -150,7 +150,8 @@ impl ReplayError {
         }
     }
 
-    /// Returns the error with the replay's first difference: what follows a difference is of the replay's own making.
+    /// Returns the error with the replay's first difference, because an error after a difference may follow from
+    /// it.
     pub(crate) fn after(self, difference: Option<Difference>) -> ReplayError {
         ReplayError {
             difference: difference.map(Box::new),
@@ -173,5 +174,5 @@ impl fmt::Display for ReplayError {
     }
 }
 
-/// Without a source: the sentence says what the allocator said.
+/// No source: the message contains the allocator's error.
 impl std::error::Error for ReplayError {}

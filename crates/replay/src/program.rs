@@ -1,9 +1,9 @@
-//! A recording as a list of steps that any allocator can take.
+//! A recording as a list of steps that any allocator can run.
 //!
-//! A recording names blocks by the addresses that PyTorch gave them. Another allocator gives other
-//! addresses, so a program names them by slots, small numbers that are used again. This is also
-//! where everything is told that a recording does not say but implies: calls of `empty_cache`, when
-//! a private pool was let go of, and which freed blocks other streams still used.
+//! A recording identifies blocks by the addresses that PyTorch returned. Another allocator returns other addresses,
+//! so a program identifies blocks by slots: small numbers that are reused. A program also contains what a recording
+//! implies but does not say: calls of `empty_cache`, when the last holder of a private pool released it, and which
+//! freed blocks other streams still used.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use lowtide_core::{Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream};
 
 use crate::card::Card;
 
-/// What a [`Program`] does with a block or with everything.
+/// One action of a [`Program`]: on a block, on a pool or on the whole cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    /// Asks for a block and keeps it in a slot.
+    /// Allocates a block into a slot.
     Allocate {
         slot: Slot,
         size: Bytes,
         stream: Stream,
         pool: MempoolId,
     },
-    /// Asks for the block at an address: PyTorch restores a private pool to a checkpoint so. Where
-    /// addresses are others, any block will do.
+    /// Allocates the block at an address, as PyTorch does when it restores a private pool to a checkpoint. In a
+    /// replay with other addresses, any block will do.
     AllocateAt {
         slot: Slot,
         address: DeviceAddress,
@@ -30,39 +30,39 @@ pub(crate) enum Step {
         stream: Stream,
         pool: MempoolId,
     },
-    /// Asks for a block that PyTorch could not serve, or could not while a graph was captured.
+    /// Requests a block that PyTorch could not serve, or could not serve while a graph was captured.
     AllocateInVain {
         size: Bytes,
         stream: Stream,
         pool: MempoolId,
         in_capture: bool,
     },
-    /// Asks for what a private pool held free before the first event. Freed before that, it stays with the pool: no
-    /// other request can have it while the pool lives.
+    /// Requests memory that a private pool held free before the first event. The block is freed before that event
+    /// too, and its memory stays with the pool: no other request can use it while the pool is alive.
     Reserve {
         slot: Slot,
         size: Bytes,
         stream: Stream,
         pool: MempoolId,
     },
-    /// Frees the block in a slot, which nothing uses any more.
+    /// Frees the block in a slot. No other stream uses it.
     Free { slot: Slot },
-    /// Frees the block in a slot, which work in another stream still uses: the stream that stands for
-    /// it is `user`.
+    /// Frees the block in a slot while work in another stream still uses it. `user` is the stream that stands for
+    /// that work.
     FreeWhileUsed { slot: Slot, user: User },
-    /// The work that used the oldest block of a user is done.
+    /// The work that used the oldest freed block of a user completes.
     FinishUse { user: User },
     /// `torch.cuda.empty_cache()`.
     EmptyCache,
-    /// The same for what one private pool holds.
+    /// The same for the memory of one private pool.
     EmptyPool { pool: MempoolId },
-    /// A graph or `MemPool` takes hold of a private pool that nothing held.
+    /// A graph or `MemPool` retains a private pool that nothing held.
     HoldPool { pool: MempoolId },
-    /// The last holder of a private pool lets go of it.
+    /// The last holder of a private pool releases it.
     ReleasePool { pool: MempoolId },
 }
 
-/// The number of a place for a block that is in use.
+/// The number of a place for an allocated block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Slot(pub(crate) u32);
 
@@ -72,9 +72,9 @@ impl Slot {
     }
 }
 
-/// The number of a stream that stands for whatever work used blocks of other streams. A recording
-/// does not name those streams, only when their work was done; blocks whose work was done in the order
-/// in which they were freed share one.
+/// The number of a stream that stands for other streams' work on freed blocks. A recording does not name those
+/// streams, only when their work completed. Blocks whose work completed in the order in which they were freed share
+/// one number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct User(pub(crate) u32);
 
@@ -84,35 +84,35 @@ impl User {
     }
 }
 
-/// A recording as steps.
+/// A recording compiled into steps.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
-    /// For each step, the number of recorded events up to and including what it stands for. The
-    /// events from one end to the next are those that PyTorch wrote down during the step; a step that
-    /// says what no event says has the end of the step that it belongs to.
+    /// For each step, the number of recorded events up to and including the step's own. PyTorch recorded the events
+    /// between one end and the next during the step. A step without an event of its own has the end of the step
+    /// that it belongs to.
     pub(crate) event_ends: Vec<u32>,
-    /// How many steps, the first ones, stand for what was there before the first event.
+    /// The number of steps at the beginning that set up the state before the first event.
     pub(crate) initial_steps: usize,
-    /// How many of those come to the segments that were there then, with the blocks in use.
+    /// The number of those steps that lead to the initial segments and their allocated blocks.
     pub(crate) adopted_steps: usize,
-    /// The slots of the blocks that were in use then, in the order of their addresses.
+    /// The slots of the blocks in use before the first event, by address.
     pub(crate) initial_slots: Vec<Slot>,
-    /// The segments that were there then.
+    /// The segments before the first event.
     pub(crate) initial_segments: Vec<SegmentSnapshot>,
-    /// Where the ranges begin in which some of those lie, by the addresses of these.
+    /// For initial segments that lie inside a longer address range, by segment address: the start of the range.
     pub(crate) initial_ranges: BTreeMap<DeviceAddress, DeviceAddress>,
     pub(crate) slots: usize,
     pub(crate) users: usize,
-    /// The least that the job was allowed to hold from the driver.
+    /// The least limit that the job can have had, in bytes reserved from the driver.
     pub(crate) limit_min: Bytes,
     pub(crate) card: Card,
-    /// How many pools the addresses tell apart, where the recording does not say them.
+    /// The number of pools inferred from addresses; `None` if the recording names the pools.
     pub(crate) inferred_pools: Option<usize>,
 }
 
 impl Program {
-    /// Returns whether any private pool held memory free before the first event.
+    /// Returns whether any private pool held free memory before the first event.
     pub(crate) fn has_reserves(&self) -> bool {
         self.adopted_steps > self.initial_slots.len()
     }

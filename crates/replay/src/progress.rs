@@ -1,12 +1,13 @@
-//! How far a replay is.
+//! Reports how far a replay is.
 
-/// Hears how far a replay is. `()` does not listen.
+/// Receives reports of a replay's progress. `()` ignores them.
 pub trait Progress: Sync {
-    /// Says that `events` more recorded events have been replayed.
+    /// Reports that `events` more recorded events have been replayed.
     fn advance(&self, events: u64);
 
-    /// Says that `events` will be replayed besides those of the recording: what it does not say is found by replaying it,
-    /// a limit up to some fifteen times, the ages of what was there before up to two hundred.
+    /// Announces that `events` will be replayed in addition to those of the recording. Trial replays find what the
+    /// recording does not say: about fifteen for a limit, up to two hundred for the ages of initial segments and
+    /// blocks.
     fn expect(&self, events: u64) {
         let _ = events;
     }

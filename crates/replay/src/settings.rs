@@ -3,14 +3,14 @@
 use lowtide_core::CachingConfig;
 use lowtide_trace::Trace;
 
-/// Returns the options that the recording was made with, as far as they are understood.
+/// Returns the recording's options of PyTorch's allocator, as far as they are understood.
 pub(crate) fn config_of(trace: &Trace) -> CachingConfig {
     let (mut config, _) = trace.config_as_understood();
     config.free_block_order = trace.settings.free_block_order;
     config
 }
 
-/// Returns whether requests may release some memory, with these options, and keep other free memory.
+/// Returns whether, with these options, a request may release some free memory to the driver and keep the rest.
 pub(crate) fn gives_back_some(config: &CachingConfig) -> bool {
     config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0
 }

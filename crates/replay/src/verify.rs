@@ -1,17 +1,17 @@
-//! Comparing what an allocator did with what PyTorch's did.
+//! Compares the events of a replay with those that PyTorch recorded.
 
 use lowtide_core::{Action, Event};
 use lowtide_trace::TraceEvent;
 
 use crate::outcome::{Difference, Verified};
 
-/// Compares step by step, each step's events with those recorded during it.
+/// Compares step by step: the events of each step with those recorded during it.
 #[derive(Debug)]
 pub(crate) struct Comparison<'a> {
     recorded: &'a [TraceEvent],
     /// The first recorded event that has not been compared.
     start: usize,
-    /// Events since then.
+    /// The replay's events since then.
     replayed: Vec<Event>,
     result: Verified,
 }
@@ -33,12 +33,12 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Adds what happened.
+    /// Adds events of the replay.
     pub(crate) fn add(&mut self, replayed: impl Iterator<Item = Event>) {
         self.replayed.extend(replayed.filter(is_compared));
     }
 
-    /// Compares what happened since the last call with the recorded events up to `end`.
+    /// Compares the events added since the last call with the recorded events up to `end`.
     pub(crate) fn compare(&mut self, end: usize) {
         let recorded: Vec<(usize, Event)> = (self.start..end)
             .map(|index| (index, self.recorded[index].event))
@@ -52,7 +52,7 @@ impl<'a> Comparison<'a> {
         self.start = end;
     }
 
-    /// Counts the allocations, of which a step has at most one.
+    /// Counts the allocation and whether its address is the recorded one. A step has at most one allocation.
     fn compare_addresses(&mut self, recorded: &[(usize, Event)]) {
         let allocation = recorded
             .iter()
@@ -77,13 +77,13 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// What is in a recording for other reasons than what the allocator did.
+/// Returns whether an event is compared. Snapshots and pauses are not the allocator's doing.
 fn is_compared(event: &Event) -> bool {
     event.action != Action::Snapshot && !event.action.is_pause()
 }
 
-/// Returns the first event that differs. Within a step the order is that of PyTorch's hash tables
-/// where several blocks become free or several segments go back, so both sides are put in order.
+/// Returns the first event that differs. Within a step, blocks that become free and segments that are released come
+/// in the order of PyTorch's hash tables, so both sides are sorted.
 fn first_difference(
     mut recorded: Vec<(usize, Event)>,
     replayed: &[Event],
@@ -111,8 +111,8 @@ fn first_difference(
     })
 }
 
-/// What of an event is compared: not the pool, which older recordings do not say, and not how much
-/// was free on the card when memory ran out, which other programs had a part in.
+/// Returns the compared fields of an event. The pool is left out because older recordings do not have it. The free
+/// bytes of an out-of-memory event are left out because they depend on other programs on the card.
 fn key(event: &Event) -> (Action, u64, u64, u64) {
     let address = match event.action {
         Action::OutOfMemory => 0,
