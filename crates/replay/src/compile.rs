@@ -1,4 +1,4 @@
-//! Turns a recording into a [`Program`], event by event.
+//! Compiles a recording into a [`Program`], event by event.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,53 +13,53 @@ use crate::pools::EventPools;
 use crate::program::{Program, Slot, Step, User};
 use crate::survey::{Survey, Traffic, is_free_at_once};
 
-/// Returns the steps of a recording. Takes two looks at each event and a hash for each block.
+/// Returns the steps of a recording. Reads each event twice and hashes each block once.
 pub(crate) fn compile(trace: &Trace) -> Program {
     Compiler::new(trace).compile()
 }
 
-/// Makes a [`Program`].
+/// Builds a [`Program`].
 struct Compiler<'a> {
     trace: &'a Trace,
     survey: Survey,
     event_pools: EventPools<'a>,
     program: Program,
-    /// The blocks in use, by their recorded addresses.
+    /// The allocated blocks, by their recorded addresses.
     in_use: HashMap<DeviceAddress, Slot, BuildHasherDefault<AddressHasher>>,
     vacant: Vec<Slot>,
-    /// The users of freed blocks that are still used.
+    /// The users of freed blocks that other streams still use.
     used: HashMap<DeviceAddress, User>,
-    /// The users, by the event at which the latest block of each will be free.
+    /// The users, by the event at which the latest block of each becomes free.
     users: BTreeMap<usize, Vec<User>>,
     /// Private pools, and whether something holds them.
     pools: HashMap<MempoolId, bool>,
-    /// What the segments of each pool have.
+    /// The bytes in the segments of each pool.
     pool_bytes: HashMap<MempoolId, Bytes>,
     group: Group,
     extents: Extents,
-    /// The first event behind the requests that restore a segment to a checkpoint.
+    /// The first event after the requests that restore a segment to a checkpoint.
     restored_until: usize,
-    /// The pools that memory went back from for the request that is next.
+    /// The pools that released memory for the next request.
     emptied: Vec<MempoolId>,
-    /// Steps to be taken right before the next.
+    /// Steps that run right before the next step.
     silent: Vec<Step>,
     reserved: Bytes,
 }
 
-/// What happened since the last request or free.
+/// The driver's calls and completed frees since the last request or free.
 #[derive(Default)]
 struct Group {
     traffic: Traffic,
-    /// The pools that memory went back from, in order.
+    /// The pools that released memory, in order.
     released_from: Vec<MempoolId>,
     released_pools: HashSet<MempoolId>,
-    /// The events by which it did.
+    /// The events that released memory.
     releases: Vec<usize>,
-    /// The number of events up to and including the last by which memory went back.
+    /// The number of events up to and including the last of these.
     release_end: usize,
-    /// Blocks that became free.
+    /// The users whose blocks became free.
     finished: Vec<User>,
-    /// How many of them did before any memory went back.
+    /// The number of them whose blocks became free before any memory was released.
     finished_first: usize,
 }
 
@@ -110,8 +110,8 @@ impl<'a> Compiler<'a> {
         self.program
     }
 
-    /// Blocks in use before the first event are asked for in the order of their addresses, and behind those of each
-    /// segment of a private pool what was free there: these are the first steps.
+    /// Adds the first steps: requests for the blocks that are allocated before the first event, by address. Behind
+    /// the blocks of each segment of a private pool come requests for the segment's free memory.
     fn compile_initial_state(&mut self) {
         let reserves = initial_reserves(&self.program.initial_segments);
         let mut reserves = reserves.into_iter().peekable();
@@ -151,11 +151,11 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Asks for what a segment held free, in as few requests as such a segment serves, and returns their slots.
+    /// Requests the free memory of a segment in as few pieces as such a segment serves, and returns their slots.
     fn compile_reserve(&mut self, reserve: &Reserve) -> Vec<Slot> {
         let mut slots = Vec::new();
         let mut left = reserve.free;
-        // A rest that is too small for a large segment is the end of a block in use.
+        // If the remainder is too small for a large segment, it is the unsplit end of a block in use.
         while left >= reserve.piece_min {
             let size = left.min(reserve.piece_max);
             left -= size;
@@ -191,7 +191,7 @@ impl<'a> Compiler<'a> {
                 if let Some(user) = self.used.remove(&address) {
                     let gave_back = !self.group.released_from.is_empty();
                     if gave_back && !self.survey.gives_back_some() {
-                        // What waits for other streams does so, all of it, before anything goes back.
+                        // PyTorch waits for all blocks that other streams use before it releases memory.
                         self.end_group(index, false);
                     }
                     self.vacate(address);
@@ -213,7 +213,7 @@ impl<'a> Compiler<'a> {
                     .or_default() += size;
             }
             Action::SegmentFree | Action::SegmentUnmap => self.compile_release(index),
-            // To the program nothing happened: what was paused keeps its place until it is freed.
+            // To the program, a pause is no event: paused memory keeps its addresses until it is freed.
             Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => {}
         }
     }
@@ -287,7 +287,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Returns a user all of whose blocks are free before `completion`, a new one if need be.
+    /// Returns a user all of whose blocks are free before `completion`; creates one if there is none.
     fn user_until(&mut self, completion: usize) -> User {
         let mut done_before = self.users.range_mut(..=completion);
         let user = done_before
@@ -330,8 +330,8 @@ impl<'a> Compiler<'a> {
         *left = left.saturating_sub(size);
     }
 
-    /// Ends what happened since the last step, before the event at `end`, which is a request or a
-    /// free: tells whether memory went back because the program said so.
+    /// Ends the group before the event at `end`, which is a request or a free, and decides whether the memory was
+    /// released because the program called `empty_cache`.
     fn end_group(&mut self, end: usize, before_request: bool) {
         if self.group.finished.is_empty() && self.group.released_from.is_empty() {
             self.group.traffic = Traffic::default();
@@ -344,12 +344,12 @@ impl<'a> Compiler<'a> {
             if gave_back && (is_private || self.survey.collects_garbage())
                 || self.survey.partial_releases.contains(&end)
             {
-                // Some of it goes back without a wait, once it was seen what other streams are done with.
+                // PyTorch first checks which streams have finished, and then releases some memory without a wait.
                 let first = group.finished.drain(..group.finished_first);
                 self.silent
                     .extend(first.map(|user| Step::FinishUse { user }));
             }
-            // The wait for other streams was part of the request.
+            // PyTorch waited for other streams during the request.
             self.group.finished = std::mem::take(&mut group.finished);
             self.emptied = group.released_from;
             return;
@@ -366,14 +366,14 @@ impl<'a> Compiler<'a> {
         self.finish(group.finished.into_iter());
     }
 
-    /// Has work done before the next step.
+    /// Completes the users' work before the next step.
     fn finish(&mut self, users: impl Iterator<Item = User>) {
         self.silent
             .extend(users.map(|user| Step::FinishUse { user }));
     }
 
-    /// Has a pool that memory went back from held again where it has more: what is told as one pool may be
-    /// several, of which one has ended, and memory of the others stays until the recording shows it going.
+    /// Holds a pool that released memory again, if it has more. A pool that was inferred may stand for several, of
+    /// which only one has ended. The memory of the others stays until the recording shows its release.
     fn hold_again(&mut self, pool: MempoolId) {
         if self
             .pool_bytes
@@ -384,15 +384,21 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Returns whether the request at event `index` let memory go back itself.
+    /// Returns whether the request at event `index` released memory itself, instead of a call of `empty_cache`
+    /// before it.
     ///
-    /// A request that fails lets memory go back and then gets new memory. It did if it had begun before. Else it
-    /// did fail only if with the new memory more would have been held than the limit was at least, by what requests
-    /// were served; and where some memory went back that no request can have let go, the program is one that calls
-    /// `empty_cache`, and did so here too, unless some stayed that would have gone. Nor did it fail if what went back
-    /// would have served it.
-    /// Requests that collect garbage, which is large, do not fail first, and for those of a private pool nothing goes
-    /// back, nor for others while a graph is captured, but for what is let go where large blocks are not split.
+    /// A request that fails at first releases memory and then gets new memory. Did this one fail at first?
+    ///
+    /// - Not if it would have been served from the released memory.
+    /// - Yes if it had begun before the release.
+    /// - Else only if the new memory would have exceeded the least possible limit, inferred from the requests that
+    ///   were served. Even then not if some other release cannot have come from a request: such a program calls
+    ///   `empty_cache`, and called it here too, unless free memory stayed that `empty_cache` would have released.
+    /// - Not if no new memory came for it. But a refused request did, except during a graph capture.
+    ///
+    /// Requests that collect garbage, which is always large, do not fail first. Requests of a private pool release
+    /// nothing, and neither do requests of other pools during a graph capture. Large unsplit blocks
+    /// (`max_split_size_mb`) are the exception.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
         if !self.event_pools.of(index).is_default() {
             return self.lets_own_go(group, index);
@@ -418,8 +424,8 @@ impl<'a> Compiler<'a> {
                 .had_begun(&self.event_pools, &self.survey.config, index)
     }
 
-    /// Returns whether the request at event `index`, of a private pool, let large blocks of that pool go which are not
-    /// split: they alone go back for such a request.
+    /// Returns whether the request at event `index`, of a private pool, released large unsplit blocks of that pool.
+    /// Such a request can release nothing else.
     fn lets_own_go(&self, group: &Group, index: usize) -> bool {
         let config = &self.survey.config;
         let Some((request, max)) = self.event_at(index).zip(config.max_split_size) else {
@@ -438,8 +444,8 @@ impl<'a> Compiler<'a> {
         lets_go && !group.releases.is_empty() && size > Bytes::mib(1)
     }
 
-    /// Returns whether the request at event `index` was refused and nothing went back for it: what became free before
-    /// did so while it waited, and PyTorch does not look for a free block after that.
+    /// Returns whether the request at event `index` was refused without releasing memory. Blocks that became free
+    /// just before its event did so while it waited, and PyTorch does not look for a free block after that wait.
     fn waits_in_vain(&self, group: &Group, index: usize) -> bool {
         let event = self.event_at(index);
         group.released_from.is_empty()
@@ -448,11 +454,10 @@ impl<'a> Compiler<'a> {
             && !self.survey.captured_refusals.contains(&index)
     }
 
-    /// Returns whether the request at event `index` is one of those that restore a segment of a private
-    /// pool: one after the other they tile it, which blocks that are asked for as they are needed, and
-    /// go to the best fit, do not do. Of an expandable segment, to which more was mapped since the
-    /// checkpoint, they tile the beginning, and what was free last is freed at once. A recording that lost its
-    /// beginning may begin among them.
+    /// Returns whether the request at event `index` restores a segment of a private pool to a checkpoint. Such
+    /// requests cover the segment one after the other; requests of a running program take the best fit and do not.
+    /// If more was mapped to an expandable segment since the checkpoint, they cover only its beginning, and the last
+    /// block, which was free then, is freed at once. A recording that lost its beginning may begin among them.
     fn restores(&mut self, index: usize, pool: MempoolId) -> bool {
         if pool.is_default() || index < self.restored_until {
             return index < self.restored_until;
@@ -474,7 +479,7 @@ impl<'a> Compiler<'a> {
             behind += 1;
         }
         let has_grown = end < segment_end && last != start && self.extents.is_mapped(first);
-        // One request alone, with which a recording begins, may end there as any other does.
+        // A single request at the beginning of a recording may end at the segment's end by chance.
         let is_tiled = end == segment_end && (start == first || last != start);
         if is_tiled || has_grown && self.is_freed_next(behind, (first, last)) {
             self.restored_until = behind;
@@ -482,7 +487,8 @@ impl<'a> Compiler<'a> {
         index < self.restored_until
     }
 
-    /// Returns whether the frees from event `index` on, of blocks between two addresses, free the second.
+    /// Returns whether the frees from event `index` on, of blocks from `start` to `last`, include the block at
+    /// `last`.
     fn is_freed_next(&self, index: usize, (start, last): (DeviceAddress, DeviceAddress)) -> bool {
         let events = self.trace.events[index..].iter();
         let mut frees = events.map(|recorded| recorded.event).take_while(|event| {
@@ -496,7 +502,7 @@ impl<'a> Compiler<'a> {
         self.trace.events.get(index).map(|recorded| recorded.event)
     }
 
-    /// Work that is done with the event before `end`, and pools that memory went back from meanwhile.
+    /// Completes work by the event before `end`, and holds the pools again that released memory for it.
     fn finish_uses(&mut self, end: usize) {
         for pool in std::mem::take(&mut self.emptied) {
             self.hold_again(pool);
@@ -507,7 +513,7 @@ impl<'a> Compiler<'a> {
     }
 
     fn hold_pool(&mut self, pool: MempoolId) {
-        // A pool that is new is held by its first request.
+        // A new pool is held by its first request.
         if !pool.is_default() && self.pools.insert(pool, true) == Some(false) {
             self.silent.push(Step::HoldPool { pool });
         }
@@ -532,7 +538,7 @@ impl<'a> Compiler<'a> {
         slot
     }
 
-    /// Adds a step for the events before `end`, and those that wait to be taken right before it.
+    /// Adds the steps that wait for the next step, and then `step`, for the events before `end`.
     fn push(&mut self, end: usize, step: Step) {
         if !self.silent.is_empty() {
             self.flush(end);
@@ -548,7 +554,7 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// Returns the private pools that there were before the first event: something holds them.
+/// Returns the private pools before the first event. Something holds each of them.
 fn held_pools(event_pools: &EventPools<'_>) -> HashMap<MempoolId, bool> {
     let segments = 0..event_pools.trace.initial.segments.len();
     let pools = segments.map(|index| event_pools.of_initial(index));
@@ -558,18 +564,18 @@ fn held_pools(event_pools: &EventPools<'_>) -> HashMap<MempoolId, bool> {
         .collect()
 }
 
-/// What a segment of a private pool held free before the first event.
+/// The free memory of a private pool's segment before the first event.
 struct Reserve {
     stream: Stream,
     pool: MempoolId,
     end: DeviceAddress,
     free: Bytes,
-    /// The sizes of the requests that such segments serve.
+    /// The smallest and largest requests that such segments serve.
     piece_min: Bytes,
     piece_max: Bytes,
 }
 
-/// Returns what those of `segments` hold free that are of private pools, by address.
+/// Returns the free memory of each private pool's segment, by address.
 fn initial_reserves(segments: &[SegmentSnapshot]) -> Vec<Reserve> {
     const SMALL_MAX: Bytes = Bytes::mib(1);
     let private = segments.iter().filter(|segment| !segment.pool.is_default());
@@ -591,7 +597,7 @@ fn initial_reserves(segments: &[SegmentSnapshot]) -> Vec<Reserve> {
     reserves.collect()
 }
 
-/// Returns what the segments of each pool have before the first event.
+/// Returns the bytes in each pool's segments before the first event.
 fn initial_bytes(event_pools: &EventPools<'_>) -> HashMap<MempoolId, Bytes> {
     let mut bytes = HashMap::new();
     for (index, segment) in event_pools.trace.initial.segments.iter().enumerate() {
@@ -604,8 +610,8 @@ fn number(index: usize) -> u32 {
     u32::try_from(index).expect("a recording has fewer than 2^32 events")
 }
 
-/// Hashes an address by one multiplication: a recording holds a million, and nobody chooses them to
-/// collide.
+/// Hashes an address with one multiplication. A recording holds a million addresses, and no attacker chooses them
+/// to collide.
 #[derive(Default)]
 struct AddressHasher(u64);
 

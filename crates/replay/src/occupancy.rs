@@ -1,4 +1,4 @@
-//! Which recorded segments hold no block.
+//! The recorded segments that hold no block.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,12 @@ use lowtide_trace::Trace;
 use crate::pages::Pages;
 use crate::pools::EventPools;
 
-/// The recorded segments of the default pool, and how many blocks each holds; of expandable segments, pages.
+/// The recorded segments of the default pool and the number of blocks in each; for expandable segments, their
+/// pages.
 #[derive(Debug)]
 pub(crate) struct Occupancy {
     segments: BTreeMap<DeviceAddress, Segment>,
-    /// How many of them hold no block any more.
+    /// The number of segments that no longer hold a block.
     vacant: usize,
     pages: Pages,
 }
@@ -20,12 +21,12 @@ pub(crate) struct Occupancy {
 #[derive(Debug)]
 struct Segment {
     end: DeviceAddress,
-    /// `None` before its first, for which it came.
+    /// `None` until the segment's first block, for which it was allocated.
     blocks: Option<usize>,
 }
 
 impl Occupancy {
-    /// Returns what there is before the first event, each segment in its pool.
+    /// Returns the state before the first event, with each segment in its pool.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Occupancy {
         let mut occupancy = Occupancy {
             segments: BTreeMap::new(),
@@ -44,7 +45,7 @@ impl Occupancy {
         occupancy
     }
 
-    /// Returns how many segments hold no block any more.
+    /// Returns the number of segments that no longer hold a block.
     pub(crate) fn vacant(&self) -> usize {
         self.vacant
     }
@@ -54,7 +55,7 @@ impl Occupancy {
         self.pages.vacant() > 0
     }
 
-    /// Takes an event of a pool into account. O(log n) for n segments.
+    /// Applies an event of a pool. O(log n) for n segments.
     pub(crate) fn apply(&mut self, event: Event, pool: MempoolId) {
         let start = event.address;
         self.pages.apply(event, pool.is_default());
@@ -110,7 +111,7 @@ mod tests {
 
     const PRIVATE: MempoolId = MempoolId(0, 1);
 
-    /// Takes events of a pool into account, at so many MiB, and returns how many segments hold no block after each.
+    /// Applies events of a pool at these MiB, and returns the number of vacant segments after each.
     fn vacant_after(
         occupancy: &mut Occupancy,
         pool: MempoolId,
@@ -131,7 +132,7 @@ mod tests {
             .collect()
     }
 
-    /// Returns what there is before the first event, where segments of 20 MiB lie at so many MiB, and blocks.
+    /// Returns the state before the first event, with segments of 20 MiB and blocks at these MiB.
     fn occupancy(segments: &[(u64, MempoolId, bool)], blocks: &[(u64, BlockStatus)]) -> Occupancy {
         let mut trace = Trace::default();
         let segments = segments
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn a_segment_is_vacant_once_its_last_block_is_free() {
         let events = [
-            // It came for a request that is still to be served.
+            // The segment was allocated for a request that has yet to be served.
             (Action::SegmentAlloc, 100),
             (Action::Alloc, 100),
             (Action::Alloc, 105),
@@ -171,7 +172,7 @@ mod tests {
             (Action::Alloc, 119),
             (Action::FreeCompleted, 119),
             (Action::SegmentFree, 100),
-            // It is no more.
+            // The segment is gone.
             (Action::Alloc, 105),
             (Action::FreeCompleted, 105),
         ];
@@ -188,10 +189,10 @@ mod tests {
         let mut occupancy = occupancy(&both, &[]);
         assert_eq!(occupancy.vacant(), 2);
         let events = [
-            // The first byte of the second.
+            // The first byte of the second segment.
             (Action::Alloc, 120),
             (Action::SegmentFree, 100),
-            // Before the second, and behind it.
+            // Right before the second segment, and right behind it.
             (Action::Alloc, 119),
             (Action::Alloc, 140),
             (Action::FreeCompleted, 120),
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(vacant, [2, 3]);
     }
 
-    /// What is emptied gives back segments of the default pool; of an expandable one, pages.
+    /// `empty_cache` releases segments of the default pool; of expandable segments, it releases pages.
     #[test]
     fn private_and_expandable_segments_are_not_counted() {
         let segments = [(100, PRIVATE, false), (200, MempoolId::DEFAULT, true)];

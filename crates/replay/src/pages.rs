@@ -1,4 +1,4 @@
-//! Which recorded pages of expandable segments nobody uses.
+//! The recorded pages of expandable segments that no block uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,23 +9,23 @@ use crate::extents::Extents;
 use crate::pools::EventPools;
 use crate::settings::config_of;
 
-/// Small and large requests have expandable segments of their own, which map this much at a time.
+/// The page size of expandable segments for small requests. Large requests have their own segments and page size.
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
-/// The pages that are mapped for the default pool, and the blocks in them.
+/// The pages mapped for the default pool, and the blocks in them.
 #[derive(Debug)]
 pub(crate) struct Pages {
     config: CachingConfig,
-    /// What is mapped for small requests, and for large ones.
+    /// The pages mapped for small requests, and for large ones.
     mapped: [Extents; 2],
-    /// Where the blocks end that are not free, by where they start.
+    /// The blocks that are not free, from start to end.
     held: BTreeMap<DeviceAddress, DeviceAddress>,
-    /// How many stretches of free memory have a page that could go back.
+    /// The number of free ranges that contain a page that could be released.
     vacant: usize,
 }
 
 impl Pages {
-    /// Returns what there is before the first event, each segment in its pool.
+    /// Returns the pages before the first event, with each segment in its pool.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Pages {
         let mut pages = Pages {
             config: config_of(trace),
@@ -45,12 +45,12 @@ impl Pages {
         pages
     }
 
-    /// Returns how many stretches of free memory have a page that could go back.
+    /// Returns the number of free ranges that contain a page that could be released.
     pub(crate) fn vacant(&self) -> usize {
         self.vacant
     }
 
-    /// Takes an event into account, which is of the default pool or not. O(log n) for n blocks.
+    /// Applies an event. `is_default` says whether it is of the default pool. O(log n) for n blocks.
     pub(crate) fn apply(&mut self, event: Event, is_default: bool) {
         let start = event.address;
         match event.action {
@@ -93,7 +93,7 @@ impl Pages {
         }
     }
 
-    /// Changes what is between two addresses, all of it at once, and counts anew what that touches.
+    /// Applies `change` between two addresses, and counts the free ranges there again.
     fn change(
         &mut self,
         start: DeviceAddress,
@@ -106,7 +106,7 @@ impl Pages {
         self.vacant += self.vacant_around(start, end);
     }
 
-    /// Returns how many stretches of free memory that could give back a page begin or end between two addresses.
+    /// Returns the number of free ranges with a releasable page that begin or end between two addresses.
     fn vacant_around(&self, start: DeviceAddress, end: DeviceAddress) -> usize {
         let before = DeviceAddress(start.get().saturating_sub(1));
         let around = [before, start, end];
@@ -116,7 +116,7 @@ impl Pages {
         stretches.collect::<BTreeSet<_>>().len()
     }
 
-    /// Returns where the free memory starts that an address lies in, if a page of it could go back.
+    /// Returns the start of the free range that contains `address`, if a page of the range could be released.
     fn stretch(&self, address: DeviceAddress) -> Option<DeviceAddress> {
         let pages = [SMALL_PAGE, self.config.large_segment_size];
         let around = { self.mapped.iter().zip(pages) }
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns how many stretches have a vacant page after each event, at so many MiB and of so many.
+    /// Returns the number of ranges with a vacant page after each event, at these MiB and of these sizes in MiB.
     fn vacant_after(events: &[(Action, u64, u64)]) -> Vec<usize> {
         let trace = Trace::default();
         let pools = EventPools::new(&trace);
@@ -171,7 +171,7 @@ mod tests {
             (Action::Alloc, 100, 25),
             (Action::Alloc, 125, 10),
             (Action::Alloc, 135, 5),
-            // The middle page has a block at its end.
+            // The middle page still has a block at its end.
             (Action::FreeCompleted, 125, 10),
             (Action::FreeCompleted, 100, 25),
             (Action::SegmentUnmap, 100, 20),

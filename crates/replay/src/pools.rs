@@ -1,12 +1,17 @@
-//! Which pool each recorded segment belonged to, where a recording does not say.
+//! Infers the pool of each recorded segment, if a recording does not say it.
 //!
-//! Up to torch 2.14 a recording names the pools only of the segments that are there at the end. But
-//! the addresses tell: a request takes the smallest free block of its pool that fits, so a free block
-//! that would have fitted better than the one taken lies in a segment of another pool; an expandable
-//! segment is one range, and grows at the lowest addresses with room for a request, so what lies behind
-//! other segments, or has room further below, is of another pool; and when a pool is emptied, its wholly
-//! free segments go, so one that stays belongs to another. Segments that such evidence tells apart get
-//! different pools, and all others the same: in those pools, PyTorch's allocator does what was recorded.
+//! Up to torch 2.14 a recording names the pools only of the segments that exist at the end. But the addresses show
+//! more:
+//!
+//! - A request takes the smallest free block of its pool that fits. A free block that would have fitted better than
+//!   the block taken lies in a segment of another pool.
+//! - An expandable segment is one range, and grows at the lowest addresses with room for a request. Memory behind
+//!   other segments, or with room below it, is of another pool.
+//! - When a pool is emptied, its wholly free segments are released. A free segment that stays belongs to another
+//!   pool.
+//!
+//! Segments that such evidence separates get different pools, and all others the same pool. In these pools,
+//! PyTorch's allocator does what was recorded.
 
 mod expandable;
 
@@ -24,24 +29,27 @@ use crate::initial::Initial;
 use crate::initial_sizes::UNSPLIT_END_MAX;
 use crate::settings::{config_of, gives_back_some};
 
-/// The largest request that small segments serve, and the largest end that is left on a large block.
+/// The largest request that small segments serve, and the largest end that stays on a large block.
 pub(crate) const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
 const BLOCK_MIN: Bytes = Bytes(512);
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
-/// What is mapped so near to what came before it, before the first event, may be of the same expandable segment: a
-/// snapshot lists each run of it. Segments of different pools are further apart on cards that have more; of those that
-/// are not, what lies between and where they grow tells.
+/// The largest hole between runs of pages of one expandable segment, before the first event: a snapshot lists each
+/// run on its own. On cards with more memory, segments of different pools are further apart than this. On smaller
+/// cards, the memory between the runs and the places where they grow are the evidence.
 const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 
-/// So many free blocks and segments are looked at for evidence, which takes seconds: of a recording of some megabytes there could
-/// be one for every two of its events. Tests have fewer.
+/// The most free blocks and segments that are examined for evidence, which takes seconds. A recording of some
+/// megabytes could have one for every two of its events. Tests have a lower bound.
 const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
 
-/// Returns what the addresses of a recording tell, which had `initial` before its first event; `None` where there is
-/// nothing that it does not say, where it contradicts itself, or has more evidence than is kept or looked for. Takes
-/// O(n log n) for n events, more for each free block that a request for which memory came could have had, for
-/// each segment below what grew of those of before the first event, and for what stays when memory goes back.
+/// Returns what the addresses of a recording show, with `initial` as its state before the first event. Returns
+/// `None` if the recording says everything itself, contradicts itself, or has more evidence than is kept or
+/// examined.
+///
+/// Takes O(n log n) for n events, and more in three cases: for each free block that a request which got new memory
+/// could have taken, for each segment below an initial segment that grows, and for the memory that stays when other
+/// memory is released.
 fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
@@ -110,16 +118,16 @@ fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
 pub(crate) struct EventPools<'a> {
     pub(crate) trace: &'a Trace,
     pub(crate) card: Card,
-    /// The segments that were there before the first event, in their pools.
+    /// The segments before the first event, in their pools.
     pub(crate) initial_segments: Vec<SegmentSnapshot>,
-    /// Where the ranges begin in which some of those lie, by the addresses of these.
+    /// For initial segments that lie inside a longer address range, by segment address: the start of the range.
     pub(crate) initial_ranges: BTreeMap<DeviceAddress, DeviceAddress>,
-    /// Where only the addresses tell.
+    /// The pools inferred from addresses; `None` if the recording names them.
     told: Option<ToldPools>,
 }
 
 impl<'a> EventPools<'a> {
-    /// Takes as long as [`tell`].
+    /// Takes as long as [`infer`].
     pub(crate) fn new(trace: &'a Trace) -> EventPools<'a> {
         let mut initial = Initial::new(trace);
         let card = Card::new(trace, config_of(trace).large_segment_size);
@@ -150,12 +158,12 @@ impl<'a> EventPools<'a> {
         told.unwrap_or(self.trace.events[index].event.pool)
     }
 
-    /// Returns how many pools the addresses tell apart, where the recording does not say them.
+    /// Returns the number of pools inferred from addresses; `None` if the recording names the pools.
     pub(crate) fn inferred_count(&self) -> Option<usize> {
         self.told.as_ref().map(|told| told.count)
     }
 
-    /// Returns the pool of the segment at `index` of those that were there before the first event.
+    /// Returns the pool of the initial segment at `index`.
     pub(crate) fn of_initial(&self, index: usize) -> MempoolId {
         let told = self.told.as_ref().map(|told| told.initial[index]);
         told.or(self.trace.initial.segments[index].pool)
@@ -163,73 +171,77 @@ impl<'a> EventPools<'a> {
     }
 }
 
-/// What a recording's addresses tell.
+/// Everything inferred from a recording's addresses.
 #[derive(Debug, Default)]
 struct Inferred {
-    /// `None` where the recording says them.
+    /// `None` if the recording names the pools.
     pools: Option<ToldPools>,
-    /// By how much free blocks are shorter than [`Initial`] has them, by their addresses there.
+    /// By how many bytes free blocks are shorter than in [`Initial`], by their addresses there.
     shorter_by: BTreeMap<DeviceAddress, Bytes>,
-    /// Where expandable segments begin of which the beginning was not mapped before the first event, by what was.
+    /// The starts of expandable segments whose beginning was not mapped before the first event, by the address of
+    /// the first mapped memory.
     ranges: BTreeMap<DeviceAddress, DeviceAddress>,
 }
 
-/// The pools that a recording's addresses tell.
+/// The pools inferred from a recording's addresses.
 #[derive(Debug)]
 struct ToldPools {
-    /// Of each segment that was there before the first event.
+    /// The pool of each initial segment.
     initial: Vec<MempoolId>,
-    /// Of each event that takes a block or concerns a segment.
+    /// The pool of each event that allocates a block or concerns a segment.
     events: Vec<MempoolId>,
-    /// How many there are.
+    /// The number of different pools.
     count: usize,
 }
 
-/// Memory as the recording lays it out.
+/// The segments and blocks that the recording has led to so far.
 #[derive(Default)]
 struct Layout {
     config: CachingConfig,
-    /// By how much free blocks that may be shorter than they are here must be, by address, while the block before
-    /// each is there.
+    /// By how many bytes some free blocks must be shorter than here, by address. These blocks may be shorter, and
+    /// the block before each is still allocated.
     uncertain: BTreeMap<DeviceAddress, Bytes>,
-    /// The same of those that must be, afterwards.
+    /// The same for those whose block before was freed.
     shorter_by: BTreeMap<DeviceAddress, Bytes>,
     segments: Vec<Segment>,
     /// Every block, by address.
     blocks: BTreeMap<DeviceAddress, Block>,
-    /// The free ones, by who may use them.
+    /// The free blocks, by owner.
     free: BTreeMap<Owner, BTreeSet<(Bytes, DeviceAddress)>>,
-    /// Which segments are in different pools.
+    /// The evidence that segments are in different pools.
     apart: Apart,
-    /// How many free blocks and segments were looked at for that.
+    /// The number of free blocks and segments examined for that evidence.
     looked_at: usize,
-    /// The free blocks that would go back if their pools were emptied, or pages of them, each behind its segment.
+    /// The free blocks that would be released if their pools were emptied, wholly or in pages. Each as its segment
+    /// and address.
     releasable: BTreeSet<(usize, DeviceAddress)>,
-    /// The segment that came for the request that is next.
+    /// The segment that was allocated or mapped for the next request.
     fresh: Option<usize>,
-    /// The expandable segment that began for it.
+    /// The expandable segment that began for the next request.
     begun: Option<usize>,
-    /// How many addresses an expandable segment has, where the recording tells.
+    /// The size of an expandable segment's address range, if the recording shows it.
     room: Option<Bytes>,
-    /// For whom one was reserved at a request for which the card had no memory: it stays, and is what begins next.
+    /// The owners of ranges that were reserved for a request although the card had no memory. The range stays, and
+    /// the next segment of its owner begins there.
     empty: BTreeSet<Owner>,
-    /// The segments that memory went back from since the last request or free.
+    /// The segments that released memory since the last request or free.
     released: BTreeSet<usize>,
-    /// Blocks that were freed and are not free yet.
+    /// The number of blocks that were freed and are not free yet.
     waiting: usize,
     /// Segments that are in some private pool.
     private: BTreeSet<usize>,
-    /// The expandable segments of which something is mapped, by their streams and where they start.
+    /// The expandable segments with mapped memory, by stream and start.
     expandable: BTreeMap<(Stream, DeviceAddress), usize>,
-    /// How many segments, the first ones, were there before the first event.
+    /// The number of segments that existed before the first event. They are the first of `segments`.
     adopted: usize,
-    /// Expandable segments that began before another and may be one with it: that one and they.
+    /// Expandable segments that began below another and may be the same segment: pairs of the upper one and the
+    /// lower one.
     beginnings: Vec<(usize, usize)>,
-    /// Segments that turned out to be a part of another, and that one.
+    /// Segments that turned out to be a part of another, with that other segment.
     joined: BTreeMap<usize, usize>,
 }
 
-/// The requests that a segment serves, but for its pool.
+/// The requests that a segment serves, apart from its pool.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Owner {
     stream: Stream,
@@ -240,13 +252,13 @@ struct Segment {
     owner: Owner,
     pool: Option<MempoolId>,
     start: DeviceAddress,
-    /// Where it was first known to start.
+    /// The start address when the segment was first seen.
     first: DeviceAddress,
-    /// The end of what was ever mapped, for an expandable one.
+    /// The end of the memory that was ever mapped, for an expandable segment.
     end: DeviceAddress,
     is_expandable: bool,
-    /// Whether it is known to be for large requests, or for small ones. Of what was there before the first event and has
-    /// gone, only its size tells, unless it had blocks.
+    /// Whether it is known to be for large requests or for small ones. For initial segments that were released,
+    /// only the size shows it, unless they had blocks.
     is_kind_known: bool,
     held_bytes: Bytes,
 }
@@ -259,8 +271,8 @@ struct Block {
 }
 
 impl Layout {
-    /// Takes what an event says into account, and returns the segment it happened in. `None` where it
-    /// contradicts what was recorded before.
+    /// Applies an event, and returns the segment that it concerns. Returns `None` if the event contradicts the
+    /// events before.
     fn apply(&mut self, event: Event, pool: Option<MempoolId>) -> Option<Option<usize>> {
         let Event {
             action,
@@ -270,7 +282,8 @@ impl Layout {
             ..
         } = event;
         let is_release = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
-        // What waits for other streams does so before anything goes back, but for what some requests give back.
+        // PyTorch waits for other streams before it releases anything, except for requests that release only some
+        // memory.
         let goes_on = action == Action::FreeCompleted && gives_back_some(&self.config);
         let went_back = !self.released.is_empty();
         if let Some(begun) = self.begun.take() {
@@ -358,8 +371,8 @@ impl Layout {
         segment
     }
 
-    /// Memory is mapped where a segment begins, or behind a mapped block of it; anywhere else, a new
-    /// segment begins.
+    /// Maps memory. It extends a segment if it lies at the segment's start or behind mapped memory of it; else it
+    /// begins a new segment.
     fn map(
         &mut self,
         address: DeviceAddress,
@@ -391,7 +404,7 @@ impl Layout {
                 new
             }
         };
-        // The first memory of what was mapped behind may have gone since.
+        // The first pages of the segment behind it may have been released since.
         let behind = self.expandable.range(first..=(stream, address + size));
         let behind = { behind }.next_back();
         let behind = behind.map(|(_, &behind)| behind);
@@ -405,8 +418,8 @@ impl Layout {
         Some(segment)
     }
 
-    /// Returns whether two expandable segments, the second of which begins where memory of the first was mapped, are
-    /// one, of which the memory between was not mapped before the first event.
+    /// Returns whether two expandable segments are one. The second begins where memory of the first was mapped; the
+    /// memory between them was not mapped before the first event.
     fn are_one(&self, one: usize, other: usize) -> bool {
         let (first, second) = (&self.segments[one], &self.segments[other]);
         let pools = [first.pool, second.pool];
@@ -415,8 +428,8 @@ impl Layout {
             && (pools.contains(&None) || first.pool == second.pool)
     }
 
-    /// Returns where segments of before the first event begin in truth, which are in `pools`: where the first memory
-    /// of their pool was mapped that lies before them, with none of another between.
+    /// Returns the real starts of the initial segments, which are in `pools`: the first memory of the same pool
+    /// that was mapped below the segment, with no memory of another pool between.
     fn ranges(
         &self,
         initial: &[SegmentSnapshot],
@@ -439,7 +452,7 @@ impl Layout {
         starts.collect()
     }
 
-    /// Makes two segments one, and returns it: that of which more is mapped.
+    /// Merges two segments into the one with more mapped memory, and returns it.
     fn join(&mut self, one: usize, other: usize) -> usize {
         let held = |segment: usize| self.segments[segment].held_bytes;
         let (into, part) = match held(one) < held(other) {
@@ -473,8 +486,8 @@ impl Layout {
         into
     }
 
-    /// Returns the segment that another turned out to be a part of, or that itself. O(log n) for n bytes, as the part
-    /// always had fewer.
+    /// Returns the segment that `segment` turned out to be a part of, or `segment` itself. O(log n) for n bytes,
+    /// because the part always had fewer bytes.
     fn whole(&self, mut segment: usize) -> usize {
         while let Some(&into) = self.joined.get(&segment) {
             segment = into;
@@ -482,7 +495,7 @@ impl Layout {
         segment
     }
 
-    /// Takes the block at `address` for a request of `requested` bytes.
+    /// Allocates the block at `address` for a request of `requested` bytes.
     fn take(&mut self, address: DeviceAddress, requested: Bytes) -> Option<usize> {
         let block = *self.blocks.get(&address).filter(|block| block.is_free)?;
         let size = self.config.block_size(requested).min(block.size);
@@ -519,9 +532,10 @@ impl Layout {
         Some(block.segment)
     }
 
-    /// Free blocks that would have been taken instead are in another pool: all that fit, for a request
-    /// that had to get a new segment; else those before the taken one in the order of size and, where it decides,
-    /// address. `None` where one of them is not there: a segment came where another was.
+    /// Separates the segments of free blocks that would have been taken instead: they are in another pool. For a
+    /// request that got a new segment, these are all blocks that fit. For others, they are the blocks before the
+    /// taken one in the order of size and, if it decides, address. Returns `None` if a block is missing because a
+    /// segment came where another was.
     fn tell_apart_better(
         &mut self,
         address: DeviceAddress,
@@ -533,7 +547,7 @@ impl Layout {
         let Some(free) = self.free.get(&owner) else {
             return Some(());
         };
-        // Of two of a size, other releases take the older.
+        // Other releases of PyTorch take the older of two blocks of one size.
         let order = self.config.free_block_order.unwrap_or_default();
         let by_address = order == FreeBlockOrder::Address;
         let mut others = Vec::new();
@@ -557,7 +571,7 @@ impl Layout {
                 && are_of_one_pool == Some(true)
                 && let Some(by) = self.uncertain.get_mut(&candidate)
             {
-                // It was too short by a unit at least.
+                // The block was at least one unit too short for the request.
                 *by = (*by).max(candidate_size - size + BLOCK_MIN);
             }
         }
@@ -565,7 +579,7 @@ impl Layout {
         Some(())
     }
 
-    /// Returns whether two segments are of the same pool, where that is known.
+    /// Returns whether two segments are in the same pool; `None` if unknown.
     fn are_of_one_pool(&self, one: usize, other: usize) -> Option<bool> {
         let (pool, other_pool) = (self.segments[one].pool, self.segments[other].pool);
         match one == other {
@@ -574,19 +588,20 @@ impl Layout {
         }
     }
 
-    /// Returns whether more memory can be mapped behind a free block: one that can grow is left for others.
+    /// Returns whether more memory can be mapped behind a free block. Such a block is left for other requests.
     fn can_grow(&self, address: DeviceAddress, size: Bytes, segment: usize) -> bool {
         self.segments[segment].is_expandable && !self.is_followed(address + size, segment)
     }
 
-    /// Returns whether a block of a segment begins at an address.
+    /// Returns whether a block of the segment begins at `address`.
     fn is_followed(&self, address: DeviceAddress, segment: usize) -> bool {
         let block = self.blocks.get(&address);
         block.is_some_and(|block| block.segment == segment)
     }
 
-    /// A request that was refused has no segment. In the place of one there is an empty one, in a pool in which
-    /// nothing would have served it, nor gone back for it where some does. `None` as of [`Layout::tell_apart_better`].
+    /// Applies a refused request. It has no segment, so an empty one stands for it. Its pool has no block that
+    /// would have served the request, and none that such a request would have released. Returns `None` as
+    /// [`Layout::tell_apart_better`] does.
     fn refuse(
         &mut self,
         (requested, stream): (Bytes, Stream),
@@ -655,7 +670,7 @@ impl Layout {
         let segment = &mut self.segments[block.segment];
         segment.held_bytes = segment.held_bytes.saturating_sub(size);
         if segment.is_expandable && segment.held_bytes.is_zero() {
-            // It has ended, and its addresses may be another's.
+            // The segment has ended, and its addresses may be used by another.
             self.expandable
                 .remove(&(segment.owner.stream, segment.start));
         }
@@ -663,15 +678,15 @@ impl Layout {
         Some(block.segment)
     }
 
-    /// Ends the events by which memory went back, with the event behind them. What could have gone back with it and
-    /// stayed is in another pool, unless it may be that only so much went back as a request needed.
+    /// Ends the events that released memory; `next` is the event after them. Memory that could have been released
+    /// with them and stayed is in another pool, unless a request may have released only as much as it needed.
     fn end_release(&mut self, next: Option<Event>) {
         let released = std::mem::take(&mut self.released);
         if released.is_empty() || next.is_some_and(|next| self.lets_some_go(next, &released)) {
             return;
         }
         if self.waiting > 0 {
-            // What empties the default pool waits for all of them first.
+            // A program that empties the default pool waits for all of these first.
             self.private.extend(&released);
         }
         self.looked_at += self.releasable.len();
@@ -680,9 +695,9 @@ impl Layout {
         self.apart.tell_all(released, stayed);
     }
 
-    /// Returns whether it may be a request that let go of these segments and not of all: it gets memory then, or
-    /// fails. Garbage is large, and never expandable; what is let go where large blocks are not split is as large, and
-    /// of the request's own.
+    /// Returns whether a request may have released these segments and kept others: such a request gets memory next,
+    /// or fails. Garbage is large and never expandable. Large unsplit blocks (`max_split_size_mb`) are released
+    /// only for requests of their own stream.
     fn lets_some_go(&self, next: Event, released: &BTreeSet<usize>) -> bool {
         let is_large = match next.action {
             Action::SegmentAlloc => next.size > SMALL_SEGMENT,
@@ -707,7 +722,7 @@ impl Layout {
             })
     }
 
-    /// Returns whether a free block, or pages of it, would go back if its pool was emptied.
+    /// Returns whether a free block, or pages of it, would be released if its pool was emptied.
     fn is_releasable(&self, address: DeviceAddress, size: Bytes, segment: usize) -> bool {
         let segment = &self.segments[segment];
         if !segment.is_expandable {
@@ -721,7 +736,7 @@ impl Layout {
         offset.round_up(page_size) < (offset + size).round_down(page_size)
     }
 
-    /// Adds a free block, joined with its free neighbours in the same segment.
+    /// Adds a free block, merged with its free neighbours in the same segment.
     fn insert_free(&mut self, mut address: DeviceAddress, mut size: Bytes, segment: usize) {
         let joins = |block: &Block| block.is_free && block.segment == segment;
         let next = address + size;
@@ -768,8 +783,7 @@ impl Layout {
         }
     }
 
-    /// Returns a pool for each segment: the known one, else the first in which it meets none that it
-    /// was told apart from.
+    /// Returns a pool for each segment: the known one, or the first pool that the evidence allows.
     fn pools(&self) -> Vec<MempoolId> {
         let mut pools: Vec<Option<MempoolId>> =
             self.segments.iter().map(|segment| segment.pool).collect();

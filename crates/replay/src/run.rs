@@ -1,4 +1,4 @@
-//! Takes a program's steps with one allocator on the simulator.
+//! Runs a program's steps with one allocator on the simulator.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -18,46 +18,47 @@ use crate::script::{Addresses, Likely, Script};
 use crate::settings::config_of;
 use crate::verify::Comparison;
 
-/// How many steps pass between two reports of progress.
+/// The number of steps between two reports of progress.
 const PROGRESS_STEPS: usize = 1 << 14;
 
-/// A replay under way.
+/// A replay in progress.
 pub(crate) struct Run<'a> {
     trace: &'a Trace,
     peak_live_bytes: Bytes,
     program: &'a Program,
-    /// How old the segments and blocks are that were there before the first event.
+    /// The ages of the segments and blocks that existed before the first event.
     ages: &'a Ages,
     allocator: DeviceAllocator<SimDriver<Addresses>>,
-    /// Where the blocks in the slots are; null where a request was refused.
+    /// The addresses of the blocks in the slots; null if the request was refused.
     addresses: Vec<DeviceAddress>,
-    /// The events that the blocks of each user wait for, oldest first; `None` for a block of no bytes,
-    /// which waits for none.
+    /// The events that the blocks of each user wait for, oldest first; `None` for a block of zero bytes, which
+    /// waits for none.
     waits: Vec<VecDeque<Option<EventHandle>>>,
     comparison: Option<Comparison<'a>>,
     timeline: Option<Timeline<'a>>,
-    /// How long each block was that was handed out, where that is asked for.
+    /// The size of each block that was allocated, if the sizes were requested.
     block_sizes: Option<Vec<Bytes>>,
-    /// Whether the strategy has free memory that could be held for a private pool.
+    /// Whether the strategy has free memory that can be held for a private pool.
     keeps_free_memory: bool,
-    /// Whether there is no use in going on after a difference.
+    /// Whether the replay stops at the first difference.
     stops_at_difference: bool,
-    /// The recorded event of the first refusal, and what it said.
+    /// The recorded event of the first refusal, and its error.
     refused: Option<(usize, AllocError)>,
 }
 
-/// In which order segments and blocks came that were there before the first event.
+/// The order in which the segments and blocks before the first event were created.
 #[derive(Clone, Debug)]
 pub(crate) struct Ages {
-    /// The places of the program's initial segments, the oldest first.
+    /// Indices into the program's initial segments, the oldest first.
     pub(crate) segments: Vec<usize>,
-    /// The starts of all blocks in them, the oldest first, where these decide; else none.
+    /// The addresses of all blocks in them, the oldest first; empty if the strategy does not use the ages of
+    /// blocks.
     pub(crate) blocks: Vec<DeviceAddress>,
 }
 
 impl Ages {
-    /// Returns the order of the addresses, as a driver hands segments out to a job that has given none back; the blocks
-    /// of a segment are as old as if they had been cut one after the other.
+    /// Returns the order of addresses, in which a driver allocates segments for a job that has released none. The
+    /// blocks of a segment are ordered as if they had been split off one after the other.
     pub(crate) fn guess(job: &Job<'_>) -> Ages {
         Ages {
             segments: (0..job.program.initial_segments.len()).collect(),
@@ -66,26 +67,26 @@ impl Ages {
     }
 }
 
-/// Where a replay first does otherwise than was recorded.
+/// The first difference between a replay and the recording.
 pub(crate) struct Miss {
     pub(crate) difference: Difference,
-    /// Whether it lets memory go there for which nobody had to be refused.
+    /// Whether the replay releases memory there that no refusal explains.
     pub(crate) lets_go_too_much: bool,
-    /// The allocator right behind it.
+    /// The allocator right after the difference.
     pub(crate) allocator: DeviceAllocator<SimDriver<Addresses>>,
 }
 
-/// What a step means for the rest.
+/// Whether the job continues after a step.
 enum Progressed {
-    /// The job goes on.
+    /// The job continues.
     On,
     /// A request was refused that PyTorch served: the job would have ended here.
     Ended,
 }
 
 impl<'a> Run<'a> {
-    /// Returns a replay of which nothing is done, and which begins with what was there before the first event as old
-    /// as `ages` says.
+    /// Returns a replay that has not begun. `ages` gives the ages of the segments and blocks that existed before
+    /// the first event.
     pub(crate) fn new(
         job: &'a Job<'a>,
         config: &Config,
@@ -101,7 +102,7 @@ impl<'a> Run<'a> {
             true => Addresses::Recorded(Script::new(&trace.events, large_page_size(job))),
             false => Addresses::Likely(Likely::new(&trace.events)),
         };
-        // A fraction in the configuration is one of the capacity.
+        // A fraction in the configuration is a fraction of the capacity.
         let has_fraction = matches!(
             config,
             Config::Caching(options) if options.per_process_memory_fraction < 1.0
@@ -113,8 +114,8 @@ impl<'a> Run<'a> {
         let is_bound_by_card = options.verify && capacity.is_none() && !has_fraction;
         let sim = SimConfig {
             capacity,
-            // Where nothing bounds the replay, what was refused is refused by the recording. How many addresses a
-            // segment has decides which block is taken, too.
+            // If nothing limits the replay, the recording decides which requests are refused. The number of
+            // addresses of an expandable segment decides which block is taken, too.
             total: program.card.full_size_min.filter(|_| is_bound_by_card),
             ..SimConfig::default()
         };
@@ -145,7 +146,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes every step and returns what became of the job.
+    /// Runs every step and returns the result.
     pub(crate) fn finish(
         mut self,
         config: &Config,
@@ -158,8 +159,8 @@ impl<'a> Run<'a> {
         Ok(self.outcome(config, elapsed_ns, taken))
     }
 
-    /// Takes every step and returns how long each block was; `None` where one was not where the
-    /// recording has it. Only where events are compared.
+    /// Runs every step and returns the size of each block; `None` if one was not at its recorded address. Requires
+    /// [`Options::verify`].
     pub(crate) fn block_sizes(
         mut self,
         progress: &dyn Progress,
@@ -176,8 +177,8 @@ impl<'a> Run<'a> {
         Ok(sizes.filter(|sizes| agrees && sizes.len() == blocks))
     }
 
-    /// Takes every step up to where one does otherwise than was recorded, and returns what it was, if any does.
-    /// Only where events are compared.
+    /// Runs the steps up to the first difference to the recording, and returns that difference, if there is one.
+    /// Requires [`Options::verify`].
     pub(crate) fn first_miss(
         mut self,
         progress: &dyn Progress,
@@ -198,8 +199,8 @@ impl<'a> Run<'a> {
         }))
     }
 
-    /// Returns where the blocks start that are there before the first event, the oldest first; none where no block is
-    /// taken by its age. Only where events are compared.
+    /// Returns the addresses of the blocks before the first event, the oldest first; empty if the strategy does not
+    /// take blocks by age. Requires [`Options::verify`].
     pub(crate) fn blocks_by_age(mut self) -> Vec<DeviceAddress> {
         if self.adopt_initial_state().is_err() {
             return Vec::new();
@@ -209,8 +210,8 @@ impl<'a> Run<'a> {
         blocks.into_iter().map(|(address, _)| address).collect()
     }
 
-    /// Takes every step, or those up to where the job would have ended, and returns how many. Says that all events
-    /// have been replayed, even where it breaks off: nothing of them is ahead.
+    /// Runs every step, or the steps up to the one at which the job would have ended, and returns their number.
+    /// Reports all events as replayed even if the replay breaks off, because none of them will follow.
     fn take_all(&mut self, progress: &dyn Progress) -> Result<usize, ReplayError> {
         let mut reported = 0;
         let taken = self.take_steps(&mut |done| {
@@ -221,13 +222,13 @@ impl<'a> Run<'a> {
         taken
     }
 
-    /// Takes steps as [`take_all`](Self::take_all) does, and says now and then how many events are done.
+    /// Runs steps as [`take_all`](Self::take_all) does, and reports now and then how many events are done.
     fn take_steps(&mut self, report: &mut dyn FnMut(u64)) -> Result<usize, ReplayError> {
         let adopted = self.adopt_initial_state()?;
         let mut taken = 0;
         for index in adopted..self.program.steps.len() {
             if index == self.program.adopted_steps && self.program.has_reserves() && adopted == 0 {
-                // What private pools held free was in use for a moment.
+                // The reserves of private pools were allocated for a moment.
                 self.allocator.reset_peak_stats();
             }
             if taken % PROGRESS_STEPS == 0 {
@@ -244,8 +245,9 @@ impl<'a> Run<'a> {
         Ok(taken)
     }
 
-    /// Where events are compared, begins with the segments and blocks that were there before the first
-    /// event, exactly as they were, and returns how many steps that stands for.
+    /// If events are compared, adopts the segments and blocks before the first event exactly as they were, and
+    /// returns the number of steps that this replaces. Returns 0 if events are not compared or the strategy cannot
+    /// adopt a segment.
     fn adopt_initial_state(&mut self) -> Result<usize, ReplayError> {
         if self.comparison.is_none() {
             return Ok(0);
@@ -286,7 +288,7 @@ impl<'a> Run<'a> {
             .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
             let replayed = self.allocator.lane_mut().take_events();
-            // What was there before the first event was not recorded.
+            // Events from before the first recorded one have no counterpart.
             comparison.add(replayed.filter(|_| index >= self.program.initial_steps));
             let next_end = self.program.event_ends.get(index + 1);
             if next_end.is_none_or(|&next_end| next_end as usize > end) {
@@ -364,9 +366,9 @@ impl<'a> Run<'a> {
         Ok(Progressed::On)
     }
 
-    /// Asks for a block. While a program allocates to a private pool, PyTorch gives nothing back for want of
-    /// memory, and queries no event, as if a graph were captured: neither for other pools, where `in_capture` says
-    /// that the recording shows so.
+    /// Allocates a block. While a program allocates to a private pool, PyTorch releases nothing and queries no
+    /// event when memory runs out, as during a graph capture. `in_capture` says that the recording shows the same
+    /// for a request of another pool.
     fn allocate(
         &mut self,
         pool: MempoolId,
@@ -390,7 +392,7 @@ impl<'a> Run<'a> {
         result
     }
 
-    /// Keeps what a request that PyTorch served was answered with.
+    /// Keeps the result of a request that PyTorch served.
     fn keep(
         &mut self,
         slot: Slot,
@@ -419,13 +421,13 @@ impl<'a> Run<'a> {
     fn note_block_size(&mut self, address: DeviceAddress) {
         if let Some(sizes) = &mut self.block_sizes {
             let block = self.allocator.lane().allocation(address);
-            // What has no address has no bytes.
+            // A block without an address has no bytes.
             sizes.push(block.map_or(Bytes::ZERO, |block| block.size));
         }
     }
 
-    /// A request that PyTorch refused: where this allocator serves it, the block is freed at once,
-    /// because the recorded program went on without it.
+    /// Handles a request that PyTorch refused. If this allocator serves it, the block is freed at once, because the
+    /// recorded program continued without it.
     fn go_on_without(
         &mut self,
         end: usize,
@@ -433,7 +435,7 @@ impl<'a> Run<'a> {
     ) -> Result<Progressed, AllocError> {
         match result {
             Ok(address) => self.allocator.free(address).map(|()| Progressed::On),
-            // The recording shows how the program went on.
+            // The recording shows how the program continued.
             Err(AllocError::TooLarge { .. }) => Ok(Progressed::On),
             Err(error) => self.refuse(end, error, Progressed::On),
         }
@@ -454,8 +456,8 @@ impl<'a> Run<'a> {
             && self.comparison.is_some()
             && recorded.action == Action::OutOfMemory
         {
-            // The simulated card has no end here; the recording tells what the real one had left, and so the least
-            // that it can have had.
+            // The simulated card has no end here. The recording has the free bytes of the real card, which with the
+            // reserved bytes are the least that the card can have had.
             refusal.device_free = Bytes(recorded.address.get());
             refusal.device_total = refusal.reserved.saturating_add(refusal.device_free);
         }
@@ -478,7 +480,7 @@ impl<'a> Run<'a> {
 
     fn finish_use(&mut self, user: User) -> Result<(), AllocError> {
         if let Some(event) = self.waits[user.index()].pop_front().flatten() {
-            // It has passed already where the allocator waited for it.
+            // The event has already completed if the allocator waited for it.
             self.allocator.lane_mut().driver_mut().complete_event(event);
         }
         self.allocator.lane_mut().process_events()
@@ -518,21 +520,21 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns how long a page for large requests is; `None` of a job with private pools.
+/// Returns the page size of expandable segments for large requests; `None` for a job with private pools.
 fn large_page_size(job: &Job<'_>) -> Option<Bytes> {
     let mut steps = job.program.steps.iter();
     let has_pools = steps.any(|step| matches!(step, Step::HoldPool { .. }));
     (!has_pools).then(|| config_of(job.trace).large_segment_size)
 }
 
-/// Returns what the card of a recording had, of which the job was allowed `limit`: PyTorch reserves ranges of
-/// addresses by what the card has. Where no request was refused, nothing tells.
+/// Returns the memory of the recording's card, for a job with the limit `limit`. PyTorch reserves address ranges by
+/// the card's memory. Returns `None` if no request was refused, because then nothing shows it.
 fn recorded_capacity(limit: Option<Bytes>, program: &Program) -> Option<Bytes> {
     let known = limit.and(program.card.size_min);
     known.max(limit.filter(|_| known.is_some()))
 }
 
-/// A pool that has ended, or that nothing holds, has nothing more to let go of.
+/// Ignores the errors of a pool that has ended or that nothing holds: it has nothing more to release.
 fn unless_ended(result: Result<(), AllocError>) -> Result<(), AllocError> {
     match result {
         Err(AllocError::NoSuchPool { .. } | AllocError::PoolNotHeld { .. }) => Ok(()),
@@ -540,7 +542,7 @@ fn unless_ended(result: Result<(), AllocError>) -> Result<(), AllocError> {
     }
 }
 
-/// Returns the stream that stands for a user: handles of real streams are small or addresses.
+/// Returns the stream that stands for a user. Handles of real streams are small numbers or addresses.
 fn stream_of(index: usize) -> Stream {
     Stream(u64::MAX - index as u64)
 }
@@ -548,10 +550,10 @@ fn stream_of(index: usize) -> Stream {
 /// Bytes over time, in a limited number of parts.
 struct Timeline<'a> {
     trace: &'a Trace,
-    /// How many recorded events are one part.
+    /// The number of recorded events in one part.
     part_events: usize,
     points: Vec<Point>,
-    /// What each slot's block counts for.
+    /// The bytes that each slot's block counts for.
     sizes: Vec<Bytes>,
     live: Bytes,
 }
@@ -568,7 +570,7 @@ impl<'a> Timeline<'a> {
         })
     }
 
-    /// Keeps the most of each part, so that no peak falls between two points.
+    /// Keeps the maximum of each part, so that no peak falls between two points.
     fn add(&mut self, step: Step, end: usize, reserved: Bytes) {
         match step {
             Step::Allocate { slot, size, .. } | Step::AllocateAt { slot, size, .. } => {

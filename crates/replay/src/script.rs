@@ -1,4 +1,4 @@
-//! Where a replay's segments lie: where the recorded driver put them, as far as that can be told.
+//! Chooses where a replay's segments lie: where the recorded driver put them, as far as the recording shows it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -10,59 +10,59 @@ use lowtide_trace::TraceEvent;
 use crate::extents::Extents;
 use crate::pools::SMALL_REQUEST_MAX;
 
-/// What PyTorch's driver did, step by step: the source of a simulated device's addresses, and of its
-/// refusals.
+/// The calls of the recorded driver, step by step: the source of a simulated device's addresses and refusals.
 ///
-/// During a step the driver gives the addresses that were recorded for it. Where the recording shows
-/// memory going back next, it refuses: that is why memory went back. What the recording does not have
-/// gets an address of its own, and the comparison of events shows the difference.
+/// During a step the driver returns the addresses that were recorded for it. If the recording shows released memory
+/// next, the driver refuses, because a refusal is why memory was released. A call that was not recorded gets an
+/// address of its own, and the comparison of events shows the difference.
 #[derive(Debug)]
 pub(crate) struct Script {
-    /// Recorded events between the allocator and the driver, and requests that failed.
+    /// The recorded events between the allocator and the driver, and the requests that failed.
     events: Vec<(usize, Event)>,
     large_page_size: Option<Bytes>,
-    /// The first of them that has not happened.
+    /// The index of the first of `events` that has not happened.
     next: usize,
-    /// The recorded events of the step being taken.
+    /// The recorded events of the current step.
     step: Range<usize>,
-    /// Whether the driver refused something in that step.
+    /// Whether the driver refused a call in that step.
     refused_in_step: bool,
-    /// Where the next segment goes, before the first step.
+    /// The address of the next segment, before the first step.
     place: Option<DeviceAddress>,
     places: Places,
-    /// The starts of reserved ranges.
+    /// The start addresses of the reserved ranges.
     reserved: BTreeSet<DeviceAddress>,
-    /// Before which of the events no range begins that is not reserved, of a stream, for large requests or small ones.
+    /// For a stream and for large requests or small ones: an index into `events`. No unreserved range begins before
+    /// it.
     looked_ahead: HashMap<(Stream, bool), usize>,
     mapped: Extents,
 }
 
-/// Where a replay's addresses come from.
+/// The source of a replay's addresses.
 #[derive(Debug)]
 pub(crate) enum Addresses {
-    /// The recording helps where it can.
+    /// The recorded addresses where they fit.
     Likely(Likely),
-    /// The recording says.
+    /// Exactly the recorded addresses.
     Recorded(Script),
 }
 
-/// The addresses that the recorded driver would likely have given: a segment lies where the recording
-/// has one of its size, in the recorded order, and elsewhere once those are taken.
+/// The addresses that the recorded driver would likely have returned. A segment lies where the recording has one of
+/// its size, in recorded order. Once those addresses are taken, it lies elsewhere.
 ///
-/// Of several free blocks of one size the allocators take the one at the lowest address, so what a job
-/// takes depends a little on where the driver puts segments. With this, PyTorch's allocator takes in a
-/// replay what it took in the recording.
+/// Among free blocks of one size, an allocator takes the one at the lowest address. Its choice therefore depends a
+/// little on where the driver puts segments. With these addresses, PyTorch's allocator takes the same blocks in a
+/// replay as in the recording.
 #[derive(Debug)]
 pub(crate) struct Likely {
-    /// The recorded segments of each size that are not taken, next first.
+    /// The recorded segments of each size that are not taken, the next one first.
     vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
     places: Places,
 }
 
-/// The places that segments lie at: recorded ones, and others where no recorded one is meant.
+/// The addresses that segments lie at: recorded ones, and others for unrecorded segments.
 #[derive(Debug)]
 struct Places {
-    /// From start to end, and whether the recording has the place.
+    /// The taken ranges, from start to end, and whether each is recorded.
     taken: BTreeMap<DeviceAddress, (DeviceAddress, bool)>,
     elsewhere: FirstFit,
 }
@@ -75,17 +75,17 @@ impl Places {
         }
     }
 
-    /// Takes a recorded place, unless a part of it is taken; returns whether it did. The simulated driver hands out
-    /// whole pages where the recorded one, or whatever gave memory in its place, may have packed what is large closer.
+    /// Takes a recorded place and returns true, unless a part of it is taken. The simulated driver allocates whole
+    /// pages. The recorded driver, or an allocator in its place, may have packed large segments more closely.
     fn take(&mut self, start: DeviceAddress, size: Bytes) -> bool {
         self.insert(start, size, true)
     }
 
-    /// Takes a place of its own for what the recording does not have.
+    /// Takes an unrecorded place for a segment that the recording does not have.
     fn take_elsewhere(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         loop {
             let start = self.elsewhere.allocate(size)?;
-            // What was recorded on a simulator lies where this looks first; such places are passed by.
+            // A job recorded on a simulator has its segments where this search begins; such places are skipped.
             if self.insert(start, size, false) {
                 return Ok(start);
             }
@@ -102,7 +102,7 @@ impl Places {
         free
     }
 
-    /// Gives a place back, and returns whether it was a recorded one.
+    /// Frees a place, and returns whether it was a recorded one.
     fn give(&mut self, start: DeviceAddress, size: Bytes) -> bool {
         let place = self.taken.remove(&start);
         let is_recorded = place.is_some_and(|(_, is_recorded)| is_recorded);
@@ -134,8 +134,8 @@ impl Likely {
 }
 
 impl Script {
-    /// Of a job in whose expandable segments large requests have pages of `large_page_size`; `None` where it is not to
-    /// be told which range begins next, as it has several pools.
+    /// Returns the script of a job. `large_page_size` is the page size of its expandable segments for large
+    /// requests; `None` if the job has several pools, because then the range that begins next is unknown.
     pub(crate) fn new(events: &[TraceEvent], large_page_size: Option<Bytes>) -> Script {
         let indexed = events.iter().map(|recorded| recorded.event).enumerate();
         let concerns_driver =
@@ -156,12 +156,12 @@ impl Script {
         }
     }
 
-    /// Puts the next segment, or the next range of addresses, at `address`.
+    /// Puts the next segment, or the next reserved range, at `address`.
     pub(crate) fn place_next(&mut self, address: DeviceAddress) {
         self.place = Some(address);
     }
 
-    /// Goes on to a step with the recorded events up to `end`. Steps with the same end share them.
+    /// Begins the step with the recorded events up to `end`. Steps with the same end share their events.
     pub(crate) fn begin_step(&mut self, end: usize) {
         self.place = None;
         if end > self.step.end {
@@ -177,23 +177,23 @@ impl Script {
         }
     }
 
-    /// Returns what the recording says comes next in this step.
+    /// Returns the next recorded event of this step.
     fn next_in_step(&self) -> Option<Event> {
         self.left_in_step().next()
     }
 
-    /// Returns whether the driver refused something in this step.
+    /// Returns whether the driver refused a call in this step.
     pub(crate) fn refused_in_step(&self) -> bool {
         self.refused_in_step
     }
 
-    /// Returns whether memory goes back in this step.
+    /// Returns whether memory is still to be released in this step.
     pub(crate) fn gives_back_in_step(&self) -> bool {
         self.left_in_step()
             .any(|event| matches!(event.action, Action::SegmentFree | Action::SegmentUnmap))
     }
 
-    /// Returns what the recording says is still to come in this step.
+    /// Returns the recorded events that are still to come in this step.
     fn left_in_step(&self) -> impl Iterator<Item = Event> {
         let left = self.events[self.next..].iter();
         left.take_while(|(index, _)| self.step.contains(index))
@@ -209,9 +209,10 @@ impl Script {
         }
     }
 
-    /// Returns where the next range of the step's stream begins into which memory is mapped, in whichever step: where
-    /// one is reserved for which there is no memory, it stays, and that comes later. Refuses where none comes. O(n) for n
-    /// events, all requests of a stream and kind together, while no range goes.
+    /// Returns the start of the next range, of the step's stream and kind, that memory is mapped into in any later
+    /// step. If the driver has no memory for a new range, the empty range stays reserved, and memory is mapped into
+    /// it later. Returns an error if no range follows. O(n) for n events, over all requests of a stream and kind,
+    /// while no range is freed.
     fn reserve_ahead(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let large_page = self.large_page_size.ok_or(DriverError::OutOfMemory)?;
         let served = self.left_in_step().find_map(|event| match event.action {
@@ -277,9 +278,9 @@ impl AddressSource for Script {
         self.places.give(address, size);
     }
 
-    /// A range begins where the recording maps memory into it first, in the same step, or, where it refuses memory, in
-    /// a later one; where none does, the range would stay empty at an address that nothing tells. Under a limit PyTorch
-    /// reserves none for a request that exceeds it.
+    /// Returns the address that the recording first maps memory at in this step. If the recorded driver refuses
+    /// memory in this step, that address comes in a later step; if there is none, the call fails, because nothing
+    /// shows where the empty range was. Under a limit, PyTorch reserves no range for a request that exceeds it.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let placed = self.place.take();
         if placed.is_none() && self.refuses() {
@@ -346,7 +347,7 @@ impl AddressSource for Likely {
     }
 }
 
-/// Calls a method of whichever source there is.
+/// Calls a method of either source.
 macro_rules! forward {
     ($addresses:expr, $source:ident => $call:expr) => {
         match $addresses {
@@ -411,7 +412,8 @@ mod tests {
         }
     }
 
-    /// Whatever the range's size: that of one for small requests may have whole pages for large ones, too.
+    /// The size of the range does not matter: a range for small requests may contain whole pages for large ones,
+    /// too.
     #[test]
     fn a_range_that_stays_empty_is_the_next_of_its_kind() {
         let range = Bytes::mib(200);
@@ -445,8 +447,8 @@ mod tests {
         assert_eq!(script.reserve(range), Ok(large));
     }
 
-    /// As in a recording of a job on the simulator, whose addresses begin where those begin that stand in for
-    /// unrecorded ones.
+    /// As in the recording of a job on the simulator: the recorded addresses begin where the substitutes for
+    /// unrecorded ones do.
     #[test]
     fn places_of_its_own_avoid_recorded_ones() {
         let first = FirstFit::new().allocate(Bytes::mib(40)).unwrap();
@@ -464,7 +466,8 @@ mod tests {
         assert_eq!(likely.allocate(Bytes::mib(22)), Ok(own));
     }
 
-    /// As those of `direct` in a region, which are parts of its pages: a driver gives each whole pages of its own.
+    /// As the segments of `direct` in a region, which are parts of its pages. A driver gives each segment whole
+    /// pages.
     #[test]
     fn places_that_are_closer_than_a_driver_has_them_are_not_both_taken() {
         let first = DeviceAddress(0x7f00_0000_0000);
@@ -479,7 +482,7 @@ mod tests {
         assert_eq!(driver.violations(), [""; 0]);
     }
 
-    /// The simulator has ranges of its own there, which may be mapped.
+    /// The simulator reserves ranges there, which may be mapped.
     #[test]
     fn places_where_ranges_are_reserved_are_not_taken() {
         let size = Bytes::mib(20);

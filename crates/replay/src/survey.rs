@@ -1,8 +1,8 @@
-//! What has to be known of a whole recording before any of its steps can be told.
+//! Facts about a whole recording that the compilation of its first step already needs.
 //!
 //! No recording says why memory was released before a request: for the request, or because the program called
-//! `empty_cache`. The bytes reserved before and after tell these apart. Where a request may release only some memory
-//! (`max_split_size_mb`), so does whether every segment without blocks went (`occupancy.rs`).
+//! `empty_cache`. The bytes reserved before and after show which. If a request may release only some memory
+//! (`max_split_size_mb`), so does whether every segment without blocks was released (`occupancy.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,59 +13,58 @@ use crate::occupancy::Occupancy;
 use crate::pools::EventPools;
 use crate::settings::{config_of, gives_back_some};
 
-/// What one look at every event tells.
+/// The facts that one pass over the events shows.
 #[derive(Debug, Default)]
 pub(crate) struct Survey {
-    /// The events at which blocks became free that did not at once: by the event that freed them, or,
-    /// where that was before the first event, by address.
+    /// The events at which blocks became free that other streams still used when they were freed. Here by the event
+    /// that freed the block; in `initial_completions`, for blocks freed before the first event, by address.
     pub(crate) completions: HashMap<usize, usize>,
     pub(crate) initial_completions: HashMap<DeviceAddress, usize>,
-    /// The options it was made with.
+    /// The options that the job ran with.
     pub(crate) config: CachingConfig,
-    /// The least that the job was allowed to hold from the driver: the most that it held in segments, or was
-    /// granted pages for.
+    /// The least limit that the job can have had: the most bytes that it held in segments or was granted pages for.
     pub(crate) limit_min: Bytes,
-    /// Whether memory went back somewhere although no request can have asked for that.
+    /// Whether memory was released somewhere that no request can have released.
     pub(crate) empties_cache: bool,
-    /// The requests and frees before which some memory went back without a call of `empty_cache`, which waits for
-    /// other streams first and then gives all back: some stayed, or freed blocks were still used by other streams.
-    /// Where requests let all go or nothing, there are none.
+    /// The requests and frees before which some memory was released without a call of `empty_cache`. That call
+    /// waits for other streams first and then releases everything. Here, some free memory stayed, or other streams
+    /// still used freed blocks. Empty if the options let requests release everything or nothing.
     pub(crate) partial_releases: HashSet<usize>,
-    /// The refused requests after which freed blocks were still used by other streams, or memory stayed that nobody
-    /// used: while a graph is captured, and while a program allocates to a private pool, PyTorch neither waits nor
-    /// gives all back.
+    /// The refused requests after which other streams still used freed blocks, or unused memory stayed. PyTorch
+    /// neither waits nor releases everything while a graph is captured or a program allocates to a private pool.
     pub(crate) captured_refusals: HashSet<usize>,
 }
 
-/// What passed between allocator and driver since the last request or free.
+/// The memory that the allocator got from the driver or released to it since the last request or free.
 #[derive(Default)]
 pub(crate) struct Traffic {
-    /// How much was held when the first memory went back, if any did.
+    /// The bytes reserved when memory was first released, if it was.
     pub(crate) reserved_before: Option<Bytes>,
-    /// Bytes that came after that.
+    /// The bytes that the driver provided after that.
     pub(crate) came: Bytes,
-    /// How much was held when the first page was mapped, if any was.
+    /// The bytes reserved when the first page was mapped, if one was.
     mapped_from: Option<Bytes>,
-    /// The events by which memory went back.
+    /// The events that released memory.
     pub(crate) releases: Vec<usize>,
-    /// Where the blocks end that became free meanwhile and were not when their program let go of them, by where they
-    /// start.
+    /// The blocks, from start to end, that became free in this time and were still used by other streams when they
+    /// were freed.
     finished: BTreeMap<DeviceAddress, DeviceAddress>,
-    /// Whether one of them did after memory had gone back.
+    /// Whether one of them became free after memory was released.
     finished_late: bool,
-    /// The events by which they did.
+    /// The events by which they became free.
     finished_by: Vec<usize>,
-    /// Where what went back ends, by where it starts.
+    /// The released memory, from start to end.
     went_back: BTreeMap<DeviceAddress, DeviceAddress>,
-    /// Whether pages were mapped before any memory went back: for a request, that had begun then.
+    /// Whether pages were mapped before any memory was released. They were mapped for a request that had begun
+    /// then.
     mapped_first: bool,
 }
 
-/// The blocks that their program let go of, and that other streams still use.
+/// The freed blocks that other streams still use.
 struct Waiting {
-    /// By which event each was freed, by address.
+    /// The event that freed each block, by address.
     freed_by: HashMap<DeviceAddress, usize>,
-    /// How many there are that were freed before the first event.
+    /// The number of blocks that were freed before the first event.
     from_before: usize,
 }
 
@@ -79,7 +78,7 @@ impl Waiting {
         }
     }
 
-    /// Returns the event that freed the block at `address`, which waits no more, if any did.
+    /// Removes the block at `address`, which is free now, and returns the event that freed it, if there is one.
     fn finish(&mut self, address: DeviceAddress) -> Option<usize> {
         let freed_by = self.freed_by.remove(&address);
         if freed_by.is_none() {
@@ -94,7 +93,7 @@ impl Waiting {
 }
 
 impl Traffic {
-    /// Notes memory that came from the driver, where `reserved` bytes were held, by an event of a kind.
+    /// Records memory from the driver. `reserved` is the bytes reserved before `action`.
     pub(crate) fn add(&mut self, size: Bytes, reserved: Bytes, action: Action) {
         self.came += size;
         if action == Action::SegmentMap {
@@ -102,21 +101,21 @@ impl Traffic {
         }
     }
 
-    /// Notes that memory of the default pool went back by an event, that at `index`, of `reserved` bytes held.
-    /// That of another goes back when the pool ends.
+    /// Records that the event at `index` released memory of the default pool, with `reserved` bytes held before.
+    /// Other pools release memory when they end.
     pub(crate) fn release(&mut self, released: Event, reserved: Bytes, index: usize) {
         self.mapped_first |= self.releases.is_empty() && self.mapped_from.is_some();
         self.releases.push(index);
         let end = released.address + released.size;
         self.went_back.insert(released.address, end);
-        // What came before that went to a request that had it, and still failed.
+        // Memory from the driver before the release went to an earlier part of the request, which still failed.
         if self.reserved_before.is_none() {
             self.reserved_before = Some(reserved);
             self.came = Bytes::ZERO;
         }
     }
 
-    /// Notes a block that became free by an event of its own, that at `index`.
+    /// Records a block that became free by the event at `index`.
     pub(crate) fn finish(&mut self, completed: Event, index: usize) {
         self.finished_by.push(index);
         self.finished_late |= !self.releases.is_empty();
@@ -124,9 +123,9 @@ impl Traffic {
             .insert(completed.address, completed.address + completed.size);
     }
 
-    /// Returns whether something went back that the request at event `index` would have been served
-    /// from: then it had not asked yet. What has blocks that other streams had just finished with does not
-    /// count, since PyTorch waits for those only after it has looked.
+    /// Returns whether the request at event `index` would have been served from released memory: then the request
+    /// came after the release. Segments with blocks that other streams had just finished with do not count, because
+    /// PyTorch waits for those blocks only after it looked for a free one.
     pub(crate) fn would_have_served(
         &self,
         pools: &EventPools<'_>,
@@ -156,8 +155,8 @@ impl Traffic {
         })
     }
 
-    /// Returns whether the request at event `index` had begun before memory went back: pages were mapped for it before,
-    /// or a block that became free and stayed would have served it, had it looked for one after that.
+    /// Returns whether the request at event `index` had begun before memory was released. Either pages were mapped
+    /// for it before, or a block became free and stayed that would have served a request which looked after that.
     pub(crate) fn had_begun(
         &self,
         pools: &EventPools<'_>,
@@ -183,13 +182,13 @@ impl Traffic {
             })
     }
 
-    /// Returns whether something between two addresses went back.
+    /// Returns whether any memory between two addresses was released.
     fn took_away(&self, start: DeviceAddress, end: DeviceAddress) -> bool {
         let before = self.went_back.range(..end).next_back();
         before.is_some_and(|(_, &released_end)| released_end > start)
     }
 
-    /// Returns whether all that went back is large.
+    /// Returns whether all released memory is large, as garbage is.
     pub(crate) fn may_be_garbage(&self, trace: &Trace) -> bool {
         let mut released = self
             .releases
@@ -198,8 +197,8 @@ impl Traffic {
         released.all(|released| released.size > Bytes::mib(2))
     }
 
-    /// Returns what would have been held for the request at event `index`, had nothing gone back, if memory
-    /// went back and came.
+    /// Returns the bytes that would have been reserved for the request at event `index` without the release.
+    /// Returns `None` unless memory was released and then new memory came.
     pub(crate) fn needed(
         &self,
         trace: &Trace,
@@ -211,7 +210,8 @@ impl Traffic {
         Some(before + asked.unwrap_or(self.came))
     }
 
-    /// Returns what was held for the request at event `index`, if pages were mapped for it and nothing went back.
+    /// Returns the bytes reserved for the request at event `index`, if pages were mapped for it and nothing was
+    /// released.
     fn granted(&self, trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
         let before = self
             .mapped_from
@@ -220,8 +220,8 @@ impl Traffic {
     }
 }
 
-/// Returns what the request at event `index` is held against the limit for: the segment that it would get if
-/// pages were not mapped for it.
+/// Returns the size by which the request at event `index` counts toward the limit: the segment that it would get if
+/// no pages were mapped for it.
 fn asked(trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
     let request = trace.events.get(index).map(|recorded| recorded.event);
     let request = request.filter(|event| event.action == Action::Alloc)?;
@@ -229,18 +229,18 @@ fn asked(trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
 }
 
 impl Survey {
-    /// Returns whether requests let memory go back that was long idle, before they ask for more: expandable
-    /// segments are never garbage.
+    /// Returns whether requests release memory that was idle for long before they ask for more. Expandable segments
+    /// are never garbage.
     pub(crate) fn collects_garbage(&self) -> bool {
         self.config.garbage_collection_threshold > 0.0 && !self.config.expandable_segments
     }
 
-    /// Returns whether requests may let some memory go back and not all that could, without a wait.
+    /// Returns whether requests may release some of the releasable memory and not all, without a wait.
     pub(crate) fn gives_back_some(&self) -> bool {
         gives_back_some(&self.config)
     }
 
-    /// Looks at every event of a recording once.
+    /// Reads every event of a recording once.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Survey {
         let segments = trace.initial.segments.iter();
         let mut reserved = segments.map(|segment| segment.size).sum();
@@ -306,8 +306,8 @@ impl Survey {
         survey
     }
 
-    /// Takes into account, before a request or free, whether memory stays that could have gone back, or blocks that
-    /// other streams use.
+    /// Records, before a request or free, whether releasable memory stayed or other streams still used freed
+    /// blocks.
     fn note_rest(
         &mut self,
         traffic: &Traffic,
@@ -325,8 +325,8 @@ impl Survey {
         }
     }
 
-    /// Takes into account what passed between allocator and driver before the event at `index`, and returns what
-    /// that, a request, would have had held, if memory went back for it.
+    /// Records the driver's calls before the event at `index`. If that event is a request for which memory was
+    /// released, returns the bytes that it would have reserved without the release.
     fn end_traffic(
         &mut self,
         traffic: &Traffic,
@@ -341,7 +341,7 @@ impl Survey {
             && !traffic.would_have_served(pools, &self.config, index);
         let needed = traffic.needed(trace, &self.config, index);
         let needed = needed.filter(|_| asked);
-        // Of most events there is nothing to ask: no memory went back before them.
+        // Before most events nothing was released, so there is nothing to check.
         let went_back = traffic.reserved_before.is_some();
         let needs_no_call = went_back
             && (self.partial_releases.contains(&index)
@@ -353,14 +353,14 @@ impl Survey {
     }
 }
 
-/// Returns whether a request was refused.
+/// Returns whether any request was refused.
 fn has_refusal(trace: &Trace) -> bool {
     let mut events = trace.events.iter();
     events.any(|recorded| recorded.event.action == Action::OutOfMemory)
 }
 
-/// Returns whether the block that an event frees is free with the next event: then no other stream
-/// used it. PyTorch writes both down under one lock.
+/// Returns whether the block that the event at `index` frees becomes free with the next event: then no other stream
+/// used it. PyTorch records both events under one lock.
 pub(crate) fn is_free_at_once(trace: &Trace, index: usize) -> bool {
     let freed = trace.events[index].event.address;
     let next = trace.events.get(index + 1).map(|next| next.event);

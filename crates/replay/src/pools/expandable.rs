@@ -1,4 +1,4 @@
-//! What expandable segments tell: each is one range of addresses, and a pool has one for each stream and kind.
+//! Evidence from expandable segments: each is one address range, and a pool has one for each stream and size class.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use lowtide_core::{Bytes, DeviceAddress};
 use super::{Layout, Owner, SEGMENT_HOLE_MAX, Segment};
 
 impl Layout {
-    /// Tells expandable segments apart that were there before the first event: a pool has one for each stream
-    /// and kind.
+    /// Separates the expandable segments that existed before the first event: a pool has one for each stream and
+    /// kind.
     pub(super) fn tell_apart_adopted(&mut self) {
         let expandable = self.segments.iter().enumerate();
         let expandable = expandable.filter(|(_, segment)| segment.is_expandable);
@@ -22,7 +22,8 @@ impl Layout {
             let several: Vec<&[usize]> = several.collect();
             let mut below = Vec::new();
             for runs in several {
-                // Each has all below it: beyond what is kept, that would be as many as there are pairs.
+                // Each run is separate from all below it, as many pairs as there can be: the evidence may exceed
+                // what is kept.
                 if !self.apart.is_too_much() {
                     self.apart.tell_all(runs.iter().copied(), below.clone());
                 }
@@ -31,8 +32,8 @@ impl Layout {
         }
     }
 
-    /// Returns whether two runs of pages, of which the second is the next of their owner, may be of one segment: that
-    /// is one range of addresses.
+    /// Returns whether two runs of pages may be of one segment, which is one address range. The second is the next
+    /// run of the same owner.
     fn may_be_one(&self, one: usize, next: usize) -> bool {
         let Segment { owner, end, .. } = self.segments[one];
         let start = self.segments[next].start;
@@ -46,16 +47,16 @@ impl Layout {
         start <= end + SEGMENT_HOLE_MAX
     }
 
-    /// Returns whether a segment is known to be no run of pages of an owner's.
+    /// Returns whether a segment is known not to be a run of the owner's pages.
     fn is_of_another(&self, index: usize, owner: Owner) -> bool {
         let segment = &self.segments[index];
         let is_of_kind = segment.is_expandable && segment.owner == owner;
         segment.owner.stream != owner.stream || segment.is_kind_known && !is_of_kind
     }
 
-    /// Tells a new expandable segment, which began for a request of so many bytes where that is known, apart from the
-    /// others of its owner that are there, but for those without room for it, and for what may have been mapped behind
-    /// it before the first event.
+    /// Separates the new expandable segment `new` from the other segments of its owner. `request` is the size of
+    /// the request that it began for, if known. Exceptions are segments without room for the request, and segments
+    /// that may have been mapped behind `new` before the first event.
     pub(super) fn tell_apart_begun(&mut self, new: usize, request: Option<Bytes>) {
         let Segment {
             owner, start, end, ..
@@ -84,7 +85,7 @@ impl Layout {
         }
     }
 
-    /// Returns whether a request would have had room in any expandable segment of its owner's.
+    /// Returns whether a request would have had room in any expandable segment of its owner.
     pub(super) fn any_has_room(&mut self, owner: Owner, size: Bytes) -> bool {
         let of_owner = self.expandable.values().copied();
         let of_owner: Vec<usize> = of_owner
@@ -95,8 +96,8 @@ impl Layout {
             .any(|segment| self.has_room(segment, Some(size)))
     }
 
-    /// Returns whether a request would have had room in an expandable segment, as it always has where nothing tells how
-    /// many addresses that has. One that began before the first event may have fewer left.
+    /// Returns whether a request would have had room in an expandable segment. Returns true if the recording does
+    /// not show the size of the segment's range. A segment that began before the first event may have less room.
     fn has_room(&mut self, segment: usize, request: Option<Bytes>) -> bool {
         let (Some(room), Some(size)) = (self.room, request) else {
             return true;
@@ -116,9 +117,9 @@ impl Layout {
         at + size <= end
     }
 
-    /// Tells an expandable segment that has grown for a request apart from those below it behind which the request
-    /// would have had room: a pool grows at the lowest addresses at which a request fits. A segment is one range, so
-    /// that whatever lies below room, or below memory of another kind, is of another.
+    /// Separates a segment that has grown for a request from the segments below it that had room for the request: a
+    /// pool grows at the lowest addresses where a request fits. A segment is one range. A segment that lies below
+    /// such room, or below memory of another kind, is therefore a different one.
     pub(super) fn tell_apart_below(&mut self, grown: usize, size: Bytes) {
         let Segment { owner, start, .. } = self.segments[grown];
         let below = (owner.stream, DeviceAddress::NULL)..(owner.stream, start);

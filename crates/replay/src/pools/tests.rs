@@ -2,7 +2,7 @@ use lowtide_trace::{NoteId, StackId, TraceEvent};
 
 use super::*;
 
-/// Something that happens at a place of its own, to so many MiB of a pool, which is known if it is private.
+/// An event at a place of its own, of this many MiB in a pool. The recording names the pool if it is private.
 fn event(action: Action, place: u64, mib: u64, pool: MempoolId) -> TraceEvent {
     let event = Event {
         action,
@@ -20,7 +20,7 @@ fn event(action: Action, place: u64, mib: u64, pool: MempoolId) -> TraceEvent {
     }
 }
 
-/// A segment that comes, is used and is free.
+/// The events of a segment that is allocated, used and freed.
 fn used(place: u64, mib: u64, pool: MempoolId) -> [TraceEvent; 3] {
     let actions = [Action::SegmentAlloc, Action::Alloc, Action::FreeCompleted];
     actions.map(|action| event(action, place, mib, pool))
@@ -33,7 +33,7 @@ fn trace_of(events: impl Iterator<Item = TraceEvent>) -> Trace {
     }
 }
 
-/// Pages of so many segments of one stream, one of which goes back.
+/// A recording of this many segments of one stream; one releases pages.
 fn recording(segments: u64) -> Trace {
     let pages = |action, place| event(action, place, 20, MempoolId::DEFAULT);
     let maps = (1..=segments).map(|place| pages(Action::SegmentMap, place));
@@ -47,9 +47,9 @@ fn segments_of_one_stream_that_grow_are_of_different_pools() {
     assert_eq!(pools.len(), 40);
 }
 
-/// Returns the pools of the events, of so many MiB each, of a stream of which pages were mapped before the first of
-/// them, from and to so many MiB, all free but for 1 MiB of those of 10 MiB. Less than 20 MiB are for small requests,
-/// and those of 2 MiB there at the end.
+/// Returns the pools of `events`, each of these MiB in one stream. Before the first event, pages are mapped in
+/// `ranges`, from and to these MiB. They are free, except for 1 MiB in each range of 10 MiB. Ranges below 20 MiB
+/// are for small requests, and those of 2 MiB still exist at the end.
 fn pools_behind_holes(
     ranges: &[(u64, u64)],
     events: &[(Action, u64, u64)],
@@ -95,11 +95,11 @@ fn pools_behind_holes(
     Some(inferred.pools?.events)
 }
 
-/// A snapshot lists each run of mapped pages, and blocks lie across what were several.
+/// A snapshot lists each run of mapped pages, and blocks lie across what were several runs.
 #[test]
 fn runs_of_pages_between_which_memory_is_mapped_are_one_segment() {
     let mapped = [(Action::SegmentMap, 140, 40)];
-    // The first pages of the second went first.
+    // The first pages of the second run were released before.
     let replaced = [
         (Action::SegmentUnmap, 180, 20),
         (Action::SegmentMap, 140, 60),
@@ -126,15 +126,15 @@ fn pages_right_before_others_may_be_of_the_same_segment() {
     ];
     let pools = pools_behind_holes(&[(180, 300)], &before);
     assert_eq!(pools, Some(vec![MempoolId::DEFAULT; 3]));
-    // Behind those of another kind, or so far away, they are of another.
+    // Behind pages of another kind, or this far away, they are of another segment.
     let pools = pools_behind_holes(&[(160, 162), (180, 300)], &before).unwrap();
     assert_ne!(pools[0], pools[2]);
     let pools = pools_behind_holes(&[(100 << 10, 101 << 10)], &before[..2]).unwrap();
     assert!(!pools[0].is_default());
 }
 
-/// Returns the pools of events by which all of some ranges are held, and then so much is mapped behind the last for a
-/// request and goes back, so many times.
+/// Returns the pools of these events: all ranges are allocated; then, `times` times, `by_mib` are mapped behind the
+/// last for a request and released.
 fn pools_when_grown(ranges: &[(u64, u64)], by_mib: u64, times: usize) -> Option<Vec<MempoolId>> {
     let mut events: Vec<(Action, u64, u64)> = ranges
         .iter()
@@ -152,7 +152,7 @@ fn pools_when_grown(ranges: &[(u64, u64)], by_mib: u64, times: usize) -> Option<
     pools_behind_holes(ranges, &events)
 }
 
-/// On a small card, segments of different pools are as near as runs of pages of one.
+/// On a small card, segments of different pools are as near to each other as runs of pages of one.
 #[test]
 fn what_grows_where_there_is_room_below_is_of_another_pool() {
     let is_apart = |ranges: &[(u64, u64)], by_mib| {
@@ -178,10 +178,10 @@ fn runs_between_which_there_is_another_segment_are_of_different_pools() {
     };
     assert!(!is_apart(&[(0, 60), (80, 100), (120, 140)]));
     assert!(is_apart(&[(0, 60), (80, 82), (120, 140)]));
-    // Of what went, only its blocks say for certain whether it was for small requests.
+    // For released pages, only their blocks show for certain whether they were for small requests.
     assert!(!is_apart(&[(0, 60), (80, 84), (120, 140)]));
     assert!(is_apart(&[(0, 60), (80, 90), (120, 140)]));
-    // One for small requests that came later.
+    // A segment for small requests that came later.
     let events = [
         (Action::Alloc, 120, 20),
         (Action::Alloc, 0, 60),
@@ -195,7 +195,7 @@ fn runs_between_which_there_is_another_segment_are_of_different_pools() {
     assert_ne!(pools[1], pools[3]);
 }
 
-/// Each time the last grows, every other run is looked at.
+/// Each time the last run grows, every other run is examined.
 #[test]
 fn what_grows_above_many_for_too_long_is_not_told() {
     let runs: Vec<(u64, u64)> = (0..2_000).map(|run| (run * 60, run * 60 + 20)).collect();
@@ -203,7 +203,7 @@ fn what_grows_above_many_for_too_long_is_not_told() {
     assert!(pools_when_grown(&runs, 60, 4_500).is_none());
 }
 
-/// So many segments of pools that are known and stay, and as many that come, are used and go.
+/// This many segments of known pools, which stay, and as many that are allocated, used and released.
 fn beside_pools(count: u64) -> Trace {
     let held = (1..=count).flat_map(|place| used(place, 20, MempoolId(0, place)));
     let gone = (count + 1..=2 * count).flat_map(|place| {
@@ -215,7 +215,7 @@ fn beside_pools(count: u64) -> Trace {
     trace_of(held.chain(gone))
 }
 
-/// Thousands of pools keep what they have while segments of another go, in call after call.
+/// Thousands of pools keep their segments while segments of another are released, in call after call.
 #[test]
 fn what_goes_beside_many_pools_is_told() {
     let inferred = infer(&beside_pools(1_500), &Initial::default(), Card::default());
@@ -223,7 +223,7 @@ fn what_goes_beside_many_pools_is_told() {
     assert!(pools.events[4_500..].iter().all(|pool| pool.is_default()));
 }
 
-/// Of those that came where others were, some are not there to be told apart.
+/// Some segments came where others were, and their blocks are not there to be separated.
 #[test]
 fn segments_that_came_where_others_were_tell_nothing() {
     let used = |place, mib| used(place, mib, MempoolId::DEFAULT);
@@ -244,7 +244,7 @@ fn what_takes_too_long_to_look_for_is_not() {
 #[test]
 fn too_many_to_tell_apart_are_not() {
     assert!(infer(&recording(1_450), &Initial::default(), Card::default()).is_none());
-    // Of either kind between those of the other, before the first event.
+    // Runs of either kind between runs of the other, before the first event.
     let ranges = (0..3_000).map(|place| (place * 40, place * 40 + 2 + place % 2 * 18));
     let ranges: Vec<(u64, u64)> = ranges.collect();
     assert_eq!(
