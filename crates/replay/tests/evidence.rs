@@ -1,4 +1,4 @@
-//! What a recording implies but does not say, on recordings of a few events made by hand.
+//! Facts that a recording implies but does not say, in recordings of a few events made by hand.
 #![expect(clippy::unwrap_used, reason = "a test that cannot replay fails")]
 
 use std::sync::Mutex;
@@ -66,7 +66,7 @@ fn an_empty_cache_right_before_the_peak_is_the_programs() {
             event(Action::Alloc, THERE, second_mib),
         ]);
         let outcome = verify(&trace);
-        // The last could have been either; whichever it was, the memory is the same.
+        // The last release could be the request's or the program's; the memory is the same either way.
         let was_request = second_mib > first_mib;
         assert_eq!(
             outcome.retries,
@@ -76,7 +76,7 @@ fn an_empty_cache_right_before_the_peak_is_the_programs() {
     }
 }
 
-/// With rounding to eighths, a request of 17 MiB takes 18.
+/// With rounding to eighths, a request of 17 MiB takes 18 MiB.
 #[test]
 fn a_cache_that_would_have_served_the_rounded_request_is_the_programs() {
     for (cached_mib, was_request) in [(18, false), (16, true)] {
@@ -120,7 +120,7 @@ fn a_pool_that_was_free_before_the_first_event_is_held_until_its_memory_goes() {
     verify(&trace);
 }
 
-/// A configured fraction is one of the capacity.
+/// A configured fraction is a fraction of the capacity.
 #[test]
 fn a_fraction_limits_a_replay() {
     let trace = recording(vec![
@@ -139,7 +139,7 @@ fn a_fraction_limits_a_replay() {
     }
 }
 
-/// While a program allocates to a private pool, PyTorch gives nothing back for want of memory.
+/// While a program allocates to a private pool, PyTorch releases nothing when memory runs out.
 #[test]
 fn memory_that_goes_back_before_a_private_pools_request_is_the_programs() {
     let pool = MempoolId(0, 7);
@@ -159,7 +159,7 @@ fn memory_that_goes_back_before_a_private_pools_request_is_the_programs() {
     assert_eq!(verify(&trace).retries, 0);
 }
 
-/// A job that let old memory go at 14,994 MiB and held 22,718 MiB in the end.
+/// A job that released old memory at 14,994 MiB and held 22,718 MiB in the end.
 fn garbage_recording() -> Trace {
     let small = HERE - (64 << 30);
     let place = |number: u64| HERE + number * (32 << 30);
@@ -205,7 +205,8 @@ fn verify_garbage(threshold: &str, capacity: Option<Bytes>) -> lowtide_replay::V
     outcome.verified.unwrap()
 }
 
-/// Between what the job held and what would have been too much lies less than 2 MiB.
+/// The limit lies in a range of less than 2 MiB: between the bytes that the job held and the bytes that would
+/// exceed it.
 #[test]
 fn a_limit_that_only_just_allows_what_was_held_is_found() {
     let held = Bytes::mib(22_718);
@@ -226,7 +227,7 @@ fn a_limit_that_only_just_allows_what_was_held_is_found() {
     }
 }
 
-/// What was expected so far and what was replayed, at each report.
+/// At each report: the events expected so far and the events replayed so far.
 #[derive(Default)]
 struct Heard(Mutex<Vec<(u64, u64)>>);
 
@@ -264,7 +265,7 @@ fn the_search_for_a_limit_reports_how_far_it_is() {
         let reports = heard.0.into_inner().unwrap();
         let events = trace.events.len() as u64;
         let total = reports[0].0 + events;
-        // All of it is said first, and then replay by replay.
+        // All replays are announced first. Then the reports follow, replay by replay.
         assert!(
             reports
                 .iter()
@@ -279,12 +280,12 @@ fn the_search_for_a_limit_reports_how_far_it_is() {
     }
 }
 
-/// Nothing is ahead of a replay that broke off.
+/// After a replay that broke off, no events are left.
 #[test]
 fn replays_that_break_off_report_all_of_it() {
     let mut trace = garbage_recording();
     trace.settings.conf = "garbage_collection_threshold:0.5".into();
-    // No driver gives memory twice.
+    // No driver returns the same memory twice.
     for (address, is_expandable) in [(THERE, true), (THERE + (20 << 20), false)] {
         trace.initial.segments.push(InitialSegment {
             address: DeviceAddress(address),
@@ -322,8 +323,8 @@ fn thresholds_near_their_ends_are_no_fault() {
     }
 }
 
-/// Free memory of 5 MiB and 6 MiB before the first event, each behind a block, and a request that was served of the
-/// second.
+/// Free memory of 5 MiB and 6 MiB before the first event, each behind a block, and a request that was served from
+/// the second.
 fn end_recording(mib: u64) -> Trace {
     let place = |mib: u64| HERE + (mib << 20);
     let mut trace = recording_of(&[
@@ -354,11 +355,11 @@ fn end_recording(mib: u64) -> Trace {
     trace
 }
 
-/// A block that was there before the first event may have an end that was not split off.
+/// A block from before the first event may have an end that was not split off.
 #[test]
 fn free_memory_that_was_passed_by_was_too_short() {
     verify(&end_recording(5));
-    // The end would be longer than one that is not split off.
+    // The end would be longer than an end that is not split off.
     let options = Options {
         verify: true,
         ..Options::default()
@@ -375,7 +376,7 @@ fn free_memory_that_was_passed_by_was_too_short() {
     );
 }
 
-/// Pages that were mapped before the first event, from and to so many MiB, each full of one block.
+/// Pages that were mapped before the first event, from and to these MiB, each range filled by one block.
 fn expandable_recording(ranges: &[(u64, u64)], events: &[(Action, u64, u64)]) -> Trace {
     let events = events.iter();
     let mut trace = recording_of(
@@ -408,7 +409,7 @@ fn expandable_recording(ranges: &[(u64, u64)], events: &[(Action, u64, u64)]) ->
     trace
 }
 
-/// Of an expandable segment the first pages may have gone before the first event.
+/// The first pages of an expandable segment may have been released before the first event.
 #[test]
 fn a_segment_begins_where_memory_is_mapped_before_the_rest() {
     let mut events = vec![
@@ -420,7 +421,7 @@ fn a_segment_begins_where_memory_is_mapped_before_the_rest() {
         (Action::Alloc, 140, 30),
     ];
     verify(&expandable_recording(&[(100, 140)], &events));
-    // Where the pages between are not mapped as yet, too.
+    // The same holds while the pages between are not mapped yet.
     events.truncate(2);
     verify(&expandable_recording(&[(100, 140)], &events));
 }
@@ -437,8 +438,8 @@ fn a_segment_of_another_stream_begins_where_it_was_recorded() {
     verify(&trace);
 }
 
-/// Where cards have less memory, segments of different pools begin nearer to each other, and up to torch 2.14 nothing
-/// says whose a segment was that has gone.
+/// On cards with less memory, segments of different pools begin nearer to each other. Up to torch 2.14 a recording
+/// does not say the pool of a released segment.
 #[test]
 fn a_segment_that_grows_near_to_one_with_room_is_of_another_pool() {
     for card_gib in [1_u64, 24, 80] {
@@ -463,7 +464,7 @@ fn a_segment_that_grows_near_to_one_with_room_is_of_another_pool() {
     }
 }
 
-/// Two segments of 20 MiB of a private pool, each of which begins with a block of so many MiB.
+/// Two segments of 20 MiB of a private pool, each of which begins with a block of this many MiB.
 fn private_recording(held_mib: [u64; 2], events: &[(Action, u64, u64)]) -> Trace {
     let pool = MempoolId(0, 5);
     let mut trace = recording_of(events);
@@ -493,7 +494,7 @@ fn private_recording(held_mib: [u64; 2], events: &[(Action, u64, u64)]) -> Trace
     trace
 }
 
-/// Requests that restore a pool to a checkpoint go where they were, and not to the best fit.
+/// Requests that restore a pool to a checkpoint take their old addresses and not the best fit.
 #[test]
 fn a_recording_may_begin_while_a_pool_is_restored() {
     let events = [
@@ -507,7 +508,7 @@ fn a_recording_may_begin_while_a_pool_is_restored() {
     verify(&private_recording([8, 18], &events));
 }
 
-/// It goes to the best fit as any other does.
+/// Such a request takes the best fit, as any other does.
 #[test]
 fn one_request_up_to_a_segments_end_restores_nothing() {
     for (address, agrees) in [(HERE, true), (THERE, false)] {
@@ -523,7 +524,7 @@ fn one_request_up_to_a_segments_end_restores_nothing() {
     }
 }
 
-/// Under a limit, which the recording does not say, no range of addresses was reserved for it.
+/// Under a limit, which the recording does not say, no address range was reserved for the refused request.
 #[test]
 fn a_segment_begins_where_it_was_recorded_after_a_request_was_refused() {
     let events = [
@@ -534,7 +535,7 @@ fn a_segment_begins_where_it_was_recorded_after_a_request_was_refused() {
     verify(&expandable_recording(&[], &events));
 }
 
-/// One stream's memory grew elsewhere than it does here, where another's is in its way.
+/// One stream's memory grew elsewhere than in the replay, where another stream's memory is in its way.
 #[test]
 fn a_replay_that_breaks_off_says_what_it_did_otherwise_before() {
     let there = (THERE - HERE) >> 20;
@@ -566,7 +567,7 @@ fn a_replay_that_breaks_off_says_what_it_did_otherwise_before() {
     assert!(!error.contains('\n'));
 }
 
-/// A request that waits for two blocks at once has looked before either was free.
+/// A request that waits for two blocks at once looked for a free block before either was free.
 #[test]
 fn what_one_wait_ends_is_free_after_the_request_has_looked() {
     const OTHER: Stream = Stream(5);
@@ -595,7 +596,7 @@ fn what_one_wait_ends_is_free_after_the_request_has_looked() {
     assert_eq!(verify(&events).retries, 1);
 }
 
-/// A request that is refused has waited for all blocks that other streams used, and does not look at them then.
+/// A refused request waited for all blocks that other streams used, and does not look at them afterwards.
 #[test]
 fn what_a_refused_request_waited_for_does_not_serve_it() {
     for conf in ["", "garbage_collection_threshold:0.5"] {
@@ -616,8 +617,8 @@ fn what_a_refused_request_waited_for_does_not_serve_it() {
     }
 }
 
-/// While a graph is captured, and while a program allocates to a private pool, requests of others that are refused
-/// neither wait nor give all back.
+/// While a graph is captured or a program allocates to a private pool, refused requests of other pools neither wait
+/// nor release everything.
 #[test]
 fn what_stays_at_a_refusal_tells_of_a_capture() {
     let waiting = [
@@ -669,7 +670,7 @@ fn pages_that_stay_at_a_refusal_tell_of_a_capture() {
     assert_eq!(verify(&trace).retries, 0);
 }
 
-/// The block that was waited for lies elsewhere: it does not keep the cache from having been emptied.
+/// The block that was waited for lies elsewhere, so the release may still be a call of `empty_cache`.
 #[test]
 fn an_empty_cache_that_waits_is_the_programs() {
     let trace = recording_of(&[
@@ -690,7 +691,8 @@ fn an_empty_cache_that_waits_is_the_programs() {
     assert_eq!(verify(&trace).retries, 0);
 }
 
-/// Pages in the middle of the block that was waited for went back: the request waited, and not an emptied cache.
+/// Pages in the middle of the block that was waited for were released: the request waited, and not a call of
+/// `empty_cache`.
 #[test]
 fn pages_of_a_block_that_was_waited_for_are_the_requests() {
     let trace = expandable_recording(
@@ -711,8 +713,8 @@ fn pages_of_a_block_that_was_waited_for_are_the_requests() {
     assert_eq!(verify(&trace).retries, 1);
 }
 
-/// A recording with `max_split_size_mb`, whose program empties its cache once; then there are 90 MiB free, and beside
-/// a block in use one that other streams use after it was freed.
+/// A recording with `max_split_size_mb`, whose program calls `empty_cache` once. Then 90 MiB are free, and beside a
+/// block in use lies a freed block that other streams still use.
 fn recording_with_a_use(mut then: Vec<Event>) -> Trace {
     let in_use = Event {
         stream: Stream(1),
@@ -750,14 +752,15 @@ fn recording_with_a_use(mut then: Vec<Event>) -> Trace {
     trace
 }
 
-/// An emptied cache would have waited for them, before anything went back.
+/// A call of `empty_cache` would have waited for them before it released anything.
 #[test]
 fn memory_that_goes_back_while_other_streams_use_some_is_the_requests() {
     let completed = Event {
         stream: Stream(1),
         ..event(Action::FreeCompleted, THIRD, 8)
     };
-    // What went back is enough for the first, which does not count as a retry; the second waits for the rest.
+    // The release is enough for the first request and does not count as a retry. The second request waits for the
+    // rest.
     let served = recording_with_a_use(vec![
         event(Action::SegmentAlloc, HERE, 66),
         event(Action::Alloc, HERE, 66),
@@ -774,8 +777,8 @@ fn memory_that_goes_back_while_other_streams_use_some_is_the_requests() {
     assert_eq!(verify(&waited).retries, 1);
 }
 
-/// The program empties its cache elsewhere; but what became free would have served the request, had that not looked
-/// before.
+/// The program calls `empty_cache` elsewhere. But the block that became free would have served the request if the
+/// request had not looked before.
 #[test]
 fn a_request_that_what_became_free_would_have_served_had_begun() {
     let mut trace = recording_of(&[
@@ -809,7 +812,7 @@ fn a_request_that_what_became_free_would_have_served_had_begun() {
     assert_eq!(verify(&trace).retries, 1);
 }
 
-/// The program empties its cache elsewhere; but pages were mapped for the request before others went back.
+/// The program calls `empty_cache` elsewhere. But pages were mapped for the request before others were released.
 #[test]
 fn a_request_that_pages_were_mapped_for_had_begun() {
     let trace = expandable_recording(
@@ -836,8 +839,8 @@ fn a_request_that_pages_were_mapped_for_had_begun() {
     assert_eq!(verify(&trace).retries, 1);
 }
 
-/// Requests that were served of what was mapped already were held against no limit: without one, the card ran out at
-/// less than they would have had.
+/// Requests served from mapped memory were not checked against a limit. Without a limit, the card ran out at less
+/// memory than they would have needed.
 #[test]
 fn a_request_that_had_begun_let_memory_go_whatever_others_were_granted() {
     let trace = expandable_recording(
@@ -874,7 +877,8 @@ fn a_request_that_had_begun_let_memory_go_whatever_others_were_granted() {
     assert_eq!(verify(&trace).retries, 1);
 }
 
-/// Blocks that are not split go back for requests of their own pool, and nothing else does for those of a private one.
+/// Blocks that are not split are released for requests of their own pool. For requests of a private pool nothing
+/// else is.
 #[test]
 fn unsplit_blocks_of_a_private_pool_go_back_for_its_requests() {
     let served = [
@@ -904,7 +908,8 @@ fn unsplit_blocks_of_a_private_pool_go_back_for_its_requests() {
     }
 }
 
-/// It would have gone back otherwise. Nothing says the pool of a refused request up to torch 2.14.
+/// The block would have been released for its own pool. Up to torch 2.14 a recording does not say the pool of a
+/// refused request.
 #[test]
 fn a_refusal_beside_an_unsplit_block_that_stays_is_of_another_pool() {
     let mut trace = recording_of(&[
@@ -929,7 +934,7 @@ fn a_refusal_tells_of_the_recorded_card() {
     let trace = recording_of(&[
         (Action::SegmentAlloc, HERE, 20),
         (Action::Alloc, HERE, 20),
-        // What the card has left takes the place of an address.
+        // The event's address holds the bytes that the card had left.
         (Action::OutOfMemory, 5 << 20, 30),
     ]);
     let message = verify(&trace).oom_message.unwrap();

@@ -1,4 +1,4 @@
-//! Recordings that end where memory ran out, or nearly did, and those of them that lost their beginning.
+//! Recordings that end at or shortly before an out-of-memory error, including recordings that lost their beginning.
 
 use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Event, MempoolId, Stream};
 use lowtide_replay::{Job, Options, Outcome};
@@ -11,7 +11,7 @@ const POOL: MempoolId = MempoolId(1, 0);
 
 type Allocator = DeviceAllocator<SimDriver>;
 
-/// Returns a recording of what `act` does for each number of its last events, all of them last.
+/// Returns recordings of what `act` does: one for each number of last events, the whole recording last.
 fn recordings(act: impl FnOnce(&mut Allocator) -> Result<(), AllocError>) -> Vec<Trace> {
     let driver = SimDriver::new(SimConfig {
         capacity: Some(CAPACITY),
@@ -38,7 +38,7 @@ fn replay(trace: &Trace, config: &Config) -> Outcome {
     outcome.expect("a job that does not fit is no error")
 }
 
-/// Allocates 60 MiB in the pool and frees them, and 20 MiB in the default pool.
+/// Allocates 60 MiB in the pool and frees them, and allocates 20 MiB in the default pool.
 fn fill(allocator: &mut Allocator) -> Result<(), AllocError> {
     let freed = allocator.allocate_in(POOL, Bytes::mib(60), Stream(1))?;
     allocator.free(freed)?;
@@ -77,7 +77,7 @@ fn what_a_pool_holds_free_serves_its_own_requests() {
             Bytes::mib(80),
             "{count} events"
         );
-        // What was freed before counts for nobody.
+        // Memory that was freed before the first event does not count.
         let saw_it = trace.initial.segments.is_empty();
         let allocated = Bytes::mib(if saw_it { 80 } else { 70 });
         assert!(outcome.peak_allocated_bytes <= allocated, "{count} events");
@@ -92,7 +92,7 @@ fn what_a_pool_held_is_free_for_others_once_it_has_ended() {
         allocator.allocate(Bytes::mib(60), Stream::DEFAULT)?;
         Ok(())
     });
-    // The last events are that memory goes back, a new segment and a block.
+    // The last events are the release of memory, a new segment and a block.
     for (count, trace) in (1..).zip(&served).skip(2) {
         for config in ["caching", "caching:expandable_segments:True"] {
             let config = config.parse().expect("a configuration");
@@ -101,7 +101,7 @@ fn what_a_pool_held_is_free_for_others_once_it_has_ended() {
     }
 }
 
-/// As in PyTorch, whose fault it is: pytorch#189504.
+/// As PyTorch does, because of its issue pytorch#189504.
 #[test]
 fn what_a_wait_made_free_serves_a_replay_that_asks_for_it() {
     let refused = recordings(|allocator| {
@@ -116,7 +116,7 @@ fn what_a_wait_made_free_serves_a_replay_that_asks_for_it() {
             .driver_mut()
             .launch(Stream(2), 1_000_000);
         allocator.free(waits)?;
-        // What is free as soon as it is freed leaves the same two events.
+        // A block that is free as soon as it is freed leaves the same two events.
         allocator.allocate(Bytes::mib(1), Stream::DEFAULT)?;
         let error = allocator.allocate(Bytes::mib(38), Stream::DEFAULT);
         assert!(error.is_err_and(|error| error.is_out_of_memory()));

@@ -1,9 +1,9 @@
-//! `caching` is PyTorch's allocator: every block of every recorded job lies where PyTorch put it, every
-//! segment and page comes and goes as recorded, and the figures are PyTorch's own.
+//! `caching` behaves as PyTorch's allocator: every block of every recorded job has its recorded address, every
+//! segment and page is allocated and released as recorded, and the statistics are PyTorch's.
 //!
-//! `data` holds memory snapshots of small jobs that `data/record.py` ran on an H200 with torch 2.11, some of torch
-//! 2.12 and 2.15, and for those recorded from their start what `torch.cuda.memory_stats` said at the end. Not
-//! covered: jobs whose `free_memory` callbacks give memory back.
+//! `data` holds memory snapshots of small jobs that `data/record.py` ran on an H200 with torch 2.11, some with
+//! torch 2.12 and 2.15. For jobs recorded from their start, it also holds `torch.cuda.memory_stats` at the end. Not
+//! covered: jobs whose `free_memory` callbacks release memory.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
@@ -14,7 +14,7 @@ use lowtide_core::{Action, Bytes, Config, FreeBlockOrder};
 use lowtide_replay::{Job, Options, Outcome};
 use lowtide_trace::{Snapshot, Trace, TraceEvent};
 
-/// The memory of the card that `data` was recorded on.
+/// The memory of the card that `data` was recorded on, in bytes.
 const H200_BYTES: f64 = 150_109_880_320.0;
 
 fn data(name: &str) -> PathBuf {
@@ -35,7 +35,7 @@ fn read(path: &Path) -> Trace {
     snapshot.traces.remove(0)
 }
 
-/// Replays a recording under the settings it was made with and the driver it was made on.
+/// Replays a recording under its own settings and with the recorded driver.
 fn verify(trace: &Trace, capacity: Option<Bytes>) -> Outcome {
     let config = Config::parse("caching", trace.settings.conf.raw()).unwrap();
     let option_in_the_end = trace.settings.expandable_segments;
@@ -63,8 +63,8 @@ fn assert_same(outcome: &Outcome, trace: &Trace) {
     assert_eq!(verified.same_address, verified.compared);
 }
 
-/// Compares every figure but one: a call of `empty_cache` that gives nothing back leaves no event, and
-/// so is not replayed, but PyTorch counts the wait.
+/// Compares every statistic but one. A call of `empty_cache` that releases nothing leaves no event and is not
+/// replayed, but PyTorch counts its wait.
 fn assert_figures(outcome: &Outcome, recorded: &Path) {
     let recorded: BTreeMap<String, i64> =
         serde_json::from_str(&std::fs::read_to_string(recorded).unwrap()).unwrap();
@@ -78,7 +78,7 @@ fn assert_figures(outcome: &Outcome, recorded: &Path) {
     assert!(recorded.len() > 120, "torch 2.11 has 122 figures");
 }
 
-/// As [`check`], and then without being told the limit, which is searched for.
+/// As [`check`], and then again without the limit, which has to be found.
 fn check_limit_found(name: &str, memory_fraction: f64) {
     check(name, Some(memory_fraction));
     let (_, outcome) = check_events(name, None);
@@ -89,7 +89,8 @@ fn check_limit_found(name: &str, memory_fraction: f64) {
     );
 }
 
-/// Verifies a recorded job, its figures too; a fraction of the card's memory is the limit it ran under.
+/// Verifies a recorded job and its statistics. `memory_fraction` is the job's limit as a fraction of the card's
+/// memory.
 fn check(name: &str, memory_fraction: Option<f64>) {
     let (trace, outcome) = check_events(name, memory_fraction);
     let figures = data(&format!("{name}.stats.json"));
@@ -125,8 +126,8 @@ fn several_streams() {
     check("multistream.exp", None);
 }
 
-/// The addresses of expandable segments come to an end on a card that is nearly full, and then a pool has several. What
-/// goes back before a request that is then served is taken for a call of `empty_cache` there, so that figures differ.
+/// On a card that is nearly full, an expandable segment runs out of addresses, and a pool has several. Memory
+/// released before a request that then succeeds is taken for a call of `empty_cache`, so the statistics differ.
 #[test]
 fn cards_that_are_full() {
     check_events("full.exp", None);
@@ -195,7 +196,7 @@ fn calls_of_empty_cache() {
 #[test]
 fn a_limit_with_refused_requests() {
     check("gnn.cap", Some(0.012));
-    // Without the limit, the recorded driver's refusals tell.
+    // Without the limit, the recorded driver's refusals show it.
     check("gnn.cap", None);
     check("shrinking.exp", Some(0.03));
     check("shrinking.gcexp", Some(0.03));
@@ -208,7 +209,7 @@ fn garbage_collection() {
     check_limit_found("random.gcsplit40", 0.02);
     check_limit_found("randomstreams.gc", 0.02);
     check_limit_found("randompools.gc", 0.02);
-    // One block more was for a moment free beside others: in which of its 3,951 steps is not known.
+    // One more block was free beside others for a moment. Which of its 3,951 steps that was is not known.
     check_events("idle.gc", Some(0.015));
     check("idle.gcexp", Some(0.015));
 }
@@ -226,7 +227,7 @@ fn rounding_and_splitting() {
         check(name, None);
     }
     check("varlen.split200.cap", Some(0.033));
-    // Which calls of `empty_cache` were requests that failed first is not known.
+    // It is not known which calls of `empty_cache` were requests that failed at first.
     check_events("randomstreams.split32", Some(0.02));
 }
 
@@ -249,7 +250,7 @@ fn recordings_that_lost_their_beginning() {
     }
 }
 
-/// PyTorch takes the events and then the segments: what other threads do between the two makes no difference.
+/// PyTorch copies the events before the segments. Calls of other threads between the two make no difference.
 #[test]
 fn recordings_whose_segments_are_newer_than_their_events() {
     for (name, memory_fraction) in [
@@ -285,8 +286,8 @@ fn recordings_whose_segments_are_newer_than_their_events() {
     }
 }
 
-/// Returns a recording as it is read whose last calls, at least so many, came after its events were taken; and how many
-/// events those were.
+/// Returns a recording whose last calls, at least `calls`, came after its events were copied, and the number of
+/// their events. The recording is as a reader returns it.
 fn without_end(whole: &Trace, calls: usize) -> (Trace, usize) {
     let is_alloc = |event: &TraceEvent| event.event.action == Action::Alloc;
     let ends = whole.events.iter().enumerate().rev();
@@ -317,7 +318,7 @@ fn the_samples() {
         let trace = read(&sample(&format!("{name}.pickle.zst")));
         let outcome = verify(&trace, None);
         assert_same(&outcome, &trace);
-        // What PyTorch reported. A replay that chooses addresses itself comes to the same.
+        // The figures that PyTorch reported. A replay that chooses addresses itself has the same.
         let free = Job::new(&trace)
             .replay(&Config::default(), &Options::default(), &())
             .unwrap();
@@ -328,7 +329,7 @@ fn the_samples() {
     }
 }
 
-/// The point of caching, in two numbers.
+/// What caching saves, in two numbers.
 #[test]
 fn direct_asks_the_driver_for_every_block() {
     let trace = read(&sample("mnist_mlp.pickle.zst"));
@@ -340,7 +341,7 @@ fn direct_asks_the_driver_for_every_block() {
     assert!(outcome.completed);
 }
 
-/// A comparison that cannot fail would prove nothing.
+/// A comparison that cannot fail proves nothing.
 #[test]
 fn differences_are_seen() {
     let trace = read(&data("multistream.pickle.gz"));
@@ -358,7 +359,7 @@ fn differences_are_seen() {
     assert!(verified.same_address < verified.compared);
 }
 
-/// Every strategy serves every recorded job, and comes back with all its memory accounted for.
+/// Every strategy serves every recorded job, and all its memory is accounted for at the end.
 #[test]
 fn every_strategy_completes_without_a_limit() {
     for name in [
