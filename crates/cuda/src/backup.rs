@@ -1,24 +1,27 @@
-//! [`CudaBackups`]: contents of a device's memory in the host's memory or in a file, at the link's speed.
+//! [`CudaBackups`]: copies of a device's memory in host memory or in a file, made at the link's speed.
 //!
 //! ```text
 //! begin, save_next, restore
-//! ├─ sizes.rs          how much is done at once
-//! ├─ layout.rs         the ranges one behind the other: a backup is a row of bytes
+//! ├─ sizes.rs          how much is copied, page-locked or written at once
+//! ├─ layout.rs         the offset of each range in the backup
 //! ├─ link.rs           the device's side: two streams, a ring of page-locked slots
-//! ├─ pipeline.rs       what goes through the ring, and the threads at its other end
-//! ├─ host_memory.rs    ordinary memory, block by block page-locked; available.rs: how much there is
-//! └─ file.rs           a file without a name, checksums; names.rs: names for who looks
+//! ├─ pipeline.rs       copies through the ring, and the threads at its other end
+//! ├─ host_memory.rs    ordinary memory, page-locked block by block; available.rs: how much there is
+//! └─ file.rs           a file without a name, checksums; names.rs: names for people who look for the file
 //! discard, and the time between two backups
-//! ├─ keeper.rs         page-locks beside the job, keeps for the next backup, gives back
-//! └─ release.rs        what the driver refuses to take back, until it does
+//! ├─ keeper.rs         page-locks in the background, keeps memory for the next backup, releases it
+//! └─ release.rs        retries what the driver refuses to release
 //! ```
 //!
-//! The device copies at the link's speed only to and from page-locked memory, and to page-lock takes the
-//! driver far longer than the copy. So the first backup goes through a small ring into ordinary memory,
-//! which threads fill as fast as the system gives it out. A thread page-locks that memory block by block, those that have
-//! been filled meanwhile and afterwards, beside the job, the others. Each later copy goes directly to and from the blocks
-//! that are done, and through the ring for the others, from the end, both at once; where the two ways meet, it
-//! goes on directly.
+//! The device copies at the link's speed only to and from page-locked memory, but page-locking takes the driver far
+//! longer than the copy. So the first backup goes through a small page-locked ring into ordinary memory. Threads
+//! fill that memory as fast as the system provides pages.
+//!
+//! A background thread page-locks the memory block by block. During the backup, it takes blocks that have been
+//! filled. Afterwards, while the job runs, it takes the rest.
+//!
+//! Each later copy goes directly to and from page-locked blocks. Other blocks go through the ring, from the end, at
+//! the same time. When the ring reaches a block that has been page-locked meanwhile, that block is copied directly.
 
 mod available;
 mod file;
@@ -56,15 +59,15 @@ use pipeline::Staged;
 use release::ReleaseQueue;
 use sizes::Sizes;
 
-/// Keeps contents of one device's memory.
+/// Backups of one device's memory.
 ///
-/// Memory of the host that a backup no longer needs waits for the next one, as it is page-locked and that
-/// is what makes backups fast: for 30 seconds, or until [`release_retained`](CudaBackups::release_retained)
-/// if it is [retained](CudaBackups::set_retain). A backup on disk is a file without a name, which ends with
-/// the backup or the process.
+/// Host memory that a backup no longer needs is kept for the next one: it is page-locked, which makes backups fast.
+/// It is kept for 30 seconds, or, if it is [retained](CudaBackups::set_retain), until
+/// [`release_retained`](CudaBackups::release_retained) is called. A backup on disk is a file without a name, which
+/// disappears with the backup or the process.
 #[derive(Debug)]
 pub struct CudaBackups {
-    /// `None` but after a wait that failed.
+    /// Copies whose wait failed. `None` between calls otherwise.
     unfinished: Option<Unfinished>,
     keeper: Keeper,
     queue: Arc<ReleaseQueue>,
@@ -74,24 +77,24 @@ pub struct CudaBackups {
     open_storage: OpenStorage,
 }
 
-/// Copies that may be under way although their call has ended, as the wait for them failed.
+/// Copies that may still be in progress although their call has returned, because the wait for them failed.
 #[derive(Debug)]
 struct Unfinished {
     link: Link,
-    /// What they copy to or from besides the link's slots.
+    /// The memory that they copy to or from, besides the link's slots.
     memory: Option<Arc<HostMemory>>,
-    /// Whether the memory's backup has ended meanwhile.
+    /// Whether the backup in this memory has been discarded meanwhile.
     is_discarded: bool,
 }
 
-/// A backup by [`CudaBackups`].
+/// A backup made by [`CudaBackups`].
 #[derive(Debug)]
 pub struct CudaBackup {
     layout: Layout,
     contents: Contents,
-    /// Up to where it is saved.
+    /// The contents before this offset have been saved.
     saved_bytes: usize,
-    /// While it is.
+    /// The copies of a save in progress.
     copying: Option<Copying>,
 }
 
@@ -101,30 +104,30 @@ enum Contents {
     Disk(FileBackup),
 }
 
-/// How long memory waits for the next backup that is not retained. Longer than a phase of most jobs that
-/// take turns on a card, and soon enough for the job that will not come back to it.
+/// How long memory that is not retained waits for the next backup. This is longer than a phase of most jobs that
+/// take turns on a card, and short enough for a job that makes no further backup.
 const IDLE_TIME: Duration = Duration::from_secs(30);
 
-/// How long after copies the job has the driver to itself. Longer than it takes to ask what has become free and to
-/// begin with it, and short beside what page-locking takes, which the next backup is faster with.
+/// How long after copies the job has the driver to itself. This is longer than the job needs to query the free memory
+/// and to start using it. It is short compared with page-locking, which makes the next backup faster.
 const QUIET_TIME: Duration = Duration::from_millis(50);
 
-/// How long the job has the driver to itself where copies follow one another: a few backups.
+/// The longest time that the job has the driver to itself while copies follow one another: a few backups.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl CudaBackups {
-    /// Returns what keeps a device's contents. It takes nothing before the first backup but the device's
-    /// primary context, which is made if there is none.
+    /// Returns the backups of a device. Before the first backup, this uses only the device's primary context, which
+    /// is created if it does not exist.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Safety
     ///
-    /// Each range that is saved or restored must be memory that is mapped, that the device can read and
-    /// write, and that nothing else writes to, or uses while it is restored, before the call returns. The
-    /// device's primary context is not reset for the life of the answer and of all backups.
+    /// - Each range that is saved or restored must be mapped, and the device must be able to read and write it.
+    /// - Until the call returns, nothing else may write to a range that is saved, or use a range that is restored.
+    /// - The device's primary context must not be reset while the returned value or one of its backups exists.
     pub unsafe fn new(device: Device) -> Result<CudaBackups, DriverError> {
         let context = Arc::new(PrimaryContext::retain(device)?);
         Ok(CudaBackups::with(
@@ -158,47 +161,46 @@ impl CudaBackups {
         }
     }
 
-    /// Sets where files are made from now on: the system's temporary directory, unless this is called. One
-    /// that is in the host's memory (tmpfs) takes that, and a backup that does not fit there is refused as one that is to
-    /// be in the host's memory.
+    /// Sets the directory of new backup files. The default is the system's temporary directory. A directory in host
+    /// memory (tmpfs) uses that memory. A backup that does not fit there is refused like a backup in host memory.
     pub fn set_directory(&mut self, directory: PathBuf) {
         self.directory = directory;
     }
 
-    /// Sets whether a file has names as long as it is a backup, one for each range that is in it, where its file
-    /// system can give it some; it has none unless this is called. They go when the process ends, too; one that is killed,
-    /// or ends by `_exit`, leaves them, and with them the file.
+    /// Sets whether a backup's file has names while the backup exists: one for each range in it, if the file system
+    /// supports that. By default it has none. The names are removed with the backup and when the process exits. A
+    /// process that is killed, or calls `_exit`, leaves the names and so the file.
     pub fn set_shows_files(&mut self, shows: bool) {
         self.shows_files = shows;
     }
 
-    /// Sets whether the host's memory is kept after a backup until it is released, and a backup in it that was
-    /// restored until the next; neither is unless this is called.
+    /// Sets whether host memory is kept after a backup until it is released, and whether a restored backup in host
+    /// memory is kept until the next one. By default, neither is.
     pub fn set_retain(&mut self, retain: bool) {
         self.keeper.set_retains(retain);
     }
 
-    /// Gives back what is kept for later backups, and returns when that is done.
+    /// Releases the memory that is kept for later backups. Returns when it is released.
     pub fn release_retained(&mut self) {
-        // What cannot be waited for stays.
+        // If the wait for copies fails, their memory stays.
         let _ = self.finish_copies();
         self.keeper.release();
         self.queue.retry();
     }
 
-    /// Returns the host's memory that is kept for later backups, or because the driver refused to let it go.
+    /// Returns a handle to the host memory that is kept for later backups, or that the driver refused to release.
     pub fn kept(&self) -> KeptMemory {
         self.keeper.kept(Arc::clone(&self.queue))
     }
 
-    /// Waits until all memory of backups is page-locked that the system lets be, so that the next copies
-    /// are at the link's speed.
+    /// Waits until all backup memory that the system allows is page-locked, so that the next copies run at the
+    /// link's speed.
     pub fn finish_locking(&self) {
         self.keeper.finish_locking();
     }
 
-    /// Does `copy` with the link, which is made if there is none, and waits for its copies. They use no other memory of
-    /// the host than `memory`.
+    /// Runs `copy` with the link, which is created if there is none, and waits for its copies. Besides the link's
+    /// slots, they use no host memory but `memory`.
     fn with_link(
         &mut self,
         memory: Option<&Arc<HostMemory>>,
@@ -212,7 +214,7 @@ impl CudaBackups {
             None => self.with_room(|| Link::new(Arc::clone(&self.queue), &self.sizes))?,
         };
         let copied = catch_unwind(AssertUnwindSafe(|| copy(&mut link, &self.sizes)));
-        // Even after an error or a panic: what the copies use must stay until they have ended.
+        // Also after an error or a panic: what the copies use must stay until they have ended.
         self.unfinished = Some(Unfinished {
             link,
             memory: memory.map(Arc::clone),
@@ -223,7 +225,7 @@ impl CudaBackups {
         copied.and(ended.map_err(BackupError::Driver))
     }
 
-    /// Waits for copies that may be under way, and takes back what they use.
+    /// Waits for copies that may be in progress, and keeps their link and discarded memory for the next backup.
     fn finish_copies(&mut self) -> Result<(), DriverError> {
         let Some(Unfinished { link, .. }) = &self.unfinished else {
             return Ok(());
@@ -232,7 +234,7 @@ impl CudaBackups {
         link.synchronize()?;
         drop(scope);
         if let Some(finished) = self.unfinished.take() {
-            // A ring that is smaller than it should be was made when the host had little memory left.
+            // A ring with fewer slots was created when host memory was short, and is not kept.
             if finished.link.slots_max() == self.sizes.slots {
                 self.keeper.keep_link(finished.link);
             }
@@ -243,7 +245,7 @@ impl CudaBackups {
         Ok(())
     }
 
-    /// Returns memory of the host for so many bytes.
+    /// Returns host memory for `needed_bytes` bytes.
     fn host_memory(&self, needed_bytes: usize) -> Result<Arc<HostMemory>, BackupError> {
         if let Some(memory) = self.keeper.take(needed_bytes) {
             return Ok(memory);
@@ -255,8 +257,8 @@ impl CudaBackups {
         memory.map(Arc::new)
     }
 
-    /// Returns what of a backup is saved next: a step, or all the rest if some of it is not page-locked, as what goes
-    /// through the ring is the slower way and takes no longer beside what is copied directly.
+    /// Returns the part of a backup to save next: one step, or the rest if some of that is not page-locked. The
+    /// ring is the slower way, and direct copies beside it take no extra time.
     fn step(&self, layout: &Layout, memory: &HostMemory, start: usize) -> Range<usize> {
         let block_bytes = memory.block_bytes();
         let rest = start..layout.bytes();
@@ -267,7 +269,7 @@ impl CudaBackups {
         }
     }
 
-    /// Saves what lies within a step of a backup: no unit of memory or of the ring is in two of them.
+    /// Saves the contents of a step. No block of memory and no piece of the ring lies in two steps.
     fn save_to_host(
         &mut self,
         layout: &Layout,
@@ -289,8 +291,8 @@ impl CudaBackups {
         })
     }
 
-    /// Returns what `make` makes in the host's memory; where that has too little, what waits for other backups goes
-    /// back for it.
+    /// Returns what `make` creates in host memory. If host memory is short, releases the memory kept for other
+    /// backups and tries again.
     fn with_room<T>(&self, make: impl Fn() -> Result<T, BackupError>) -> Result<T, BackupError> {
         match make() {
             Err(BackupError::NoHostMemory { .. }) if self.keeper.idle_bytes() > 0 => {
@@ -385,7 +387,7 @@ impl Backups for CudaBackups {
                 }
                 step
             }
-            // What leaves the device later than it could is nothing beside a disk's time.
+            // One step: compared with a disk's time, releasing device memory earlier gains nothing.
             Contents::Disk(file) => {
                 self.save_to_disk(layout, file)?;
                 if self.shows_files {
@@ -457,14 +459,14 @@ impl Backups for CudaBackups {
 impl Drop for CudaBackups {
     fn drop(&mut self) {
         if self.finish_copies().is_err() {
-            // The device may still copy to it and from it.
+            // The device may still copy to and from this memory.
             mem::forget(self.unfinished.take());
         }
     }
 }
 
 impl CudaBackup {
-    /// Returns how much of the backup the device copies directly, because it is page-locked by now.
+    /// Returns how many bytes of the backup the device copies directly, because they are page-locked now.
     pub fn locked(&self) -> Bytes {
         let Contents::Host(memory) = &self.contents else {
             return Bytes::ZERO;
@@ -479,18 +481,18 @@ impl CudaBackup {
     }
 }
 
-/// A backup's spans by the way they take.
+/// A backup's spans, divided by how they are copied.
 struct Parts {
-    /// Within a block each, all of it page-locked.
+    /// Spans within one block each, which is page-locked.
     direct: Vec<Range<usize>>,
-    /// Within a piece each, from the end: blocks are page-locked from the beginning.
+    /// Spans within one piece each, last first, because blocks are page-locked from the first one.
     staged: Vec<Range<usize>>,
 }
 
 impl Parts {
-    /// Returns the spans of a part of the backup, which begins and ends with a block.
+    /// Returns the spans of a part of the backup that begins and ends with a block.
     fn of(layout: &Layout, within: &Range<usize>, memory: &HostMemory, sizes: &Sizes) -> Parts {
-        // Once for both: blocks are page-locked meanwhile.
+        // Read once for both lists, because blocks are page-locked meanwhile.
         let locked = memory.locked_blocks();
         let is_direct = |span: &Range<usize>| locked[span.start / memory.block_bytes()];
         let mut direct = layout.spans(within.clone(), memory.block_bytes());
@@ -502,7 +504,7 @@ impl Parts {
     }
 }
 
-/// Returns the pieces of a file in which a layout's ranges lie.
+/// Returns the pieces of the file that contain a layout's ranges.
 fn pieces(layout: &Layout, file: &FileBackup, piece_bytes: usize) -> Vec<Range<usize>> {
     let spans = layout.spans(0..layout.bytes(), piece_bytes);
     let starts = spans.into_iter().map(|span| span.start);

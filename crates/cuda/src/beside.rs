@@ -1,4 +1,4 @@
-//! Threads of lowtide's own that call the driver beside the job, and the end of the process, which waits for them.
+//! lowtide's background threads that call the driver while the job runs. The process's exit waits for those calls.
 
 use std::io;
 use std::sync::Once;
@@ -8,18 +8,19 @@ use std::time::{Duration, Instant};
 
 use crate::signals::SignalsBlocked;
 
-/// Such threads that are in the driver now.
+/// The number of driver calls that background threads are making now.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// The process ends: none of them may call the driver any more, which is about to be torn down.
+/// Whether the process is exiting. The driver is about to shut down, so background threads must not call it any
+/// more.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
-/// The process whose threads they are: the child of a fork has none.
+/// The process that started the threads. A forked child has none of them.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Starts a thread that may call the driver beside the job, where it has a [`DriverCall`].
+/// Starts a background thread. It may call the driver while it holds a [`DriverCall`].
 ///
 /// # Errors
 ///
-/// What the system says where it has no thread to give.
+/// The system's error if no thread can be created.
 pub fn start_beside(
     name: &str,
     act: impl FnOnce() + Send + 'static,
@@ -29,13 +30,13 @@ pub fn start_beside(
     thread::Builder::new().name(name.into()).spawn(act)
 }
 
-/// A call to the driver that a thread of [`start_beside`] makes: the process does not end before this is dropped.
+/// A driver call by a thread from [`start_beside`]. The process does not exit before this is dropped.
 #[must_use = "the process may end once this is dropped"]
 #[derive(Debug)]
 pub struct DriverCall(());
 
 impl DriverCall {
-    /// Returns the call; `None` once the process ends, when none may be made any more.
+    /// Registers a call. Returns `None` once the process is exiting: no call may be made then.
     pub fn begin() -> Option<DriverCall> {
         CALLS.fetch_add(1, Ordering::SeqCst);
         let call = DriverCall(());
@@ -49,13 +50,13 @@ impl Drop for DriverCall {
     }
 }
 
-/// Has the process's end wait for threads that are in the driver, and keep all out of it: what runs at a
-/// process's end runs in reverse order, so this comes before the driver's own.
+/// Makes the process's exit wait for background threads that are in a driver call, and keeps them out of the driver
+/// after that. Exit handlers run in reverse order of registration, so this one runs before the driver's own.
 fn stop_at_exit() {
     extern "C" fn stop() {
         const STEP: Duration = Duration::from_micros(100);
-        // A thread is in the driver for some milliseconds, such as a block takes to be page-locked. One that does
-        // not come out shall not keep the process.
+        // A driver call takes some milliseconds, for example to page-lock a block. A call that hangs must not block
+        // the exit forever.
         const WAIT_MAX: Duration = Duration::from_secs(10);
         if PROCESS.load(Ordering::SeqCst) != std::process::id() {
             return;
@@ -69,9 +70,9 @@ fn stop_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         PROCESS.store(std::process::id(), Ordering::SeqCst);
-        // SAFETY: the function is ours, and the library that it is part of stays loaded: it has threads.
+        // SAFETY: the function is ours, and the library that contains it stays loaded: its threads run its code.
         let registered = unsafe { libc::atexit(stop) };
-        // It takes at least 32 functions; one more than it takes is no reason to fail.
+        // `atexit` accepts at least 32 functions. If it refuses one more, that is no reason to fail.
         let _ = registered;
     });
 }

@@ -1,5 +1,5 @@
-//! The state that calls depend on without naming it: a thread's current context and its capture mode.
-//! Both are changed for the time of a call, and put back.
+//! The thread state that driver calls depend on: the current context and the capture mode. Both are changed for the
+//! duration of a call and restored afterwards.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::library::{Library, call};
 use crate::sys::{CUcontext, CUresult, CUstream, CUstreamCaptureMode};
 
-/// A device's primary context: the one that CUDA's runtime, and so PyTorch, uses.
+/// A device's primary context, which the CUDA runtime and so PyTorch use.
 #[derive(Debug)]
 pub(crate) struct PrimaryContext {
     device: Device,
@@ -19,12 +19,12 @@ pub(crate) struct PrimaryContext {
 
 // SAFETY: contexts belong to the process, and any thread may use them.
 unsafe impl Send for PrimaryContext {}
-// SAFETY: as above; nothing of it changes.
+// SAFETY: as above; it is never modified.
 unsafe impl Sync for PrimaryContext {}
 
 impl PrimaryContext {
-    /// Holds the device's primary context, which is made if there is none: that takes some tenths of a
-    /// second and some hundred MiB of the device.
+    /// Retains the device's primary context and creates it if it does not exist. Creation takes some tenths of a
+    /// second and some hundred MiB of device memory.
     pub(crate) fn retain(device: Device) -> Result<PrimaryContext, DriverError> {
         let mut raw = ptr::null_mut();
         let library = device.library();
@@ -46,20 +46,20 @@ impl PrimaryContext {
         self.raw
     }
 
-    /// Prepares a call for memory: PyTorch relaxes captures around `cudaMalloc` alone, but a capture in
-    /// one thread must not keep others from giving memory back either.
+    /// Prepares a call that allocates or releases memory. PyTorch relaxes the capture mode only around
+    /// `cudaMalloc`, but a capture in one thread must not keep other threads from releasing memory either.
     pub(crate) fn enter_relaxed(&self) -> Result<(RelaxedCapture, EnteredContext), DriverError> {
         Ok((self.device.library().relax_capture()?, self.enter()?))
     }
 
-    /// Makes the context current in this thread until the answer is dropped.
+    /// Makes the context current in this thread until the returned guard is dropped.
     #[inline]
     pub(crate) fn enter(&self) -> Result<EnteredContext, DriverError> {
         // SAFETY: the context is held by `self`.
         unsafe { self.device.library().enter(self.raw) }
     }
 
-    /// Makes the context current in this thread if none is.
+    /// Makes the context current in this thread if the thread has no current context.
     pub(crate) fn make_current_if_none(&self) -> Result<(), DriverError> {
         let library = self.device.library();
         if library.current_context()?.is_null() {
@@ -69,7 +69,7 @@ impl PrimaryContext {
         Ok(())
     }
 
-    /// Returns the context of a stream, which exists; for the default streams this one.
+    /// Returns the context of an existing stream. For a default stream, this is the context in `self`.
     pub(crate) fn of_stream(&self, stream: CUstream) -> Result<CUcontext, DriverError> {
         let _scope = self.enter()?;
         let mut context = ptr::null_mut();
@@ -83,7 +83,8 @@ impl PrimaryContext {
         Ok(context)
     }
 
-    /// Lets work in this context use what is allocated in that of `owner`. Doing it again changes nothing.
+    /// Gives work in this context access to memory allocated in `owner`'s context. Repeating the call changes
+    /// nothing.
     pub(crate) fn enable_peer(&self, owner: &PrimaryContext) -> Result<(), DriverError> {
         let _scope = self.enter()?;
         let library = self.device.library();
@@ -94,7 +95,7 @@ impl PrimaryContext {
         }
     }
 
-    /// Waits for all work of the context.
+    /// Waits for all work of this context.
     fn synchronize(&self) -> Result<(), DriverError> {
         let _scope = self.enter()?;
         // SAFETY: takes nothing.
@@ -103,14 +104,14 @@ impl PrimaryContext {
 }
 
 impl Device {
-    /// Waits for all work of the device, that of other threads and of streams unknown here included. Needs
-    /// no [`CudaDriver`](crate::CudaDriver), so that whoever shares one need not keep it from others
-    /// meanwhile; without one this makes the device's primary context for the time of the call.
+    /// Waits for all work of the device, including work of other threads and of unknown streams. Needs no
+    /// [`CudaDriver`](crate::CudaDriver), so other threads can use a shared one meanwhile. If the device has no
+    /// primary context, this creates one for the duration of the call.
     ///
     /// # Errors
     ///
-    /// What the driver says, if the work failed, or a stream of the device is being captured: that spoils
-    /// the capture.
+    /// The driver's error if the work failed, or if a stream of the device is being captured. In the latter case
+    /// the call invalidates the capture.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         let _scope = self.library().relax_capture()?;
         PrimaryContext::retain(self.clone())?.synchronize()
@@ -118,15 +119,15 @@ impl Device {
 }
 
 impl Library {
-    /// Lets this thread make calls that would spoil a graph capture, until the answer is dropped.
+    /// Lets this thread make calls that would invalidate a graph capture, until the returned guard is dropped.
     ///
-    /// By default the driver refuses them, and makes the capture invalid, while any thread captures: it
-    /// cannot know that the captured work does not need them. Calls for memory do not: the capture gets
-    /// no node from them.
+    /// By default, the driver refuses such calls while any thread captures, and invalidates the capture: it cannot
+    /// know whether the captured work depends on them. Calls that allocate or release memory are safe, because they
+    /// add no node to the graph.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     #[inline]
     pub fn relax_capture(&self) -> Result<RelaxedCapture, DriverError> {
         let mut mode = CUstreamCaptureMode::RELAXED;
@@ -139,7 +140,7 @@ impl Library {
         })
     }
 
-    /// Returns the context that is current in this thread; null where none is.
+    /// Returns the context that is current in this thread, or null if there is none.
     #[inline]
     pub(crate) fn current_context(&self) -> Result<CUcontext, DriverError> {
         let mut current = ptr::null_mut();
@@ -148,15 +149,15 @@ impl Library {
         Ok(current)
     }
 
-    /// Makes a context current in this thread until the answer is dropped.
+    /// Makes a context current in this thread until the returned guard is dropped.
     ///
-    /// Where it is current already, as in PyTorch's threads, this is one call that reads a variable of
-    /// the thread. Where it is not, it is pushed and popped and not set: which device is current is the
-    /// program's business.
+    /// If the context is already current, as in PyTorch's threads, this takes one call that reads a thread-local
+    /// variable. Otherwise the context is pushed and later popped, not set: the program decides which device is
+    /// current.
     ///
     /// # Safety
     ///
-    /// The context exists.
+    /// The context must exist.
     #[inline]
     pub(crate) unsafe fn enter(&self, context: CUcontext) -> Result<EnteredContext, DriverError> {
         if self.current_context()? == context {
@@ -183,18 +184,18 @@ impl Drop for PrimaryContext {
                 cuDevicePrimaryCtxRelease_v2(self.device.raw())
             )
         };
-        // At the end of a process the driver may be gone before us, and everything with it.
+        // When the process exits, the driver and everything in it may be gone before this runs.
         drop(released);
     }
 }
 
-/// A context is current in this thread.
+/// A guard that keeps a context current in this thread.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct EnteredContext {
-    /// What takes it away again, if it was not current before.
+    /// The function that pops the context, or `None` if it was current before.
     pop: Option<unsafe extern "C" fn(*mut CUcontext) -> CUresult>,
-    /// What is current belongs to a thread.
+    /// The current context belongs to a thread.
     stays_in_thread: PhantomData<*const ()>,
 }
 
@@ -203,29 +204,29 @@ impl Drop for EnteredContext {
     fn drop(&mut self) {
         if let Some(pop) = self.pop {
             let mut popped = ptr::null_mut();
-            // It fails only if the driver has shut down, and then there is nothing to put back.
-            // SAFETY: 1. the call writes `popped`, which outlives it. 2. What it takes is what `enter`
-            // pushed in this thread, as calls are nested.
+            // The call fails only if the driver has shut down. Then there is nothing to restore.
+            // SAFETY: 1. the call writes `popped`, which outlives it. 2. It pops what `enter` pushed in this
+            // thread, because guards are nested.
             unsafe { pop(&raw mut popped) };
         }
     }
 }
 
-/// This thread may make calls that would spoil a graph capture; from
-/// [`Library::relax_capture`](crate::Library::relax_capture).
+/// A guard from [`Library::relax_capture`](crate::Library::relax_capture): while it exists, this thread may make
+/// calls that would invalidate a graph capture.
 #[must_use = "the thread's mode is put back when this is dropped"]
 #[derive(Debug)]
 pub struct RelaxedCapture {
     exchange: unsafe extern "C" fn(*mut CUstreamCaptureMode) -> CUresult,
     previous: CUstreamCaptureMode,
-    /// The mode belongs to a thread.
+    /// The capture mode belongs to a thread.
     stays_in_thread: PhantomData<*const ()>,
 }
 
 impl Drop for RelaxedCapture {
     #[inline]
     fn drop(&mut self) {
-        // It fails only if the driver has shut down, and then there is nothing to put back.
+        // The call fails only if the driver has shut down. Then there is nothing to restore.
         // SAFETY: the call reads and writes `previous`, which outlives it.
         unsafe { (self.exchange)(&raw mut self.previous) };
     }

@@ -1,4 +1,4 @@
-//! What a device says about itself. None of it makes a context or takes memory of the device.
+//! Properties of a device. No function here creates a context or allocates device memory.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -9,7 +9,7 @@ use lowtide_core::{Bytes, DriverError};
 use crate::library::{Library, call, call_optional};
 use crate::sys::{CUdevice, CUdeviceAttribute, CUuuid};
 
-/// One device.
+/// A device.
 #[derive(Clone, Debug)]
 pub struct Device {
     library: Arc<Library>,
@@ -18,11 +18,11 @@ pub struct Device {
 }
 
 impl Library {
-    /// Returns the number of devices that the process may use (`CUDA_VISIBLE_DEVICES`).
+    /// Returns the number of devices that are visible to the process (`CUDA_VISIBLE_DEVICES`).
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn device_count(&self) -> Result<u32, DriverError> {
         let mut count = 0;
         // SAFETY: the call writes `count`, which outlives it.
@@ -34,10 +34,10 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// What the driver says, if there are not as many devices.
+    /// The driver's error if there is no such device.
     pub fn device(self: &Arc<Library>, ordinal: u32) -> Result<Device, DriverError> {
         let mut raw = 0;
-        // A number that is out of C's range is no device's, like -1, so the driver says so.
+        // A number beyond C's range becomes -1, which names no device, so the driver reports the error.
         let number = c_int::try_from(ordinal).unwrap_or(-1);
         // SAFETY: the call writes `raw`, which outlives it.
         unsafe { call!(self, cuDeviceGet(&raw mut raw, number)) }?;
@@ -55,31 +55,31 @@ impl Device {
         self.ordinal
     }
 
-    /// Returns the driver that knows the device.
+    /// Returns the driver library of the device.
     pub fn library(&self) -> &Arc<Library> {
         &self.library
     }
 
-    /// Returns what the device is called: `NVIDIA H200`.
+    /// Returns the device's name, such as `NVIDIA H200`.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn name(&self) -> Result<String, DriverError> {
         const LENGTH: c_int = 256;
         let mut name = [0; LENGTH as usize];
         let start = name.as_mut_ptr().cast::<c_char>();
-        // SAFETY: the call writes at most `LENGTH` bytes, the last of them zero, where so many are.
+        // SAFETY: the call writes at most `LENGTH` bytes including the final zero, and `name` has `LENGTH` bytes.
         unsafe { call!(&self.library, cuDeviceGetName(start, LENGTH, self.raw)) }?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// Returns the device's identity, the same in every process.
+    /// Returns the device's UUID, which is the same in every process.
     ///
     /// # Errors
     ///
-    /// [`DriverError::Unsupported`] by drivers before CUDA 11.4; else what the driver says.
+    /// [`DriverError::Unsupported`] before CUDA 11.4; else the driver's error.
     pub fn uuid(&self) -> Result<Uuid, DriverError> {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the call writes `uuid`, which outlives it.
@@ -87,11 +87,11 @@ impl Device {
         Ok(Uuid(uuid.bytes.map(c_char::cast_unsigned)))
     }
 
-    /// Returns how much memory the device has.
+    /// Returns the device's total memory in bytes.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn total_memory(&self) -> Result<Bytes, DriverError> {
         let mut bytes = 0;
         // SAFETY: the call writes `bytes`, which outlives it.
@@ -99,11 +99,11 @@ impl Device {
         Ok(Bytes(bytes as u64))
     }
 
-    /// Returns one of the device's numbers, or whether it can do something: not 0.
+    /// Returns the value of an attribute. For a capability, any value but 0 means that the device has it.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn attribute(&self, attribute: Attribute) -> Result<i32, DriverError> {
         let mut value = 0;
         let raw = attribute.raw();
@@ -117,11 +117,11 @@ impl Device {
         Ok(value)
     }
 
-    /// Returns whether this device could read and write the memory of `owner`.
+    /// Returns whether this device can read and write the memory of `owner` once peer access is enabled.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn can_access(&self, owner: &Device) -> Result<bool, DriverError> {
         let mut can_access = 0;
         // SAFETY: the call writes `can_access`, which outlives it.
@@ -139,13 +139,13 @@ impl Device {
     }
 }
 
-/// What can be asked of a [`Device`].
+/// An attribute of a [`Device`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Attribute {
-    /// The first number of the compute capability: 9 of 9.0.
+    /// The major compute capability: 9 of 9.0.
     ComputeCapabilityMajor,
-    /// The second.
+    /// The minor compute capability: 0 of 9.0.
     ComputeCapabilityMinor,
     /// The PCI domain.
     PciDomain,
@@ -153,11 +153,11 @@ pub enum Attribute {
     PciBus,
     /// The PCI device.
     PciDevice,
-    /// Whether there is virtual memory: reserve, create, map.
+    /// Whether the device supports virtual memory management: reserve, create, map.
     VirtualMemory,
-    /// Whether physical memory can be handed to other processes as a file descriptor.
+    /// Whether physical memory can be exported to other processes as a file descriptor.
     PosixFileDescriptors,
-    /// Whether network cards can reach virtual memory that was created for it.
+    /// Whether GPUDirect RDMA works on virtual memory: network cards can reach it if it was created for that.
     GpuDirectRdma,
 }
 
@@ -177,7 +177,7 @@ impl Attribute {
     }
 }
 
-/// A device's identity, written as `nvidia-smi` writes it after `GPU-`.
+/// A device's UUID, displayed as `nvidia-smi` shows it after `GPU-`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Uuid(pub [u8; 16]);
 

@@ -20,24 +20,24 @@ use crate::sys::{
 
 /// One device's driver.
 ///
-/// Every call but [`CudaDriver::make_current_if_none`] leaves the calling thread's current context and capture mode
-/// as they were, so that it may come from any thread, whatever device that thread is using. Calls for memory neither fail nor spoil a
-/// graph capture when one is under way.
+/// Every call except [`CudaDriver::make_current_if_none`] restores the thread's current context and capture mode.
+/// Calls may therefore come from any thread, whichever device that thread uses. Calls that allocate or release
+/// memory neither fail during a graph capture nor invalidate it.
 ///
-/// As [`Driver`] says, nothing is checked here: the device is asked, and its answer reported.
+/// As the contract of [`Driver`] says, nothing is validated here: the calls report what the device answers.
 #[derive(Debug)]
 pub struct CudaDriver {
     pub(crate) context: PrimaryContext,
-    /// `None` where the device has no virtual memory.
+    /// `None` if the device does not support virtual memory.
     pub(crate) physical: Option<PhysicalMemory>,
-    /// Who may use mapped memory: this device first, then its peers.
+    /// The devices with access to mapped memory: this device first, then its peers.
     pub(crate) access: Vec<CUmemAccessDesc>,
     pub(crate) mappings: Mappings,
-    /// What the driver refused to take back.
+    /// The ranges that the driver refused to release.
     pub(crate) abandoned: Vec<HeldRange>,
-    /// Events that were given back: making one costs several times what recording one costs.
+    /// Released events, kept for reuse: creating an event costs several times as much as recording one.
     idle_events: Vec<CUevent>,
-    /// Events in use that belong to the contexts of other devices.
+    /// Recorded events that belong to other devices' contexts.
     foreign_events: Vec<CUevent>,
 }
 
@@ -48,18 +48,20 @@ unsafe impl Send for CudaDriver {}
 impl CudaDriver {
     /// Returns the driver of a device.
     ///
-    /// This makes the device's primary context if there is none, and finds out once what physical memory
-    /// the device and its surroundings allow, by mapping one page of each kind.
+    /// Creates the device's primary context if it does not exist. Determines once which kinds of physical memory
+    /// work on this machine, by mapping one page of each.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Safety
     ///
-    /// For the life of the answer, whatever is given to it must be what it is said to be, as no type can
-    /// tell: addresses, handles, events and nodes came from it and have not been given back, streams are the
-    /// default ones or exist in the device's primary context, and that context is not reset.
+    /// No type can check the following, so it must hold as long as the returned driver exists:
+    ///
+    /// - Addresses, handles, events and nodes passed to it came from it and have not been released.
+    /// - Streams passed to it are the default streams, or exist in the device's primary context.
+    /// - That context is not reset.
     pub unsafe fn new(device: Device) -> Result<CudaDriver, DriverError> {
         let mut driver = CudaDriver {
             access: vec![read_write(&device)],
@@ -79,11 +81,11 @@ impl CudaDriver {
         self.context.device()
     }
 
-    /// Makes the device's primary context current in this thread if no context is, as calls of CUDA's runtime do.
+    /// Makes the device's primary context current in this thread if the thread has none, as the CUDA runtime does.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn make_current_if_none(&self) -> Result<(), DriverError> {
         self.context.make_current_if_none()
     }
@@ -96,7 +98,7 @@ impl CudaDriver {
         self.context.enter_relaxed()
     }
 
-    /// Returns an event that is not in use.
+    /// Returns an idle event, or a new one.
     fn take_event(&mut self) -> Result<CUevent, DriverError> {
         match self.idle_events.pop() {
             Some(event) => Ok(event),
@@ -104,7 +106,7 @@ impl CudaDriver {
         }
     }
 
-    /// Returns a new event of the current context.
+    /// Creates an event in the current context.
     fn create_event(&self) -> Result<CUevent, DriverError> {
         let mut event = ptr::null_mut();
         // SAFETY: the call writes `event`, which outlives it.
@@ -117,8 +119,9 @@ impl CudaDriver {
         Ok(event)
     }
 
-    /// Records an event in a stream that may be another device's: event and stream must be of one context.
-    /// `refusal` is what the driver said to an event of this one.
+    /// Records an event in a stream that may belong to another device, because an event and its stream must have
+    /// the same context. `refusal` is the driver's error for an event of this device's context; it is returned if
+    /// the stream is not another device's.
     #[cold]
     fn record_elsewhere(
         &mut self,
@@ -130,10 +133,10 @@ impl CudaDriver {
             _ => return Err(refusal),
         };
         let library = Arc::clone(self.device().library());
-        // SAFETY: a stream exists, so its context does.
+        // SAFETY: the stream exists, so its context does.
         let _scope = unsafe { library.enter(context) }?;
         let event = self.create_event()?;
-        // SAFETY: 1. the event is in no one's hands. 2. The stream exists, by the contract of `new`.
+        // SAFETY: 1. no one else uses the event. 2. The stream exists, by the contract of `new`.
         let recorded = unsafe { call!(&library, cuEventRecord(event, raw_stream(stream))) };
         if let Err(error) = recorded {
             self.destroy_event(event);
@@ -143,14 +146,14 @@ impl CudaDriver {
         Ok(event_handle(event))
     }
 
-    /// Ends an event that is in no one's hands.
+    /// Destroys an event that no one uses.
     fn destroy_event(&self, event: CUevent) {
-        // At the end of a process the driver may be gone before us, and its events with it.
-        // SAFETY: the event is in no one's hands, by the contract of this function.
+        // When the process exits, the driver and its events may be gone before this runs.
+        // SAFETY: no one uses the event, by the contract of this function.
         let _ = unsafe { call!(self.library(), cuEventDestroy_v2(event)) };
     }
 
-    /// Maps all of a handle.
+    /// Maps a whole handle at an address.
     pub(crate) fn map_handle(
         &mut self,
         address: DeviceAddress,
@@ -169,7 +172,7 @@ impl CudaDriver {
     }
 }
 
-/// Returns the right of a device to read and write.
+/// Returns the descriptor that gives a device read and write access.
 pub(crate) fn read_write(device: &Device) -> CUmemAccessDesc {
     CUmemAccessDesc {
         location: device.location(),
@@ -203,7 +206,7 @@ impl Driver for CudaDriver {
     }
 
     fn granularity(&self) -> Bytes {
-        // Without virtual memory nobody maps, but sizes may still be rounded to what cards map.
+        // Without virtual memory nothing is mapped, but sizes may still be rounded to a card's usual granularity.
         self.physical
             .as_ref()
             .map_or(Bytes::mib(2), |physical| physical.granularity)
@@ -288,7 +291,7 @@ impl Driver for CudaDriver {
     fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
         let _scope = self.context.enter()?;
         let event = self.take_event()?;
-        // SAFETY: 1. the event is in no one's hands. 2. The stream exists, by the contract of `new`.
+        // SAFETY: 1. no one else uses the event. 2. The stream exists, by the contract of `new`.
         let recorded = unsafe { call!(self.library(), cuEventRecord(event, raw_stream(stream))) };
         match recorded {
             Ok(()) => Ok(event_handle(event)),
@@ -370,7 +373,7 @@ impl Driver for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Lets devices read and write a mapped range.
+    /// Gives devices read and write access to a mapped range.
     pub(crate) fn grant(
         &self,
         address: DeviceAddress,
@@ -406,7 +409,7 @@ impl Drop for CudaDriver {
     }
 }
 
-/// Returns a size as the host counts it.
+/// Returns a size as a `usize`.
 pub(crate) fn host_size(size: Bytes) -> usize {
     const {
         assert!(
@@ -419,17 +422,17 @@ pub(crate) fn host_size(size: Bytes) -> usize {
     size
 }
 
-/// Returns the stream that a number names.
+/// Returns the stream with this number.
 pub(crate) fn raw_stream(stream: Stream) -> CUstream {
     ptr::with_exposed_provenance_mut(host_size(Bytes(stream.0)))
 }
 
-/// Returns an event as a number.
+/// Returns an event's number.
 fn event_handle(event: CUevent) -> EventHandle {
     EventHandle(event.expose_provenance() as u64)
 }
 
-/// Returns the event that a number names.
+/// Returns the event with this number.
 pub(crate) fn raw_event(event: EventHandle) -> CUevent {
     ptr::with_exposed_provenance_mut(host_size(Bytes(event.0)))
 }

@@ -1,31 +1,31 @@
-//! Why there is no driver to call.
+//! The reasons why the driver cannot be used.
 
 use std::fmt;
 
 use lowtide_core::DriverError;
 
-/// Why [`Library::load`](crate::Library::load) found no driver that will do. Its text is one line.
+/// The reason why [`Library::load`](crate::Library::load) failed. Its text is one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The library is not there, or cannot be opened.
+    /// The library does not exist or cannot be opened.
     NotFound {
-        /// What the system's loader says.
+        /// The error message of the system's loader.
         message: String,
     },
-    /// The driver is older than the oldest that will do.
+    /// The driver is older than the oldest supported one.
     TooOld {
-        /// The newest CUDA that it supports.
+        /// The newest CUDA version that the driver supports.
         found: CudaVersion,
-        /// The oldest that will do.
+        /// The oldest CUDA version that lowtide supports.
         needed: CudaVersion,
     },
-    /// The library lacks a function that every driver has: it is something else.
+    /// The library lacks a function that every driver has, so it is not NVIDIA's driver.
     MissingFunction {
-        /// The function.
+        /// The name of the function.
         name: &'static str,
     },
-    /// There is no device, or none that this process may use.
+    /// There is no device, or none is visible to this process.
     NoDevice,
     /// The driver did not start.
     Start(DriverError),
@@ -58,10 +58,10 @@ impl fmt::Display for LoadError {
     }
 }
 
-/// Without a source: the text says all of it.
+/// Has no source: the text says everything.
 impl std::error::Error for LoadError {}
 
-/// A version of CUDA as the driver counts them: 12080 is CUDA 12.8.
+/// A CUDA version as the driver encodes it: 12080 is CUDA 12.8.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct CudaVersion(pub i32);
 

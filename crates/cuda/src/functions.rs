@@ -1,12 +1,12 @@
-//! The driver's functions: one list with their types, and the table that is filled from a library.
+//! The driver's functions: one list of names and types, and the table that is filled from a library.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use crate::error::LoadError;
 use crate::sys::*;
 
-/// Hands the list of functions to the macro that is named: those that must be there, then those that
-/// older drivers lack. All of them return a [`CUresult`].
+/// Passes the list of functions to the macro `$apply`: first the functions that every driver has, then those that
+/// older drivers lack. All return a [`CUresult`].
 macro_rules! functions {
     ($apply:ident) => {
         $apply! {
@@ -155,13 +155,13 @@ macro_rules! functions {
     };
 }
 
-/// Makes the table of functions, and what fills it, from the list.
+/// Generates the table of functions and the code that fills it.
 macro_rules! function_table {
     (
         required { $($name:ident($($argument:ident: $type:ty),*);)* }
         optional { $($name_optional:ident($($argument_optional:ident: $type_optional:ty),*);)* }
     ) => {
-        /// The driver's functions, by their names in the library.
+        /// The driver's functions, named as in the library.
         #[expect(non_snake_case, reason = "the names of the library's symbols")]
         #[derive(Debug)]
         pub(crate) struct Functions {
@@ -174,7 +174,7 @@ macro_rules! function_table {
             pub(crate) fn find_all(loaded: &libloading::Library) -> Result<Functions, LoadError> {
                 Ok(Functions {
                     $(
-                        // SAFETY: the list has cuda.h's types; the tests compare them.
+                        // SAFETY: the list has the types of cuda.h; the tests compare them.
                         $name: unsafe { find(loaded, stringify!($name)) }?,
                     )*
                     $(
@@ -193,7 +193,7 @@ functions!(function_table);
 ///
 /// # Safety
 ///
-/// `F` is the type that cuda.h gives the function.
+/// `F` must be the type that cuda.h gives the function.
 pub(crate) unsafe fn find<F: Copy>(
     loaded: &libloading::Library,
     name: &'static str,
@@ -208,7 +208,7 @@ pub(crate) unsafe fn find<F: Copy>(
 
 #[cfg(test)]
 mod tests {
-    //! The signatures against those that `cudarc` generated from NVIDIA's header.
+    //! Compares the signatures with those that `cudarc` generated from NVIDIA's header.
 
     use cudarc::driver::sys as cudarc;
 
@@ -227,6 +227,6 @@ mod tests {
         };
     }
 
-    // The compiler is the test: a function of another type is no constant of this one.
+    // The compiler is the test: a function with another signature cannot initialize a constant of this type.
     functions!(same_signatures);
 }

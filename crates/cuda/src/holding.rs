@@ -1,4 +1,4 @@
-//! How the driver fills a range that is held, and gives it back step by step.
+//! Fills a [`HeldRange`] and releases it step by step.
 
 use lowtide_core::{Bytes, Driver, DriverError, Handle};
 
@@ -6,7 +6,7 @@ use crate::driver::CudaDriver;
 use crate::held::HeldRange;
 
 impl CudaDriver {
-    /// Reserves the addresses of a range that has none.
+    /// Reserves addresses for a range that has none.
     pub(crate) fn reserve_held(
         &mut self,
         held: &mut HeldRange,
@@ -17,8 +17,8 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// Maps a handle behind what is mapped in a reserved range. Whatever comes of it, the handle is the
-    /// range's from now on.
+    /// Maps a handle after the mapped part of a reserved range. The range owns the handle from now on, even after
+    /// an error.
     pub(crate) fn map_held(
         &mut self,
         held: &mut HeldRange,
@@ -31,14 +31,14 @@ impl CudaDriver {
         self.map_handle(end, size, handle)?;
         self.mappings.insert(end, size, None);
         held.mapped += size;
-        // What is mapped needs no handle. One that is not taken back now goes back with the rest.
+        // The mapping keeps the memory, so the handle can be released. If that fails, it is released with the rest.
         if self.release(handle).is_ok() {
             held.handles.pop();
         }
         Ok(())
     }
 
-    /// Lets the device and its peers use what is mapped.
+    /// Gives the device and its peers access to the mapped part.
     pub(crate) fn allow_held(&mut self, held: &HeldRange) -> Result<(), DriverError> {
         match held.reserved {
             Some((start, _)) => self.set_access(start, held.mapped),
@@ -46,7 +46,7 @@ impl CudaDriver {
         }
     }
 
-    /// Gives everything back. After an error it can be called again, and goes on where it stopped.
+    /// Releases everything to the driver. After an error, another call continues where this one stopped.
     pub(crate) fn give_back(&mut self, held: &mut HeldRange) -> Result<(), DriverError> {
         if let Some((start, _)) = held.reserved
             && !held.mapped.is_zero()
@@ -65,19 +65,19 @@ impl CudaDriver {
         Ok(())
     }
 
-    /// Gives everything back. What the driver refuses to take is offered to it again whenever memory goes
-    /// back.
+    /// Releases everything to the driver. If the driver refuses, the release is retried whenever memory is
+    /// released.
     pub fn abandon(&mut self, mut held: HeldRange) {
         if self.give_back(&mut held).is_err() {
             self.abandoned.push(held);
         }
     }
 
-    /// Offers the driver what it refused to take back.
+    /// Retries the releases that the driver refused.
     #[inline]
     pub(crate) fn retry_abandoned(&mut self) {
         if !self.abandoned.is_empty() {
-            // Taken first: giving them back gets here again.
+            // The list is taken first, because a release calls this function again.
             for held in std::mem::take(&mut self.abandoned) {
                 self.abandon(held);
             }

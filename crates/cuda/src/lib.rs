@@ -1,8 +1,8 @@
-//! The device as NVIDIA's driver gives it: [`CudaDriver`] is a [`Driver`](lowtide_core::Driver) on
-//! `libcuda.so.1`.
+//! Implements the allocator's [`Driver`](lowtide_core::Driver) with NVIDIA's driver, `libcuda.so.1`:
+//! [`CudaDriver`].
 //!
-//! The library is opened when the program runs, so this crate builds, links and starts where there is no
-//! card and no driver, and [`Library::load`] says in one line what is missing:
+//! The library is opened at run time. This crate therefore builds, links and starts on machines without a card or a
+//! driver. [`Library::load`] reports in one line what is missing:
 //!
 //! ```
 //! use lowtide_core::{Config, DeviceAllocator};
@@ -25,21 +25,20 @@
 //!
 //! ```text
 //! Driver for CudaDriver              driver.rs
-//! ├─ Library::relax_capture          context.rs: the thread may make calls that a capture forbids
-//! ├─ PrimaryContext::enter           context.rs: the device's context is the thread's current one
+//! ├─ Library::relax_capture          context.rs: allows calls that a graph capture in progress forbids
+//! ├─ PrimaryContext::enter           context.rs: makes the device's primary context current
 //! ├─ Functions                       functions.rs: the library's functions; their types are in sys.rs
-//! └─ Library::check                  library.rs: what was returned becomes a Result
+//! └─ Library::check                  library.rs: converts the returned CUresult to a Result
 //! ```
 //!
 //! # What this crate does not do
 //!
-//! It keeps no books of what was allocated, which is the allocator's to know; only of what is mapped, as
-//! peers and other processes are given that handle by handle. It does not use CUDA's
-//! runtime, whose version would have to be the program's. It launches no kernels. It never unloads the
-//! driver, and it does not survive a `fork`: neither does CUDA.
+//! It does not track allocations: the allocator does. It tracks only mappings, because peers and other processes
+//! receive them handle by handle. It does not use the CUDA runtime, whose version would have to match the
+//! program's. It launches no kernels. It never unloads the driver. Like CUDA, it does not survive a `fork`.
 #![expect(unsafe_code, reason = "the driver's functions are C")]
 
-// Tests that use what is private share helpers with those that use the crate from outside.
+// The unit tests of private items share helpers with the integration tests, which name this crate `lowtide_cuda`.
 #[cfg(test)]
 extern crate self as lowtide_cuda;
 

@@ -1,4 +1,4 @@
-//! The driver's library: found and opened when the program runs, its functions looked up once.
+//! The driver's library: opened at run time, its functions looked up once.
 
 use std::error::Error;
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -12,17 +12,17 @@ use crate::error::{CudaVersion, LoadError};
 use crate::functions::{Functions, find};
 use crate::sys::CUresult;
 
-/// NVIDIA's driver in this process, started.
+/// NVIDIA's driver in this process, initialized.
 ///
-/// The library stays loaded until the process ends: its threads run its code.
+/// The library stays loaded until the process exits, because the driver's threads run its code.
 #[derive(Debug)]
 pub struct Library {
     pub(crate) functions: Functions,
     version: CudaVersion,
 }
 
-/// Calls a function of a [`Library`] and turns what it returns into a `Result`. Whoever calls says in an
-/// `unsafe` block of its own why the call is sound.
+/// Calls a function of a [`Library`] and converts what it returns to a `Result`. The caller wraps it in an `unsafe`
+/// block that says why the call is sound.
 macro_rules! call {
     ($library:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         let library: &crate::library::Library = $library;
@@ -30,7 +30,7 @@ macro_rules! call {
     }};
 }
 
-/// As `call!`, for a function that older drivers lack.
+/// Like `call!`, for a function that older drivers lack.
 macro_rules! call_optional {
     ($library:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         let library: &crate::library::Library = $library;
@@ -44,14 +44,14 @@ macro_rules! call_optional {
 pub(crate) use {call, call_optional};
 
 impl Library {
-    /// The oldest driver that will do: that of CUDA 11.3, which has every function and attribute that is
-    /// needed. The PyTorch that lowtide is for needs a newer one.
+    /// The oldest supported driver, that of CUDA 11.3. It has every function and attribute that lowtide needs. The
+    /// PyTorch versions that lowtide supports need a newer one.
     const VERSION_MIN: CudaVersion = CudaVersion(11_030);
 
-    /// Opens and starts the driver of this machine, `libcuda.so.1`.
+    /// Opens and initializes this machine's driver, `libcuda.so.1`.
     ///
-    /// To start it makes no context and takes no memory of a device, but a process that forks after it
-    /// cannot use CUDA in the child.
+    /// This creates no context and takes no device memory. A process that forks afterwards cannot use CUDA in the
+    /// child.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Library {
         unsafe { Library::open("libcuda.so.1") }
     }
 
-    /// As [`Library::load`], but for the library at `path`.
+    /// Like [`Library::load`], but opens the library at `path`.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Library {
     /// The library must be NVIDIA's driver, or behave as `cuda.h` says it does.
     pub unsafe fn open(path: impl AsRef<OsStr>) -> Result<Arc<Library>, LoadError> {
         let path = path.as_ref();
-        // SAFETY: what runs while it is loaded is the driver's, by the contract of this function.
+        // SAFETY: loading runs only the driver's code, by the contract of this function.
         let loaded = unsafe { libloading::Library::new(path) };
         let loaded = loaded.map_err(|error| LoadError::NotFound {
             message: one_line(&error),
@@ -99,12 +99,12 @@ impl Library {
         Ok(Arc::new(library))
     }
 
-    /// Returns the newest CUDA that the driver supports.
+    /// Returns the newest CUDA version that the driver supports.
     pub fn version(&self) -> CudaVersion {
         self.version
     }
 
-    /// Turns what a call returned into a `Result`.
+    /// Converts what a call returned to a `Result`.
     #[inline]
     pub(crate) fn check(&self, call: &'static str, result: CUresult) -> Result<(), DriverError> {
         match result {
@@ -113,7 +113,7 @@ impl Library {
         }
     }
 
-    /// Returns a failed call as the allocator knows it.
+    /// Returns the allocator's error for a failed call.
     #[cold]
     fn error(&self, call: &'static str, result: CUresult) -> DriverError {
         match result {
@@ -127,7 +127,7 @@ impl Library {
         }
     }
 
-    /// Returns an error's words and name: `invalid argument (CUDA_ERROR_INVALID_VALUE)`.
+    /// Returns an error's description and name: `invalid argument (CUDA_ERROR_INVALID_VALUE)`.
     fn describe(&self, error: CUresult) -> String {
         let mut text: *const c_char = ptr::null();
         // SAFETY: the call writes `text`, which outlives it.
@@ -149,11 +149,11 @@ impl Library {
     }
 }
 
-/// Returns a text that a call wrote, if it succeeded.
+/// Returns the text that a call wrote, if the call succeeded.
 ///
 /// # Safety
 ///
-/// If `result` is a success, `text` is null or a string that ends with a zero and is never changed.
+/// If `result` is a success, `text` must be null or a zero-terminated string that never changes.
 unsafe fn static_text(result: CUresult, text: *const c_char) -> Option<String> {
     if result != CUresult::SUCCESS || text.is_null() {
         return None;
@@ -179,7 +179,7 @@ fn version(loaded: &libloading::Library) -> Result<CudaVersion, LoadError> {
     }
 }
 
-/// Returns what the system's loader says, which may name a path, on one line.
+/// Returns the loader's message, which may contain a path, as one line.
 fn one_line(error: &libloading::Error) -> String {
     let text = match error.source() {
         Some(source) => source.to_string(),

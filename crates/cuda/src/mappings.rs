@@ -1,11 +1,11 @@
-//! What is mapped on a device: known here, so that it can be handed on to peers and to other processes
-//! under the one lock that the driver is behind.
+//! The mappings of a device. They are tracked here, under the driver's lock, so that they can be shared with peers
+//! and other processes.
 
 use std::collections::BTreeMap;
 
 use lowtide_core::{Bytes, DeviceAddress, Handle};
 
-/// Every mapping of a device, by address. None overlap.
+/// All mappings of a device by address. They do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     by_address: BTreeMap<DeviceAddress, Mapping>,
@@ -21,15 +21,15 @@ struct Mapping {
     number: u64,
 }
 
-/// Handles of a device that are mapped one behind the other.
+/// Handles of a device that are mapped at consecutive addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MappedRange {
-    /// Where the first handle is mapped.
+    /// The address of the first handle.
     pub address: DeviceAddress,
-    /// The size of all handles.
+    /// The total size of the handles.
     pub size: Bytes,
-    /// The number of the newest mapping among them. Numbers only grow, so once anything else is mapped
-    /// there the range has another.
+    /// The number of the newest mapping among them. Numbers only grow, so the range differs from any that is mapped
+    /// at the same addresses later.
     pub newest: u64,
 }
 
@@ -45,7 +45,7 @@ impl Mappings {
         self.by_address.insert(address, mapping);
     }
 
-    /// Forgets what is mapped in a range, which cuts no mapping.
+    /// Removes the mappings of a range. The range must not cut a mapping.
     pub(crate) fn remove(&mut self, address: DeviceAddress, size: Bytes) {
         let mapped = self.by_address.range(address..address + size);
         let starts: Vec<DeviceAddress> = mapped.map(|(&start, _)| start).collect();
@@ -60,8 +60,8 @@ impl Mappings {
         mappings.map(|(&address, mapping)| (address, mapping.size))
     }
 
-    /// Returns the handles that hold a block; `None` where a part of it is not mapped, or is another
-    /// process's. Linear in the handles.
+    /// Returns the range of handles that contains a block. Returns `None` if part of it is not mapped or belongs to
+    /// another process. Takes time linear in the number of handles.
     pub(crate) fn around(&self, address: DeviceAddress, size: Bytes) -> Option<MappedRange> {
         let end = address.get().checked_add(size.get())?;
         let (&start, _) = self.by_address.range(..=address).next_back()?;
@@ -83,8 +83,8 @@ impl Mappings {
         None
     }
 
-    /// Returns the handles of a range from `offset` on, and their sizes; `None` where the range is not
-    /// what is mapped now.
+    /// Returns the handles of a range from `offset` on, with their sizes. Returns `None` if the range is not mapped
+    /// as it was, or `offset` is at its end or beyond.
     pub(crate) fn handles(
         &self,
         range: &MappedRange,
@@ -110,7 +110,7 @@ mod tests {
         START + Bytes(offset)
     }
 
-    /// Handles 1 to 4 of 10 bytes each; a gap is behind the second and one byte behind the fourth.
+    /// Handles 1 to 4 of 10 bytes each, with a gap of 10 bytes after the second.
     fn mappings() -> Mappings {
         let mut mappings = Mappings::default();
         for (offset, handle) in [(0, 1), (10, 2), (30, 3), (40, 4)] {
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(handles(&mappings, 0).as_ref(), Some(&both));
         assert_eq!(handles(&mappings, 10), Some(both[1..].to_vec()));
         assert_eq!(handles(&mappings, 20), None);
-        // The first of two, so that the last one's number is what it was.
+        // The first of the two is replaced, so the last one keeps its number.
         mappings.remove(START, Bytes(10));
         assert_eq!(handles(&mappings, 0), None);
         mappings.insert(START, Bytes(10), Some(Handle(1)));

@@ -1,4 +1,4 @@
-//! What physical memory is made of.
+//! The properties of physical memory.
 
 use std::ffi::{c_int, c_uchar};
 use std::ptr;
@@ -12,28 +12,28 @@ use crate::sys::{
     CUmemAllocationPropFlags, CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 
-/// What the device's handles are created with.
+/// The properties with which the device's handles are created.
 #[derive(Debug)]
 pub(crate) struct PhysicalMemory {
     pub(crate) properties: CUmemAllocationProp,
     pub(crate) granularity: Bytes,
 }
 
-/// What handles can be beyond plain.
+/// Optional capabilities of handles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Extras {
-    /// Other processes can be given them, as file descriptors.
+    /// Handles can be exported to other processes as file descriptors.
     pub(crate) exportable: bool,
-    /// Network cards can reach them.
+    /// Network cards can reach the memory (GPUDirect RDMA).
     pub(crate) rdma: bool,
 }
 
 impl PhysicalMemory {
-    /// Returns what the handles of a device are created with to have `extras`.
+    /// Returns the properties of a device's handles with `extras`.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub(crate) fn new(device: &Device, extras: Extras) -> Result<PhysicalMemory, DriverError> {
         let properties = properties(device, extras);
         let mut granularity = 0;
@@ -51,14 +51,14 @@ impl PhysicalMemory {
         })
     }
 
-    /// Returns whether handles can be given to other processes.
+    /// Returns whether handles can be exported to other processes.
     pub(crate) fn is_exportable(&self) -> bool {
         self.properties.requested_handle_types != CUmemAllocationHandleType::NONE
     }
 }
 
 impl Device {
-    /// Returns where the device's memory is.
+    /// Returns the location of the device's memory.
     pub(crate) fn location(&self) -> CUmemLocation {
         CUmemLocation {
             kind: CUmemLocationType::DEVICE,

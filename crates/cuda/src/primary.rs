@@ -1,4 +1,4 @@
-//! Which device a thread works on, as the driver knows it: for those whose callers do not say.
+//! Finds the device whose primary context a thread or a stream uses, for callers that do not name a device.
 
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,33 +11,33 @@ use crate::library::{Library, call};
 use crate::streams::CaptureStatus;
 use crate::sys::{CUcontext, CUdeviceptr, CUstreamCaptureStatus};
 
-/// The primary contexts in which threads of this process were found. Each is held from then on, so that its
-/// handle is no other context's unless the program resets the device.
+/// The primary contexts that threads of this process have been found in. Each stays retained from then on, so that
+/// its handle cannot become another context's unless the program resets the device.
 #[derive(Debug)]
 pub struct PrimaryContexts {
     library: Arc<Library>,
-    /// By the number of the device.
+    /// Indexed by the device's number.
     devices: Box<[PerDevice]>,
 }
 
 #[derive(Debug, Default)]
 struct PerDevice {
     context: OnceLock<PrimaryContext>,
-    /// A little memory, to be freed by who waits for the device during a capture.
+    /// A small allocation that a wait for the device frees during a capture.
     spare: Mutex<Option<CUdeviceptr>>,
 }
 
 // SAFETY: the pointers in it are handles of contexts, which belong to the process; any thread may use them.
 unsafe impl Send for PrimaryContexts {}
-// SAFETY: as above, and what changes is behind `OnceLock`.
+// SAFETY: as above, and what changes is behind `OnceLock` or `Mutex`.
 unsafe impl Sync for PrimaryContexts {}
 
 impl PrimaryContexts {
-    /// Returns an empty list for the devices of the driver.
+    /// Returns an empty list for the driver's devices.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(library: Arc<Library>) -> Result<PrimaryContexts, DriverError> {
         let count = library.device_count()?;
         Ok(PrimaryContexts {
@@ -46,27 +46,28 @@ impl PrimaryContexts {
         })
     }
 
-    /// Returns the number of the device whose primary context this thread's calls go to; `None` where the
-    /// thread has no context, or one that the program made itself. Makes no context. One call to the driver
-    /// where the context was met before.
+    /// Returns the number of the device whose primary context is current in this thread. Returns `None` if the
+    /// thread has no context, or one that the program created itself. Creates no context. Takes one driver call if
+    /// the context was found before.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     #[inline]
     pub fn current(&self) -> Result<Option<u32>, DriverError> {
         self.device_of(self.library.current_context()?)
     }
 
-    /// Returns the number of the device in whose primary context a stream is; `None` for another context.
+    /// Returns the number of the device whose primary context a stream belongs to. Returns `None` for another
+    /// context.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Safety
     ///
-    /// The stream exists, or is a default stream, which is the current context's.
+    /// The stream must exist. A default stream is the current context's.
     pub unsafe fn of_stream(&self, stream: Stream) -> Result<Option<u32>, DriverError> {
         let mut context = ptr::null_mut();
         // SAFETY: 1. the stream exists, by the contract of this function. 2. The call writes `context`,
@@ -80,15 +81,15 @@ impl PrimaryContexts {
         self.device_of(context)
     }
 
-    /// Returns what becomes of the work that is put into a stream.
+    /// Returns the capture status of a stream.
     ///
     /// # Errors
     ///
-    /// What the driver says: for the default stream an error while another stream is being captured.
+    /// The driver's error. The default stream gives an error while another stream is being captured.
     ///
     /// # Safety
     ///
-    /// As [`PrimaryContexts::of_stream`].
+    /// As for [`PrimaryContexts::of_stream`].
     pub unsafe fn capture_status(&self, stream: Stream) -> Result<CaptureStatus, DriverError> {
         let mut status = CUstreamCaptureStatus::NONE;
         // SAFETY: 1. the stream exists, by the contract of this function. 2. The call writes `status`,
@@ -106,25 +107,27 @@ impl PrimaryContexts {
     ///
     /// # Errors
     ///
-    /// What the driver says, if the work failed or the stream is being captured.
+    /// The driver's error if the work failed or the stream is being captured.
     ///
     /// # Safety
     ///
-    /// As [`PrimaryContexts::of_stream`].
+    /// As for [`PrimaryContexts::of_stream`].
     pub unsafe fn wait_for_stream(&self, stream: Stream) -> Result<(), DriverError> {
         // SAFETY: the stream exists, by the contract of this function.
         unsafe { call!(&self.library, cuStreamSynchronize(raw_stream(stream))) }
     }
 
-    /// Waits for all work of a device whose context is known, as `cuMemFree` does: in whatever stream and
-    /// whoever put it there. `is_capturing` says whether a stream of the process may be being captured.
+    /// Waits for all work of a device, as `cuMemFree` does: in every stream, from every thread. Does nothing if the
+    /// device's primary context is unknown. `is_capturing` says whether a stream of the process may be under
+    /// capture.
     ///
-    /// Then this takes as long as a free and an allocation of the driver's, and fails and spoils the capture
-    /// where those would: waiting for a context would in any case.
+    /// With `is_capturing`, this frees a small allocation and allocates it again, because `cuCtxSynchronize` would
+    /// always invalidate a capture. It takes as long as these two calls, and fails and invalidates the capture
+    /// where they would.
     ///
     /// # Errors
     ///
-    /// What the driver says, if the work failed or is being captured.
+    /// The driver's error if the work failed or is being captured.
     pub fn wait(&self, device: u32, is_capturing: bool) -> Result<(), DriverError> {
         let Some((context, device)) = self.find(device) else {
             return Ok(());
@@ -137,12 +140,12 @@ impl PrimaryContexts {
         unsafe { call!(&self.library, cuCtxSynchronize()) }
     }
 
-    /// Takes a little of a device whose context is known, unless that was done: what [`PrimaryContexts::wait`]
-    /// frees in a capture must be there when the device is full. Spoils no capture.
+    /// Allocates the small allocation that [`PrimaryContexts::wait`] frees during a capture, unless it exists: the
+    /// device may be full by then. Does nothing if the device's primary context is unknown. Invalidates no capture.
     ///
     /// # Errors
     ///
-    /// What the driver says; the wait then tries to take something itself.
+    /// The driver's error. The wait then tries to allocate.
     pub fn keep_spare(&self, device: u32) -> Result<(), DriverError> {
         let Some((context, device)) = self.find(device) else {
             return Ok(());
@@ -155,7 +158,7 @@ impl PrimaryContexts {
         Ok(())
     }
 
-    /// Frees something in the current context, for which it allocates again.
+    /// Frees the spare allocation of the current context, and allocates it again.
     #[cold]
     fn free_something(&self, device: &PerDevice) -> Result<(), DriverError> {
         let spare = || device.spare.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +173,7 @@ impl PrimaryContexts {
                 .ok(),
             Err(_) => Some(address),
         };
-        // Another thread may have left one meanwhile.
+        // Another thread may have stored one meanwhile.
         if let Some(extra) = next.and_then(|next| spare().replace(next)) {
             let _relaxed = self.library.relax_capture()?;
             self.free(extra)?;
@@ -185,9 +188,9 @@ impl PrimaryContexts {
         Ok(address)
     }
 
-    /// Frees what [`PrimaryContexts::allocate`] returned.
+    /// Frees an address that [`PrimaryContexts::allocate`] returned.
     fn free(&self, address: CUdeviceptr) -> Result<(), DriverError> {
-        // SAFETY: it was allocated by `allocate`, and whoever calls this has it alone.
+        // SAFETY: `allocate` returned the address, and only the caller uses it.
         unsafe { call!(&self.library, cuMemFree_v2(address)) }
     }
 
@@ -206,17 +209,17 @@ impl PrimaryContexts {
         }
     }
 
-    /// Looks whether a context that exists is its device's primary one.
+    /// Checks whether an existing context is its device's primary context, and remembers it if so.
     #[cold]
     fn meet(&self, context: CUcontext) -> Result<Option<u32>, DriverError> {
-        // SAFETY: the context exists: the driver just named it.
+        // SAFETY: the context exists: the driver just returned it.
         let _scope = unsafe { self.library.enter(context) }?;
         let mut device = 0;
         // SAFETY: the call writes `device`, which outlives it.
         unsafe { call!(&self.library, cuCtxGetDevice(&raw mut device)) }?;
         let number = u32::try_from(device).ok();
-        // Where the program made a context itself this is asked again and again. Another thread may have met
-        // the same one meanwhile.
+        // A context that the program created itself gets here at every call. For a primary one, another thread may
+        // have remembered it meanwhile.
         if let Some((known, _)) = number.and_then(|number| self.find(number)) {
             return Ok(number.filter(|_| known.raw() == context));
         }
@@ -236,13 +239,13 @@ impl PrimaryContexts {
             return Ok(None);
         }
         if let Some(device) = self.device(number) {
-            // Another thread may have been faster; this hold is then given back.
+            // Another thread may have been faster; this reference is then released.
             drop(device.context.set(primary));
         }
         Ok(Some(number))
     }
 
-    /// Returns a device whose context is known.
+    /// Returns a device whose primary context is known.
     fn find(&self, device: u32) -> Option<(&PrimaryContext, &PerDevice)> {
         let device = self.device(device)?;
         Some((device.context.get()?, device))

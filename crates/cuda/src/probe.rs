@@ -1,4 +1,4 @@
-//! Which physical memory works on a device: found out once, by trying.
+//! Determines once, by trial, which kind of physical memory works on a device.
 
 use lowtide_core::{Bytes, Driver, DriverError};
 
@@ -8,11 +8,12 @@ use crate::held::HeldRange;
 use crate::physical::{Extras, PhysicalMemory};
 
 impl CudaDriver {
-    /// Takes the best physical memory that works; none where the device has no virtual memory.
+    /// Chooses the physical memory with the most capabilities that works. Chooses none if the device has no virtual
+    /// memory.
     ///
-    /// What a device says that it can do may still be refused: the first in a container, where creation
-    /// fails, the second under WSL2, where everything succeeds until access is set (pytorch#192330).
-    /// So each kind is tried whole.
+    /// A capability that a device reports may still be refused. File descriptors may fail in a container, where
+    /// creation fails. RDMA may fail under WSL2, where everything succeeds until access is set (pytorch#192330). So
+    /// each kind is tried from creation to access.
     pub(crate) fn choose_physical_memory(&mut self) -> Result<(), DriverError> {
         let device = self.device();
         if device.attribute(Attribute::VirtualMemory)? == 0 {
@@ -37,7 +38,7 @@ impl CudaDriver {
         let mut result = Ok(());
         for extras in candidates {
             result = self.use_physical_memory(extras);
-            // A device without a free page refuses nothing: it says nothing about its handles.
+            // A device without a free page says nothing about its handles' capabilities.
             let is_full = result == Err(DriverError::OutOfMemory) && self.physical.is_some();
             if result.is_ok() || is_full {
                 return Ok(());
@@ -50,7 +51,7 @@ impl CudaDriver {
         }
     }
 
-    /// Has handles created with `extras` from now on, and maps one to see whether that works.
+    /// Creates handles with `extras` from now on, and maps one to test them.
     fn use_physical_memory(&mut self, extras: Extras) -> Result<(), DriverError> {
         let physical = PhysicalMemory::new(self.device(), extras)?;
         let granularity = physical.granularity;
@@ -58,7 +59,7 @@ impl CudaDriver {
 
         let mut held = HeldRange::default();
         let tried = self.try_page(&mut held, granularity);
-        // Whether the page can be given back says nothing about what it is made of.
+        // Whether the page can be released says nothing about its capabilities.
         self.abandon(held);
         tried
     }

@@ -1,22 +1,23 @@
-//! What the driver puts off when memory goes back to it.
+//! Work that the driver defers when memory is released.
 //!
-//! Pages that go back are scrubbed by the card beside the job: 32 GiB in 85 ms on an H200. What it has scrubbed becomes
-//! free memory within the next call that creates or releases some, and that call takes 7 to 11 ms longer for 32 GiB
-//! (bench/record/nvidia-h200/2026-11-23/scrubbing.txt). There is no call for that alone.
+//! The card scrubs released pages while the job runs: 32 GiB in 85 ms on an H200. Scrubbed pages become free memory
+//! during the next call that creates or releases memory. That call takes 7 to 11 ms longer for 32 GiB
+//! (bench/record/nvidia-h200/2026-11-23/scrubbing.txt). No driver call does only this.
 
 use lowtide_core::{Bytes, Driver};
 
 use crate::driver::CudaDriver;
 use crate::held::HeldRange;
 
-/// Where the device has less left, the job shall have it all.
+/// With less free memory than this, all of it is left to the job.
 const FREE_MIN: Bytes = Bytes::mib(256);
 
 impl CudaDriver {
-    /// Has the driver take back what the card has scrubbed by now, so that the next call need not: creates a page and
-    /// releases it. Does nothing where the driver cannot, or the device has hardly any memory left.
+    /// Makes the driver reclaim the pages that the card has scrubbed, so that the next call does not have to:
+    /// creates a page and releases it. Does nothing if the page cannot be created or the device has hardly any free
+    /// memory.
     ///
-    /// 0.2 ms where there is nothing to take back, on an H200.
+    /// Takes 0.2 ms on an H200 if there is nothing to reclaim.
     pub fn take_back_scrubbed(&mut self) {
         if !self.memory_info().is_ok_and(|info| info.free >= FREE_MIN) {
             return;

@@ -1,4 +1,4 @@
-//! Memory that other devices and other processes use too.
+//! Memory that other devices and other processes use as well.
 
 use std::ffi::{c_char, c_int};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -14,22 +14,22 @@ use crate::library::call;
 use crate::mappings::MappedRange;
 use crate::sys::{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUipcMemHandle, CUmemAllocationHandleType};
 
-/// What names an allocation to other processes. Any 64 bytes may be tried.
+/// An allocation's CUDA IPC handle. The driver rejects 64 bytes that are not a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpcHandle(pub [u8; 64]);
 
 /// Peers.
 impl CudaDriver {
-    /// Lets work on `peer` read and write the memory of this device, all that there is and all to come:
-    /// what is allocated, and what is mapped. Doing it again changes nothing. Linear in what is mapped.
+    /// Gives `peer` read and write access to this device's memory: all present and future allocations and mappings.
+    /// Repeating the call changes nothing. Takes time linear in the number of mappings.
     ///
-    /// What is allocated may be used for as long as someone holds the peer's primary context, as another
-    /// [`CudaDriver`] does.
+    /// Allocations stay accessible as long as the peer's primary context is retained, which another [`CudaDriver`]
+    /// does.
     ///
     /// # Errors
     ///
-    /// What the driver says, if [`Device::can_access`] is false for one. Some of the memory may be the
-    /// peer's to use then.
+    /// The driver's error, for example if [`Device::can_access`] is false. The peer may then have access to some of
+    /// the memory.
     pub fn allow_peer(&mut self, peer: &Device) -> Result<(), DriverError> {
         let is_known = |known: i32| known == peer.raw();
         if is_known(self.device().raw()) {
@@ -47,14 +47,14 @@ impl CudaDriver {
     }
 }
 
-/// What is allocated, for other processes.
+/// Allocations, for other processes.
 impl CudaDriver {
-    /// Returns what names the allocation around an address to other processes, and how far from its start
-    /// the address is. The same allocation has the same name, and no other has it.
+    /// Returns the IPC handle of the allocation that contains an address, and the address's offset in it. Calls for
+    /// the same allocation return the same handle, which no other allocation has.
     ///
     /// # Errors
     ///
-    /// What the driver says, as for memory that is mapped.
+    /// The driver's error, for example for mapped memory.
     pub fn ipc_handle(&self, address: DeviceAddress) -> Result<(IpcHandle, Bytes), DriverError> {
         let _scope = self.enter_relaxed()?;
         let (mut base, mut size) = (0, 0);
@@ -73,12 +73,12 @@ impl CudaDriver {
         Ok((handle, address.offset_from(DeviceAddress(base))))
     }
 
-    /// Returns where another process's allocation starts here. It must be closed before it is opened
-    /// again.
+    /// Opens another process's allocation and returns its start address in this process. It must be closed before
+    /// it is opened again.
     ///
     /// # Errors
     ///
-    /// What the driver says, if there is no such allocation, or it is this process's own.
+    /// The driver's error if there is no such allocation, or if it belongs to this process.
     pub fn open_ipc(&mut self, handle: &IpcHandle) -> Result<DeviceAddress, DriverError> {
         let _scope = self.enter_relaxed()?;
         let mut address = 0;
@@ -86,7 +86,7 @@ impl CudaDriver {
             reserved: handle.0.map(u8::cast_signed),
         };
         let flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
-        // SAFETY: the call writes `address`, which outlives it, and refuses a handle that is none.
+        // SAFETY: the call writes `address`, which outlives it, and refuses bytes that are no handle.
         unsafe {
             call!(
                 self.library(),
@@ -96,12 +96,12 @@ impl CudaDriver {
         Ok(DeviceAddress(address))
     }
 
-    /// Lets go of what [`CudaDriver::open_ipc`] returned. The work that uses it must have ended:
-    /// [`Device::synchronize`] waits for it without the driver.
+    /// Closes an allocation that [`CudaDriver::open_ipc`] returned. The work that uses it must have ended:
+    /// [`Device::synchronize`] waits for it without a [`CudaDriver`].
     ///
     /// # Errors
     ///
-    /// What the driver says; the memory is then still open.
+    /// The driver's error; the memory is then still open.
     pub fn close_ipc(&mut self, address: DeviceAddress) -> Result<(), DriverError> {
         let _scope = self.enter_relaxed()?;
         // SAFETY: the address came from `open_ipc`, by the contract of `new`.
@@ -109,19 +109,19 @@ impl CudaDriver {
     }
 }
 
-/// What is mapped, for other processes.
+/// Mapped memory, for other processes.
 impl CudaDriver {
-    /// Returns the handles around a block, if it is mapped.
+    /// Returns the range of handles that contains a block, if the block is mapped.
     pub fn mapped_range(&self, address: DeviceAddress, size: Bytes) -> Option<MappedRange> {
         self.mappings.around(address, size)
     }
 
-    /// Returns the handles of a range from `offset` on, at most `count`, as file descriptors with the
-    /// handles' sizes; `None` if the range is not what is mapped now.
+    /// Exports at most `count` handles of a range, from `offset` on, as file descriptors with the handles' sizes.
+    /// Returns `None` if the range is not mapped as it was.
     ///
     /// # Errors
     ///
-    /// As [`CudaDriver::export`].
+    /// As for [`CudaDriver::export`].
     pub fn export_range(
         &self,
         range: &MappedRange,
@@ -136,22 +136,22 @@ impl CudaDriver {
         exported.collect::<Result<_, _>>().map(Some)
     }
 
-    /// Returns addresses for `size` bytes that another process exported.
+    /// Reserves addresses for `size` bytes that another process exported.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn begin_import(&mut self, size: Bytes) -> Result<HeldRange, DriverError> {
         let mut held = HeldRange::default();
         self.reserve_held(&mut held, size)?;
         Ok(held)
     }
 
-    /// Maps `size` bytes of another process, a whole handle of its, behind what is mapped in the range.
+    /// Maps a whole handle of another process, `size` bytes, after the mapped part of the range.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn import_part(
         &mut self,
         held: &mut HeldRange,
@@ -162,37 +162,38 @@ impl CudaDriver {
         self.map_held(held, handle, size)
     }
 
-    /// Lets the device, and its peers, use what was imported.
+    /// Gives the device and its peers access to the imported memory.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn finish_import(&mut self, held: &HeldRange) -> Result<(), DriverError> {
         self.allow_held(held)
     }
 
-    /// Gives a range back. The work that uses it must have ended, as for [`CudaDriver::close_ipc`].
+    /// Unmaps and releases an imported range. The work that uses it must have ended, as for
+    /// [`CudaDriver::close_ipc`].
     ///
     /// # Errors
     ///
-    /// What the driver says; the same call then goes on where this one stopped.
+    /// The driver's error. Another call then continues where this one stopped.
     pub fn end_import(&mut self, held: &mut HeldRange) -> Result<(), DriverError> {
         self.give_back(held)
     }
 
-    /// Returns whether [`CudaDriver::export`] works. Does not change for one instance.
+    /// Returns whether [`CudaDriver::export`] works. The result never changes for one instance.
     pub fn supports_export(&self) -> bool {
         self.physical
             .as_ref()
             .is_some_and(|physical| physical.is_exportable())
     }
 
-    /// Returns physical memory as a file descriptor, which another process can import. As long as either
-    /// is open, the memory stays.
+    /// Exports physical memory as a file descriptor that another process can import. The memory exists as long as
+    /// the handle or the descriptor is open.
     ///
     /// # Errors
     ///
-    /// [`DriverError::Unsupported`] unless [`CudaDriver::supports_export`]; else what the driver says.
+    /// [`DriverError::Unsupported`] unless [`CudaDriver::supports_export`]; else the driver's error.
     pub fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
         if !self.supports_export() {
             let call = "cuMemExportToShareableHandle";
@@ -210,21 +211,21 @@ impl CudaDriver {
                 cuMemExportToShareableHandle(place, handle.0, kind, 0)
             )
         }?;
-        // SAFETY: the call succeeded, so this is a new file descriptor that is the caller's to close.
+        // SAFETY: the call succeeded, so this is a new file descriptor that the caller must close.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// Returns the physical memory of another process behind a file descriptor. It is mapped and released
-    /// as if it were created here.
+    /// Imports another process's physical memory from a file descriptor. The handle is mapped and released like one
+    /// that was created here.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn import(&mut self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError> {
         let _scope = self.enter_relaxed()?;
         let mut handle = 0;
         let kind = CUmemAllocationHandleType::POSIX_FILE_DESCRIPTOR;
-        // A descriptor is passed as if it were an address; it is open, so it is not negative.
+        // The driver expects the descriptor in place of a pointer. It is open, so it is not negative.
         let number = ptr::without_provenance_mut(descriptor.as_raw_fd().unsigned_abs() as usize);
         // SAFETY: 1. the call writes `handle`, which outlives it. 2. For this kind it reads the
         // descriptor from the pointer itself and does not follow it.

@@ -1,9 +1,9 @@
-//! The program's signals, of which threads of lowtide's own take none.
+//! Blocks the program's signals in lowtide's own threads.
 
 use std::{fmt, mem, ptr};
 
-/// No signal comes to this thread until this is dropped, nor ever to those that it starts meanwhile: signals are the
-/// program's to handle, in its own threads.
+/// While this exists, its thread receives no signal. Threads that it starts meanwhile never receive one: the
+/// program handles signals in its own threads.
 #[must_use = "signals come again once this is dropped"]
 pub struct SignalsBlocked {
     before: libc::sigset_t,
@@ -15,7 +15,7 @@ impl SignalsBlocked {
         // SAFETY: a set is numbers only.
         let mut all: libc::sigset_t = unsafe { mem::zeroed() };
         let mut before = all;
-        // SAFETY: `all` may be written to.
+        // SAFETY: the call writes `all`, which outlives it.
         unsafe { libc::sigfillset(&raw mut all) };
         // SAFETY: reads the one set and writes the other; both outlive the call.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };

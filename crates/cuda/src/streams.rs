@@ -1,4 +1,4 @@
-//! Streams: waits between them, captures, and what goes through them.
+//! Calls on streams: capture status, capture graphs, fills and copies.
 
 use std::ptr;
 
@@ -8,14 +8,14 @@ use crate::driver::{CudaDriver, host_size, raw_stream};
 use crate::library::{call, call_optional};
 use crate::sys::{CUgraphEdgeData, CUgraphNode, CUstreamCaptureStatus};
 
-/// What becomes of the work that is put into a stream.
+/// The capture status of a stream, which decides what happens to work that is submitted to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CaptureStatus {
-    /// It runs.
+    /// The work runs.
     None,
-    /// It goes into a graph.
+    /// The work becomes nodes of a graph.
     Active,
-    /// It is refused: a forbidden call spoiled the capture, which has not been ended.
+    /// The work is refused: a forbidden call invalidated the capture, which has not been ended.
     Invalidated,
 }
 
@@ -24,19 +24,20 @@ impl CaptureStatus {
         match raw {
             CUstreamCaptureStatus::NONE => CaptureStatus::None,
             CUstreamCaptureStatus::ACTIVE => CaptureStatus::Active,
-            // There is one more. What a later driver may add is not known to run or to be captured.
+            // Only `INVALIDATED` is left today. A status of a later driver is not known to mean running or
+            // captured.
             _ => CaptureStatus::Invalidated,
         }
     }
 }
 
 impl CudaDriver {
-    /// Returns whether `stream` is being captured.
+    /// Returns the capture status of `stream`.
     ///
     /// # Errors
     ///
-    /// What the driver says: for the default stream an error while another stream is being captured, as
-    /// work there would have to wait for the capture.
+    /// The driver's error. The default stream gives an error while another stream is being captured, because work
+    /// there would have to wait for the capture.
     pub fn capture_status(&self, stream: Stream) -> Result<CaptureStatus, DriverError> {
         let _scope = self.context.enter()?;
         let mut status = CUstreamCaptureStatus::NONE;
@@ -51,11 +52,11 @@ impl CudaDriver {
         Ok(CaptureStatus::from_raw(status))
     }
 
-    /// Returns the number of the capture that `stream` is part of, the same for all its streams.
+    /// Returns the id of the capture that `stream` is part of, if any. All streams of a capture have the same id.
     ///
     /// # Errors
     ///
-    /// As [`CudaDriver::capture_status`].
+    /// As for [`CudaDriver::capture_status`].
     pub(crate) fn capture_id(&self, stream: Stream) -> Result<Option<u64>, DriverError> {
         let _scope = self.context.enter()?;
         let mut status = CUstreamCaptureStatus::NONE;
@@ -79,12 +80,12 @@ impl CudaDriver {
         Ok(is_active.then_some(id))
     }
 
-    /// Returns where the next work of `stream` comes in the capture that it is part of, if it is. No other
-    /// thread may put work into the stream meanwhile.
+    /// Returns the nodes that the next work of `stream` will depend on in its capture, or `None` if it is not
+    /// captured. No other thread may submit work to the stream meanwhile.
     ///
     /// # Errors
     ///
-    /// As [`CudaDriver::capture_status`]; [`DriverError::Unsupported`] before CUDA 12.3.
+    /// As for [`CudaDriver::capture_status`]; [`DriverError::Unsupported`] before CUDA 12.3.
     pub(crate) fn captured_place(
         &self,
         stream: Stream,
@@ -92,8 +93,8 @@ impl CudaDriver {
         let _scope = self.context.enter()?;
         let (mut status, mut capture) = (CUstreamCaptureStatus::NONE, 0);
         let (mut after, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
-        // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes what the pointers lead
-        // to, which outlives it, and nothing through the one that is null.
+        // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes through the pointers to
+        // variables that outlive it, and nothing through the null pointer.
         unsafe {
             call_optional!(
                 self.library(),
@@ -109,8 +110,8 @@ impl CudaDriver {
             )
         }?;
         let read = |place| {
-            // SAFETY: the driver says that so many nodes are there, until the stream's capture goes on, which
-            // it does not meanwhile, as the option that asks for this demands of the program.
+            // SAFETY: the driver returned `count` nodes, valid until the stream's capture goes on. It does not
+            // meanwhile: the option that leads here requires that of the program.
             let node = unsafe { after.add(place) };
             // SAFETY: as above.
             graph_node(unsafe { *node })
@@ -120,11 +121,11 @@ impl CudaDriver {
         Ok(is_active.then_some(CapturePoint { capture, after }))
     }
 
-    /// Returns the nodes that a node of a capture under way comes directly after.
+    /// Returns the direct dependencies of a node of a capture in progress.
     ///
     /// # Errors
     ///
-    /// What the driver says; [`DriverError::Unsupported`] before CUDA 12.3.
+    /// The driver's error; [`DriverError::Unsupported`] before CUDA 12.3.
     pub(crate) fn direct_dependencies(
         &self,
         node: GraphNode,
@@ -135,8 +136,8 @@ impl CudaDriver {
             let mut nodes = vec![ptr::null_mut(); room];
             let mut edges = vec![CUgraphEdgeData::default(); room];
             let mut count = room;
-            // SAFETY: 1. the node is of a capture under way, by the contract of `dependencies`. 2. The call
-            // writes at most `count` elements to each of two lists of as many.
+            // SAFETY: 1. the node is of a capture in progress, by the contract of `dependencies`. 2. The call
+            // writes at most `count` elements to each of two lists of that length.
             unsafe {
                 call_optional!(
                     self.library(),
@@ -159,7 +160,7 @@ impl CudaDriver {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn fill(
         &mut self,
         address: DeviceAddress,
@@ -178,11 +179,11 @@ impl CudaDriver {
         }
     }
 
-    /// Copies from the device to the host, after the work that is now in the default stream, and waits.
+    /// Copies from the device to the host after the work submitted to the default stream so far, and waits.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn read(&self, address: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError> {
         let _scope = self.context.enter()?;
         let destination = into.as_mut_ptr().cast();
@@ -196,17 +197,17 @@ impl CudaDriver {
         }
     }
 
-    /// Copies from the host to the device, after the work that is now in the default stream; `from` may
-    /// be changed again as soon as this returns.
+    /// Copies from the host to the device after the work submitted to the default stream so far. `from` may be
+    /// modified as soon as this returns.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn write(&mut self, address: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
         let _scope = self.context.enter()?;
         let source = from.as_ptr().cast();
-        // SAFETY: 1. `from` has so many bytes, and they are read before the call returns. 2. The address
-        // is the device's, by the contract of `new`.
+        // SAFETY: 1. `from` has `from.len()` bytes, and they are read before the call returns. 2. The address is
+        // the device's, by the contract of `new`.
         unsafe {
             call!(
                 self.library(),
@@ -216,12 +217,12 @@ impl CudaDriver {
     }
 }
 
-/// Returns a node of a graph as a number.
+/// Returns a graph node's number.
 fn graph_node(node: CUgraphNode) -> GraphNode {
     GraphNode(node.expose_provenance() as u64)
 }
 
-/// Returns the node that a number names.
+/// Returns the graph node with this number.
 fn raw_node(node: GraphNode) -> CUgraphNode {
     ptr::with_exposed_provenance_mut(host_size(Bytes(node.0)))
 }

@@ -1,17 +1,17 @@
-//! The types of NVIDIA's driver interface as C sees them: constants and layouts, nothing else.
+//! The types of NVIDIA's driver interface in C: constants and layouts, nothing else.
 //!
-//! They have the names of `cuda.h`, so that its documentation applies to them. The tests compare every
-//! layout and value with bindings that were generated from that header.
+//! They have the names of `cuda.h`, so its documentation applies to them. The tests compare every layout and value
+//! with bindings that were generated from that header.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 
-/// A device, by its number.
+/// A device's number.
 pub(crate) type CUdevice = c_int;
-/// An address in the one address space that the host and all devices share.
+/// An address in the unified address space of the host and all devices.
 pub(crate) type CUdeviceptr = c_ulonglong;
-/// Physical memory.
+/// A handle of physical memory.
 pub(crate) type CUmemGenericAllocationHandle = c_ulonglong;
-/// A context: what a process owns on a device.
+/// A context: the state of one process on a device.
 pub(crate) type CUcontext = *mut CUctx_st;
 /// An event.
 pub(crate) type CUevent = *mut CUevent_st;
@@ -33,7 +33,7 @@ macro_rules! opaque {
 
 opaque! { CUctx_st CUevent_st CUstream_st CUgraph_st CUgraphNode_st }
 
-/// An enumeration of C as the number that it is: the driver may answer with values that are not listed.
+/// Defines a C enumeration as a number, because the driver may return values that are not listed.
 macro_rules! enumeration {
     ($name:ident { $($variant:ident = $value:expr,)* }) => {
         #[repr(transparent)]
@@ -74,19 +74,19 @@ enumeration! { CUmemAllocationGranularityFlags { MINIMUM = 0, }}
 enumeration! { CUstreamCaptureStatus { NONE = 0, ACTIVE = 1, }}
 enumeration! { CUstreamCaptureMode { RELAXED = 2, }}
 
-/// An event without a time, which costs less to record and to query.
+/// Creates an event without timing, which costs less to record and to query.
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 
-/// An event for which a thread waits asleep, and not by asking again and again.
+/// Creates an event for which a waiting thread sleeps and does not spin.
 pub(crate) const CU_EVENT_BLOCKING_SYNC: c_uint = 1;
 
-/// A stream that is not ordered with the default stream.
+/// Creates a stream that does not synchronize with the default stream.
 pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 
-/// Lets the opening device use memory of another one that it is a peer of.
+/// Enables peer access for the opening device when the memory belongs to another device.
 pub(crate) const CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
-/// Where memory is, and who may use it.
+/// The location of memory, and the device that may access it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUmemLocation {
@@ -94,14 +94,14 @@ pub(crate) struct CUmemLocation {
     pub(crate) id: c_int,
 }
 
-/// What is said of the order between two nodes of a graph. It comes along and is not read.
+/// The dependency data of an edge between two graph nodes. The driver returns it; lowtide does not read it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct CUgraphEdgeData {
     private: [c_uchar; 8],
 }
 
-/// Who may use a mapped range, and how.
+/// A device's access rights to a mapped range.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUmemAccessDesc {
@@ -109,7 +109,7 @@ pub(crate) struct CUmemAccessDesc {
     pub(crate) flags: CUmemAccessFlags,
 }
 
-/// What physical memory is to be like.
+/// The properties of physical memory to create.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUmemAllocationProp {
@@ -130,14 +130,14 @@ pub(crate) struct CUmemAllocationPropFlags {
     pub(crate) reserved: [c_uchar; 4],
 }
 
-/// The identity of a device, the same in every process.
+/// The UUID of a device, which is the same in every process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUuuid {
     pub(crate) bytes: [c_char; 16],
 }
 
-/// What names an allocation to other processes.
+/// An allocation's IPC handle.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CUipcMemHandle {

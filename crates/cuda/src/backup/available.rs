@@ -1,6 +1,7 @@
-//! How much memory the host has left, and what of it is promised. The system gives out addresses for more than
-//! that, and ends a process when it writes to them; so a backup that does not fit must be refused before its first
-//! byte.
+//! How much host memory is available, and how much of it is promised to backups.
+//!
+//! The system gives out addresses for more memory than it has, and kills a process that writes to them. So a backup
+//! that does not fit must be refused before its first byte is written.
 
 use std::fs::read_to_string;
 use std::path::Path;
@@ -8,17 +9,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lowtide_core::Bytes;
 
-/// What all promises come to: what backups of this process are about to take, and the system still says is
+/// The sum of all promises: memory that backups of this process are about to use and the system still counts as
 /// available.
 static PROMISED: Mutex<Bytes> = Mutex::new(Bytes::ZERO);
 
-/// Memory of the host that a backup is about to take: that of other devices' backups, which are made at the same
-/// time, may not count on it.
+/// Host memory that a backup is about to use. Backups of other devices, made at the same time, must not count on
+/// it.
 #[derive(Debug)]
 pub(super) struct Promise(Mutex<Bytes>);
 
 impl Promise {
-    /// Promises so much, or returns what there is where that is less.
+    /// Promises `needed` bytes. Returns the available bytes as an error if they are fewer.
     pub(super) fn new(needed: Bytes) -> Result<Promise, Bytes> {
         let mut promised = lock(&PROMISED);
         if let Some(left) = left_beside(*promised)
@@ -30,7 +31,8 @@ impl Promise {
         Ok(Promise(Mutex::new(needed)))
     }
 
-    /// Notes that so much as `count` returns has been taken: the system knows of it. Nobody else counts meanwhile.
+    /// Subtracts from the promise the bytes that `count` returns, because they are in use now and the system knows
+    /// it. Calls for one promise run one after another.
     pub(super) fn keep(&self, count: impl FnOnce() -> Bytes) {
         let mut left = lock(&self.0);
         let kept = count().min(*left);
@@ -40,7 +42,7 @@ impl Promise {
         }
     }
 
-    /// Takes it back that so much has been [taken](Promise::keep) as `forget` returns, as it will be noted once more.
+    /// Adds to the promise the bytes that `forget` returns: they were [kept](Promise::keep) and will be kept again.
     pub(super) fn renew(&self, forget: impl FnOnce() -> Bytes) {
         let mut left = lock(&self.0);
         let forgotten = forget();
@@ -55,7 +57,7 @@ impl Drop for Promise {
     }
 }
 
-/// Returns how much can be promised now, as far as the system says.
+/// Returns how many bytes can be promised now, or `None` if the system does not say.
 pub(super) fn unpromised() -> Option<Bytes> {
     left_beside(*lock(&PROMISED))
 }
@@ -70,12 +72,12 @@ fn left_beside(promised: Bytes) -> Option<Bytes> {
 }
 
 fn lock(bytes: &Mutex<Bytes>) -> MutexGuard<'_, Bytes> {
-    // Each change under the lock is one step.
+    // A panic cannot leave the number half changed: each change under the lock is one step.
     bytes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns how much memory this process could take before the system runs short or a limit of its control
-/// groups is met, as far as the system says. Others may take it in the meantime.
+/// Returns how many bytes this process could use before the system runs short or a limit of its control groups is
+/// reached. Returns `None` if the system does not say. Other processes may take them in the meantime.
 fn host_memory() -> Option<Bytes> {
     let system = read_to_string("/proc/meminfo")
         .ok()
@@ -88,7 +90,7 @@ fn host_memory() -> Option<Bytes> {
     system.into_iter().chain(left).min()
 }
 
-/// Returns what `/proc/meminfo` says is available.
+/// Returns the available memory according to the contents of `/proc/meminfo`.
 fn available_in(meminfo: &str) -> Option<Bytes> {
     let line = meminfo
         .lines()
@@ -97,15 +99,15 @@ fn available_in(meminfo: &str) -> Option<Bytes> {
     Some(Bytes::kib(kib))
 }
 
-/// Where a version of control groups says what of a group and those in it.
+/// The file names of one version of control groups (cgroups).
 struct Version {
-    /// Where the groups of memory are.
+    /// The directory of the memory controller's groups.
     root: &'static str,
-    /// What names them in `/proc/self/cgroup`.
+    /// The controller's name in `/proc/self/cgroup`.
     controller: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// The lines of `memory.stat` with what is used for files.
+    /// The lines of `memory.stat` that count the page cache.
     files: [&'static str; 2],
 }
 
@@ -125,7 +127,7 @@ static VERSION_2: Version = Version {
     files: ["inactive_file", "active_file"],
 };
 
-/// Returns the process's group that a controller names by what `/proc/self/cgroup` says.
+/// Returns the process's group for a controller, according to the contents of `/proc/self/cgroup`.
 fn group_in<'a>(groups: &'a str, controller: &str) -> Option<&'a str> {
     groups.lines().find_map(|line| {
         let (controllers, group) = line.split_once(':')?.1.split_once(":/")?;
@@ -134,14 +136,15 @@ fn group_in<'a>(groups: &'a str, controller: &str) -> Option<&'a str> {
     })
 }
 
-/// Returns the least that a group, or one that it is part of, has left.
+/// Returns the smallest rest of the limits of a group and its ancestors.
 fn left_in_groups(version: &Version, root: &Path, group: &str) -> Option<Bytes> {
     let own = root.join(group);
     let groups = own.ancestors().take_while(|path| path.starts_with(root));
     groups.filter_map(|path| left_in_group(version, path)).min()
 }
 
-/// Returns what is left of a group's limit, if it has one. What it uses for files it would give back.
+/// Returns the unused part of a group's limit, if it has one. The page cache counts as unused, because the system
+/// would reclaim it.
 fn left_in_group(version: &Version, group: &Path) -> Option<Bytes> {
     let number = |file| -> Option<u64> {
         let text = read_to_string(group.join(file)).ok()?;
@@ -172,7 +175,7 @@ mod tests {
         assert!(here > Bytes::mib(1) && here < Bytes::gib(1 << 20), "{here}");
     }
 
-    /// Makes a group as a version has it.
+    /// Creates a group with the files of a version.
     fn make(version: &Version, path: &Path, limit: &str, used: &str, details: &str) {
         create_dir_all(path).unwrap();
         write(path.join(version.limit), limit).unwrap();
@@ -200,7 +203,7 @@ mod tests {
         assert_eq!(left_in_groups(&VERSION_2, &root, "a/b"), None);
     }
 
-    /// It has no word for a group without a limit, and counts the files of a group without those in it, too.
+    /// Version 1 has no word for "no limit". Its plain counters of files leave out child groups.
     #[test]
     fn groups_of_version_one_count_as_well() {
         let root = directory("groups-1");
@@ -211,7 +214,7 @@ mod tests {
         made(&root.join("a/b"), "9223372036854771712\n", "700\n", "");
         let left = |group| left_in_groups(&VERSION_1, &root, group);
         assert_eq!(left("a/b"), Some(Bytes(30)));
-        // As in a container that sees its own group alone, at the root.
+        // A container may see only its own group, at the root.
         assert_eq!(left("not/there"), left(""));
         assert!(left("") > Some(Bytes::gib(1 << 20)));
         remove_dir_all(&root).unwrap();

@@ -1,4 +1,4 @@
-//! A backup on disk: a file without a name, unless it is shown, and a checksum of each piece.
+//! A backup on disk: a file, without a name unless it is shown, and a checksum of each piece.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -16,25 +16,25 @@ use lowtide_region::BackupError;
 use crate::backup::available::Promise;
 use crate::backup::names::Names;
 
-/// What a file system must do for backups. Tests have one that fails.
+/// The file operations that backups need. Tests have an implementation that fails.
 pub(super) trait Storage: Debug + Send + Sync {
-    /// Writes all of the content. Offset and length are multiples of [`UNIT_BYTES`], as is the address.
+    /// Writes all of `content`. Its address, its length and `offset` are multiples of [`UNIT_BYTES`].
     fn write_all(&self, content: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Reads as many bytes as `content` has; as for `write_all`.
+    /// Fills `content` with bytes from `offset`. The multiples are as for `write_all`.
     fn read_all(&self, content: &mut [u8], offset: u64) -> io::Result<()>;
 
-    /// Returns when all that was written is there to stay: an error is met now and not when it is read.
+    /// Waits until everything written is durable, so that an error is found now and not at a read.
     fn finish(&self) -> io::Result<()>;
 
-    /// Gives the file one more name.
+    /// Gives the file another name.
     fn link(&self, path: &Path) -> io::Result<()>;
 }
 
-/// Makes a [`Storage`] of so many bytes in a directory, or says that there is no room.
+/// Creates a [`Storage`] of this size in a directory, or fails if there is no room.
 pub(super) type OpenStorage = fn(&Path, Bytes) -> Result<Box<dyn Storage>, BackupError>;
 
-/// The unit of a file that is read and written past the system's cache; no device has a larger one.
+/// The unit of direct I/O, which bypasses the page cache. No device has a larger one.
 pub(super) const UNIT_BYTES: usize = 4096;
 
 /// The contents of a backup in a file.
@@ -42,16 +42,16 @@ pub(super) const UNIT_BYTES: usize = 4096;
 pub(super) struct FileBackup {
     storage: Box<dyn Storage>,
     directory: PathBuf,
-    /// What is written and read at once.
+    /// The size of a piece, which is written and read at once.
     piece_bytes: usize,
-    /// The length of the file, a multiple of [`UNIT_BYTES`].
+    /// The file's length, a multiple of [`UNIT_BYTES`].
     bytes: usize,
     checksums: Vec<AtomicU32>,
     names: Names,
 }
 
 impl FileBackup {
-    /// Makes a file for `bytes` bytes, with room for all of them.
+    /// Creates a file of `bytes` bytes, rounded up to [`UNIT_BYTES`], and reserves room for them.
     pub(super) fn create(
         directory: &Path,
         bytes: usize,
@@ -71,7 +71,7 @@ impl FileBackup {
         })
     }
 
-    /// Gives the file a name in its directory for each address, which end with it.
+    /// Gives the file a name in its directory for each address. The names are removed with the backup.
     pub(super) fn show(&mut self, addresses: impl Iterator<Item = DeviceAddress>) {
         let process = std::process::id();
         for address in addresses {
@@ -84,7 +84,7 @@ impl FileBackup {
         self.bytes
     }
 
-    /// Returns the piece in which an offset lies.
+    /// Returns the piece that contains an offset.
     pub(super) fn piece_at(&self, offset: usize) -> Range<usize> {
         let start = offset / self.piece_bytes * self.piece_bytes;
         start..self.bytes.min(start + self.piece_bytes)
@@ -98,13 +98,13 @@ impl FileBackup {
         written.map_err(|error| self.error("written", &error))
     }
 
-    /// Returns when what was written is there to stay.
+    /// Waits until everything written is durable.
     pub(super) fn finish(&self) -> Result<(), BackupError> {
         let finished = self.storage.finish();
         finished.map_err(|error| self.error("written", &error))
     }
 
-    /// Reads a piece and compares its checksum. `address` is what is to be said of where it belongs.
+    /// Reads a piece and compares its checksum. `address` is the device address to name in an error.
     pub(super) fn read(
         &self,
         piece: &Range<usize>,
@@ -126,19 +126,18 @@ impl FileBackup {
     }
 }
 
-/// A file that has no name, or lost it at once: it ends with the process, however that ends.
+/// A file without a name, or whose name was removed at once: it disappears with the process, however that ends.
 #[derive(Debug)]
 pub(super) struct TemporaryFile {
     file: File,
-    /// Reads and writes go past the system's cache, which would double the host's work and push out what
-    /// the job needs.
+    /// Whether I/O is direct. The page cache would double the host's work and evict pages that the job needs.
     is_direct: AtomicBool,
-    /// What of it is about to take the host's memory, where that is what its file system has.
+    /// The bytes that will still take host memory, if the file system keeps files there.
     promise: Option<Promise>,
 }
 
 impl TemporaryFile {
-    /// Makes a file of so many bytes.
+    /// Creates a file of `bytes` bytes.
     pub(super) fn open(directory: &Path, bytes: Bytes) -> Result<Box<dyn Storage>, BackupError> {
         let failed = |error| BackupError::io(directory, "made", bytes, &error);
         refuse_beyond_limit(bytes.get()).map_err(failed)?;
@@ -158,8 +157,8 @@ impl TemporaryFile {
         Ok(Box::new(storage))
     }
 
-    /// Does a transfer, and again through the cache if the file system takes none past it: some say so
-    /// only at the first.
+    /// Runs a transfer. If the file system rejects direct I/O, runs it again through the page cache: some file
+    /// systems reject only the first transfer.
     fn transfer(&self, mut transfer: impl FnMut(&File) -> io::Result<()>) -> io::Result<()> {
         let was_direct = self.is_direct.load(Ordering::Acquire);
         match transfer(&self.file) {
@@ -187,7 +186,7 @@ impl Storage for TemporaryFile {
     }
 
     fn finish(&self) -> io::Result<()> {
-        // What went past the cache has been met by the disk already.
+        // Direct writes have reached the disk already.
         if self.is_direct.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -199,7 +198,7 @@ impl Storage for TemporaryFile {
     }
 }
 
-/// A process that writes beyond its limit on files is ended by a signal; better not to begin.
+/// The system ends a process by a signal if it writes beyond its file size limit, so this fails first.
 fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -213,9 +212,9 @@ fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether the file's contents stay in the host's memory, as far as the system says.
+/// Returns whether the file system keeps file contents in host memory. Returns `false` if the system does not say.
 fn is_in_memory(file: &File) -> bool {
-    // As `linux/magic.h` has them.
+    // The values of `linux/magic.h`.
     const TMPFS: u32 = 0x0102_1994;
     const RAMFS: u32 = 0x8584_58f6;
     // SAFETY: all of its fields are numbers.
@@ -225,8 +224,8 @@ fn is_in_memory(file: &File) -> bool {
     result == 0 && [TMPFS, RAMFS].map(i64::from).contains(&found.f_type)
 }
 
-/// Gives the file its length and its room on disk, so that a full disk is met before the first copy. Returns whether
-/// the room is its own by now.
+/// Sets the file's length and reserves its room, so that a full disk is found before the first copy. Returns
+/// whether the room is reserved.
 fn allocate(file: &File, bytes: u64) -> io::Result<bool> {
     let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
     loop {
@@ -237,7 +236,7 @@ fn allocate(file: &File, bytes: u64) -> io::Result<bool> {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
-            // A file system that cannot: there the first write that finds no room says so.
+            // The file system cannot reserve room. The first write without room reports the error.
             Some(libc::EOPNOTSUPP | libc::ENOSYS) => return file.set_len(bytes).map(|()| false),
             _ => return Err(error),
         }
@@ -246,7 +245,7 @@ fn allocate(file: &File, bytes: u64) -> io::Result<bool> {
 
 fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
     let flags = if is_direct { libc::O_DIRECT } else { 0 };
-    // SAFETY: reads no memory; of the flags only this one can be changed that is ever set.
+    // SAFETY: reads no memory; the call changes only flags that can be changed, and only this one is ever set.
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,6 +1,6 @@
-//! The host's memory that keeps backups: ordinary memory in large pages, block by block page-locked.
+//! The host memory of backups: ordinary memory in huge pages, page-locked block by block.
 //!
-//! **Invariant:** memory that the driver regards as page-locked is never unmapped.
+//! **Invariant:** memory that the driver has page-locked is never unmapped.
 
 use std::io;
 use std::ops::Range;
@@ -15,35 +15,35 @@ use crate::backup::available::Promise;
 use crate::backup::release::ReleaseQueue;
 use crate::library::{Library, call};
 
-/// A range of the host's memory. Nothing of it is resident before it is written to.
+/// A range of host memory. A page becomes resident when it is first written to.
 #[derive(Debug)]
 pub(super) struct HostMemory {
     queue: Arc<ReleaseQueue>,
-    /// Where it begins: a number, as threads and the device share it.
+    /// The start address, as a number because threads and the device share it.
     start: usize,
     bytes: usize,
-    /// What is page-locked at once; a multiple of the system's large page.
+    /// The size of a block, which is page-locked at once; a multiple of the huge page size.
     block_bytes: usize,
-    /// Whether each block is page-locked. It then stays so for the life of `self`.
+    /// Whether each block is page-locked. Once it is, it stays so for the life of `self`.
     locked: Box<[AtomicBool]>,
-    /// How much has been written to each block: one that has all of it is resident.
+    /// How many bytes have been written to each block. A block that was written completely is resident.
     written: Box<[AtomicUsize]>,
-    /// What of it is not resident yet.
+    /// The bytes that are not resident yet.
     promise: Promise,
 }
 
-/// The unit in which the system gives memory out where it can, on x86-64 and with 4 KiB pages on ARM.
+/// The size of a huge page, on x86-64 and on ARM with 4 KiB pages.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 impl HostMemory {
-    /// Returns how much memory is mapped for a backup: up to a quarter more, so that one that is a little
-    /// larger next time still fits. That costs addresses only.
+    /// Returns how many bytes are mapped for a backup: up to a quarter more than needed, so that a slightly larger
+    /// next one fits. The excess costs only addresses.
     pub(super) fn bytes_for(needed_bytes: usize) -> usize {
         let step = (needed_bytes.next_power_of_two() / 8).max(LARGE_PAGE_BYTES);
         needed_bytes.max(1).next_multiple_of(step)
     }
 
-    /// Returns zeroed memory for a backup of so many bytes.
+    /// Maps zeroed memory for a backup of `needed_bytes` bytes.
     pub(super) fn map(
         queue: Arc<ReleaseQueue>,
         needed_bytes: usize,
@@ -85,26 +85,26 @@ impl HostMemory {
         self.block_bytes
     }
 
-    /// Returns which blocks are page-locked.
+    /// Returns for each block whether it is page-locked.
     pub(super) fn locked_blocks(&self) -> Vec<bool> {
         let locked = self.locked.iter();
         locked.map(|flag| flag.load(Ordering::Acquire)).collect()
     }
 
-    /// Returns whether the block is page-locked in which `offset` lies.
+    /// Returns whether the block that contains `offset` is page-locked.
     pub(super) fn is_locked(&self, offset: usize) -> bool {
         self.locked[offset / self.block_bytes].load(Ordering::Acquire)
     }
 
-    /// Returns whether all of a block has been written to.
+    /// Returns whether a block was written completely.
     pub(super) fn is_resident(&self, block: usize) -> bool {
         self.written[block].load(Ordering::Acquire) >= self.block(block).len()
     }
 
-    /// Forgets what has been written to blocks of which that is not all, and promises it again: another backup writes the
-    /// same.
+    /// Resets the count of bytes written to blocks that were written in part, and promises the bytes again: the
+    /// next backup writes them again.
     ///
-    /// Nobody writes meanwhile, and blocks may be page-locked, which makes all of one resident.
+    /// No one may write meanwhile. Blocks may be page-locked meanwhile, which makes them resident.
     pub(super) fn count_anew(&self) {
         for (block, written) in self.written.iter().enumerate() {
             let block_bytes = self.block(block).len();
@@ -116,16 +116,16 @@ impl HostMemory {
         }
     }
 
-    /// Page-locks a block that is not: the device then copies to and from it by itself. Takes up to
-    /// 0.8 s for a GiB, and 0.04 s where that is resident in large pages.
+    /// Page-locks a block that is not page-locked, so that the device copies to and from it directly. Takes up to
+    /// 0.8 s per GiB, or 0.04 s if the memory is resident in huge pages.
     ///
-    /// One thread at a time calls this.
+    /// Only one thread at a time may call this.
     pub(super) fn lock(&self, block: usize) -> Result<(), DriverError> {
         let context = self.queue.context();
         let _scope = context.enter_relaxed()?;
         let range = self.block(block);
-        // SAFETY: 1. the memory is mapped for the life of `self`, whose end unregisters it first. 2. What
-        // is registered are whole pages, which no one registered before.
+        // SAFETY: 1. the memory is mapped for the life of `self`, whose drop unregisters it first. 2. The
+        // registered range consists of whole pages that no one registered before.
         unsafe {
             call!(
                 context.device().library(),
@@ -144,14 +144,14 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Copies `content` to `offset`, all of it into one block. Returns whether that is resident now, and was not before.
+    /// Copies `content` to `offset`, all of it into one block. Returns whether this made the block resident.
     ///
-    /// What is not resident yet becomes so with it, page by page: sixteen threads take 1.4 to 2.8 times as long to have that
-    /// made resident first (`MADV_POPULATE_WRITE`).
+    /// Pages become resident one by one as they are written. With sixteen threads, making them resident first
+    /// (`MADV_POPULATE_WRITE`) takes 1.4 to 2.8 times as long.
     ///
     /// # Safety
     ///
-    /// No one else uses this part of the memory meanwhile.
+    /// No one else may use this part of the memory meanwhile.
     pub(super) unsafe fn write(&self, offset: usize, content: &[u8]) -> bool {
         let block = offset / self.block_bytes;
         let block_bytes = self.block(block).len();
@@ -169,24 +169,24 @@ impl HostMemory {
         becomes_resident
     }
 
-    /// Copies what is at `offset` to `content`.
+    /// Copies the bytes at `offset` to `content`.
     ///
     /// # Safety
     ///
-    /// No one else writes to this part of the memory meanwhile.
+    /// No one else may write to this part of the memory meanwhile.
     pub(super) unsafe fn read(&self, offset: usize, content: &mut [u8]) {
         assert!(offset + content.len() <= self.bytes);
         let source = ptr::with_exposed_provenance(self.start + offset);
-        // SAFETY: 1. the part is mapped and lies within `self`; all bytes are valid, as fresh pages are
-        // zero. 2. No one writes to it, by the contract of this function. 3. `content` is another's.
+        // SAFETY: 1. the part is mapped and lies within `self`; all bytes are valid, because fresh pages are zero.
+        // 2. No one writes to it, by the contract of this function. 3. `content` does not overlap it.
         unsafe { ptr::copy_nonoverlapping(source, content.as_mut_ptr(), content.len()) };
     }
 
-    /// Returns a part of the memory.
+    /// Returns a part of the memory as a slice.
     ///
     /// # Safety
     ///
-    /// No one else uses this part for the life of the answer, the device included.
+    /// No one else, including the device, may use this part for the life of the returned slice.
     #[expect(
         clippy::mut_from_ref,
         reason = "threads have parts of it, by the contract"
@@ -194,8 +194,8 @@ impl HostMemory {
     pub(super) unsafe fn slice(&self, part: Range<usize>) -> &mut [u8] {
         assert!(part.start <= part.end && part.end <= self.bytes);
         let start = ptr::with_exposed_provenance_mut(self.start + part.start);
-        // SAFETY: 1. the part is mapped for the life of `self`, and lies within it; all bytes are valid,
-        // as fresh pages are zero. 2. It is the caller's alone, by the contract of this function.
+        // SAFETY: 1. the part is mapped for the life of `self`, and lies within it; all bytes are valid, because
+        // fresh pages are zero. 2. It is the caller's alone, by the contract of this function.
         unsafe { std::slice::from_raw_parts_mut(start, part.len()) }
     }
 
@@ -206,7 +206,7 @@ impl HostMemory {
 }
 
 impl Drop for HostMemory {
-    /// Until the driver has let go of every block, the addresses must not become another's.
+    /// The addresses must not be reused before the driver has unregistered every block.
     fn drop(&mut self) {
         let (start, bytes) = (self.start, self.bytes);
         let locked = (0..).zip(self.locked_blocks());
@@ -215,29 +215,29 @@ impl Drop for HostMemory {
             .map(|(block, _)| start + self.block(block).start)
             .collect();
         if locked.is_empty() {
-            // SAFETY: the range was mapped by `map`, `self` is the last to know of it, and the driver does not.
+            // SAFETY: the range was mapped by `map`, and neither the driver nor anyone but `self` uses it.
             unsafe { unmap_pages(start, bytes) };
             return;
         }
         self.queue.release(bytes, move |context| {
             while let Some(&block) = locked.last() {
-                // SAFETY: 1. `lock` registered it. 2. No copy uses it any more, as those who begin one wait
-                // for its end, and hold the memory until then.
+                // SAFETY: 1. `lock` registered it. 2. No copy uses it any more: whoever begins a copy holds the
+                // memory until the copy has ended.
                 unsafe { unlock(context.device().library(), block) }?;
                 locked.pop();
             }
-            // SAFETY: as above, and as the queue does not call this again.
+            // SAFETY: as above, and the queue does not call this again.
             unsafe { unmap_pages(start, bytes) };
             Ok(())
         });
     }
 }
 
-/// Takes the page-lock off a block by its address.
+/// Unregisters the page-locked block at an address.
 ///
 /// # Safety
 ///
-/// The block is page-locked, and no copy uses it.
+/// The block must be page-locked, and no copy may use it.
 unsafe fn unlock(library: &Library, block: usize) -> Result<(), DriverError> {
     // SAFETY: by the contract of this function.
     unsafe {
@@ -248,17 +248,17 @@ unsafe fn unlock(library: &Library, block: usize) -> Result<(), DriverError> {
     }
 }
 
-/// Gives pages back to the system.
+/// Unmaps pages.
 ///
 /// # Safety
 ///
-/// [`map_pages`] mapped them, and no one uses them.
+/// [`map_pages`] must have mapped them, and no one may use them.
 unsafe fn unmap_pages(start: usize, bytes: usize) {
     // SAFETY: by the contract of this function.
     unsafe { libc::munmap(ptr::with_exposed_provenance_mut(start), bytes) };
 }
 
-/// Returns the start of so many bytes of zeroed memory, which begin at a large page.
+/// Maps `bytes` bytes of zeroed memory, aligned to a huge page. Returns the start.
 fn map_pages(bytes: usize) -> io::Result<usize> {
     let wide = bytes
         .checked_add(LARGE_PAGE_BYTES)
@@ -284,14 +284,14 @@ fn map_pages(bytes: usize) -> io::Result<usize> {
         (start + bytes, found + wide - (start + bytes)),
     ] {
         if length > 0 {
-            // SAFETY: it was mapped above, and no one knows of it.
+            // SAFETY: it was mapped above, and no one uses it.
             unsafe { libc::munmap(ptr::with_exposed_provenance_mut(excess), length) };
         }
     }
-    // Large pages make faults and page-locking cheap. A child of a fork needs none of this: without the
-    // second advice the system would copy every page-locked page for it.
+    // Huge pages make page faults and page-locking cheap. A forked child needs none of this memory: without
+    // `MADV_DONTFORK`, the system would copy every page-locked page for it.
     for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
-        // Where the system does not follow, the memory serves as well.
+        // The system may ignore the advice; the memory works without it.
         // SAFETY: changes no contents; the range is ours.
         unsafe { libc::madvise(ptr::with_exposed_provenance_mut(start), bytes, advice) };
     }

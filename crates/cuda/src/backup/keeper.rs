@@ -1,5 +1,5 @@
-//! Memory between backups: who page-locks it beside the job, keeps it for the next backup, and gives it
-//! back when none comes.
+//! Host memory between backups. A thread page-locks it while the job runs, keeps it for the next backup, and
+//! releases it when none comes.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -15,18 +15,20 @@ use crate::backup::link::Link;
 use crate::backup::release::ReleaseQueue;
 use crate::beside::{DriverCall, start_beside};
 
-/// Copies to or from memory of the host, which are under way as long as this is there.
+/// Copies to or from host memory. They are in progress as long as this exists.
 ///
-/// Meanwhile nothing else is page-locked for their device, as they would wait for the driver, and what is left of that
-/// memory at once, or once they have filled it, as copies go on directly where that is done. When they have ended the
-/// driver is the program's: this waits for the block that is page-locked just then, some milliseconds at most, and begins
-/// the quiet time.
+/// Meanwhile, no other memory of their device is page-locked, because the copies would wait for the driver. The
+/// copied memory itself is page-locked, since copies to and from page-locked blocks are direct: at once, or block
+/// by block as the copies fill it.
+///
+/// On drop, this waits for the block that is being page-locked, some milliseconds at most, and starts the quiet
+/// time. The program then has the driver to itself.
 #[derive(Debug)]
 pub(super) struct Copying {
     shared: Arc<Shared>,
     memory: Arc<HostMemory>,
     times: Times,
-    /// Whether what of the memory is not resident is to be page-locked after them, too.
+    /// Whether blocks that are not resident are to be page-locked as well, after the copies.
     is_saved: bool,
 }
 
@@ -35,22 +37,22 @@ impl Copying {
         &self.memory
     }
 
-    /// Copies `content` to the memory at `offset`, all of it into one block, which is page-locked once all of it is there
-    /// if these copies [save](Keeper::begin_saving).
+    /// Copies `content` to the memory at `offset`, all of it into one block. If these copies
+    /// [save](Keeper::begin_saving), the block is page-locked once it is full.
     ///
     /// # Safety
     ///
-    /// No one else uses this part of the memory meanwhile.
+    /// No one else may use this part of the memory meanwhile.
     pub(super) unsafe fn write(&self, offset: usize, content: &[u8]) {
         // SAFETY: by the contract of this function.
         if unsafe { self.memory.write(offset, content) } {
-            // With the lock the keeper has seen it, or is told.
+            // After this lock, the keeper has either seen the full block or waits and is notified.
             drop(self.shared.lock());
             self.shared.changed.notify_all();
         }
     }
 
-    /// Ends copies that have saved all that was to be: what of the memory is not resident is page-locked, too.
+    /// Ends copies that have saved the whole backup. Blocks that are not resident are then page-locked as well.
     pub(super) fn end_saved(mut self) {
         self.is_saved = true;
     }
@@ -80,7 +82,7 @@ impl Drop for Copying {
     }
 }
 
-/// One device's keeper, and its thread once there is something to do beside the job.
+/// The keeper of one device. Its thread starts when there is something to do in the background.
 #[derive(Debug)]
 pub(super) struct Keeper {
     shared: Arc<Shared>,
@@ -88,7 +90,7 @@ pub(super) struct Keeper {
     times: Times,
 }
 
-/// The host's memory that one device's ended backups have left for the next ones, or that the driver refused to let go.
+/// The host memory that one device's ended backups have left for later ones, or that the driver refused to release.
 #[derive(Clone, Debug)]
 pub struct KeptMemory {
     shared: Arc<Shared>,
@@ -96,8 +98,9 @@ pub struct KeptMemory {
 }
 
 impl KeptMemory {
-    /// Returns how much of the host's memory is kept, most of it page-locked. Slots that no copy has needed yet have
-    /// addresses and no memory, and do not count. What is going back counts until it has gone.
+    /// Returns how many bytes of host memory are kept. Most of them are page-locked. Slots that no copy has used
+    /// yet have addresses but no memory, and do not count. Memory that is being released counts until it is
+    /// released.
     pub fn bytes(&self) -> Bytes {
         let state = self.shared.lock();
         let bytes = state.idle_bytes() + state.leaving_bytes + self.queue.bytes();
@@ -105,49 +108,50 @@ impl KeptMemory {
     }
 }
 
-/// How long a keeper waits with what it does.
+/// How long a keeper delays its actions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     /// How long memory that is not retained waits for the next backup.
     pub(super) idle: Duration,
-    /// How long after copies nothing is page-locked: other threads may wait for the driver meanwhile, and whoever
-    /// has just got memory free has the most to ask of it.
+    /// How long after copies nothing is page-locked. Other threads would wait for the driver, and a thread that has
+    /// just got free memory calls the driver most.
     pub(super) quiet: Duration,
-    /// How long that lasts at most where it begins anew again and again, before it has ended.
+    /// The longest quiet time if further copies restart it before it has ended.
     pub(super) patience: Duration,
 }
 
 #[derive(Default, Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// There is something to do, or the thread has come out of the driver, or ended.
+    /// Notified when there is something to do, and when the thread has returned from the driver or has ended.
     changed: Condvar,
 }
 
 #[derive(Default, Debug)]
 struct State {
-    /// Whether what is idle stays until it is asked for.
+    /// Whether idle memory stays until it is released explicitly.
     retains: bool,
     idle: Vec<Idle<Arc<HostMemory>>>,
     idle_link: Option<Idle<Link>>,
-    /// How much of the host's memory was idle and is going back.
+    /// The bytes of host memory that were idle and are being released.
     leaving_bytes: usize,
     /// Memory with blocks that are to be page-locked.
     to_lock: VecDeque<ToLock>,
-    /// What copies are under way to or from. Others are not page-locked, unless somebody waits for that.
+    /// The memory that copies in progress use. Other memory is not page-locked, unless a caller waits for that.
     copied: Vec<Weak<HostMemory>>,
-    /// Until when none is that is not copied, likewise.
+    /// The end of the quiet time. Before it, memory that is not being copied is not page-locked, unless a caller
+    /// waits.
     quiet_until: Option<Instant>,
-    /// Until when that is waited for, where it begins anew before it has ended.
+    /// The latest end of the quiet time if copies restart it.
     patient_until: Option<Instant>,
-    /// Until when none is, likewise.
+    /// The end of the pause after a block. Before it, nothing is page-locked, unless a caller waits.
     rests_until: Option<Instant>,
-    /// How many wait until none is left.
+    /// The number of callers that wait until nothing is left to page-lock.
     waiting: usize,
-    /// Memory of which the thread page-locks a block, and which it holds for that.
+    /// The memory of the block that the thread is page-locking. The thread keeps the memory alive meanwhile.
     locking: Option<Weak<HostMemory>>,
     blocks_handled: u64,
-    /// Whether there is a thread that does what is to be done.
+    /// Whether the thread is running.
     is_served: bool,
     is_ended: bool,
 }
@@ -162,31 +166,31 @@ struct Idle<T> {
 struct ToLock {
     memory: Weak<HostMemory>,
     blocks: Blocks,
-    /// Before which of them all are.
+    /// The end of the range of blocks to page-lock; it begins at block 0.
     end: usize,
 }
 
 /// Which blocks of some memory are to be page-locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Blocks {
-    /// Those that are resident, which takes the driver a sixth of the time.
+    /// Resident blocks only: page-locking one takes the driver a sixth of the time.
     Resident,
     All,
 }
 
 impl ToLock {
-    /// Returns the next one.
+    /// Returns the next block to page-lock.
     fn next(&self, memory: &HostMemory) -> Option<usize> {
         let mut open = self.open(memory);
         open.find(|&block| self.blocks == Blocks::All || memory.is_resident(block))
     }
 
-    /// Returns whether there is one once more of the memory is resident, and not before.
+    /// Returns whether blocks are left, but none before more of the memory is resident.
     fn waits(&self, memory: &HostMemory) -> bool {
         self.open(memory).next().is_some() && self.next(memory).is_none()
     }
 
-    /// Returns those that are not page-locked.
+    /// Returns the blocks in the range that are not page-locked.
     fn open<'a>(&self, memory: &'a HostMemory) -> impl Iterator<Item = usize> + use<'a> {
         (0..self.end).filter(|&block| !memory.is_locked(block * memory.block_bytes()))
     }
@@ -201,12 +205,14 @@ impl Keeper {
         }
     }
 
-    /// Returns memory that waits for a backup of so many bytes, if there is some.
+    /// Returns idle memory for a backup of `needed_bytes` bytes, if there is some that fits.
     ///
-    /// It is the smallest that is large enough, and not more than twice what would be mapped anew, lest a
-    /// small backup takes it from a large one; of equals the newest, which is the same backup's where that was
-    /// discarded just now. If none is, the largest that is too small goes back: it is
-    /// likely the same backup's, which has grown, and would wait in vain.
+    /// It is the smallest that is large enough. It is at most twice as large as new memory would be, so that a
+    /// small backup does not take a large one's memory. Among equal sizes, it is the newest, which is the same
+    /// backup's memory if that was discarded just now.
+    ///
+    /// If none fits, the largest that is too small is released. It is likely the memory of the same backup, which
+    /// has grown, and no backup would use it.
     pub(super) fn take(&self, needed_bytes: usize) -> Option<Arc<HostMemory>> {
         let bytes_max = 2 * HostMemory::bytes_for(needed_bytes);
         let mut state = self.shared.lock();
@@ -228,26 +234,26 @@ impl Keeper {
         None
     }
 
-    /// Returns the link, if it waits for a backup.
+    /// Returns the idle link, if there is one.
     pub(super) fn take_link(&self) -> Option<Link> {
         self.shared.lock().idle_link.take().map(|idle| idle.kept)
     }
 
-    /// Keeps memory for the next backup. No one else has it.
+    /// Keeps memory for the next backup. No one else holds it.
     pub(super) fn keep(&mut self, memory: Arc<HostMemory>) {
-        // Without a thread nobody would give it back in time.
+        // Without a thread, nothing would release it in time.
         if self.start() || self.retains() {
             self.shared.lock().idle.push(Idle::new(memory));
             self.shared.changed.notify_all();
         }
     }
 
-    /// Says that copies to or from some memory are under way.
+    /// Registers copies to or from some memory. They are in progress until the returned value is dropped.
     pub(super) fn begin_copying(&self, memory: &Arc<HostMemory>) -> Copying {
         let mut state = self.shared.lock();
         state.copied.push(Arc::downgrade(memory));
         if state.quiet_until < Some(Instant::now()) {
-            // It has ended, or there was none.
+            // The quiet time has ended, or there was none.
             state.patient_until = None;
         }
         drop(state);
@@ -260,8 +266,8 @@ impl Keeper {
         }
     }
 
-    /// Says that some memory is about to be written to, its first `bytes`, as [`begin_copying`](Keeper::begin_copying)
-    /// does, and has each block page-locked once it is resident.
+    /// Like [`begin_copying`](Keeper::begin_copying), for copies that will write the memory's first `bytes`. Each
+    /// block is page-locked once it is resident.
     pub(super) fn begin_saving(&mut self, memory: &Arc<HostMemory>, bytes: usize) -> Copying {
         memory.count_anew();
         let copying = self.begin_copying(memory);
@@ -269,7 +275,7 @@ impl Keeper {
         copying
     }
 
-    /// Keeps the link for the next backup. Nothing is under way on it.
+    /// Keeps the link for the next backup. No copy is in progress on it.
     pub(super) fn keep_link(&mut self, link: Link) {
         if self.start() || self.retains() {
             self.shared.lock().idle_link = Some(Idle::new(link));
@@ -277,16 +283,16 @@ impl Keeper {
         }
     }
 
-    /// Has blocks within the memory's first `bytes` page-locked beside the job.
+    /// Page-locks blocks within the memory's first `bytes` in the background.
     pub(super) fn lock_beside(&mut self, memory: &Arc<HostMemory>, bytes: usize, blocks: Blocks) {
         if !self.start() {
-            // Backups through the ring of slots are slower and need no thread.
+            // Without the thread, backups go through the ring of slots, which is slower.
             return;
         }
         let end = bytes.div_ceil(memory.block_bytes());
         let mut state = self.shared.lock();
         if !state.is_served {
-            // It has ended since: who waits would wait in vain.
+            // The thread has ended since. A caller of `finish_locking` would wait forever.
             return;
         }
         let memory = Arc::downgrade(memory);
@@ -309,7 +315,7 @@ impl Keeper {
         self.shared.lock().retains
     }
 
-    /// Gives everything back that waits for a backup, and returns when that is done.
+    /// Releases all idle memory and the idle link. Returns when they are released.
     pub(super) fn release(&self) {
         let mut state = self.shared.lock();
         let idle = mem::take(&mut state.idle);
@@ -321,7 +327,8 @@ impl Keeper {
         state.to_lock.retain(|other| !is_idle(&other.memory));
         let bytes = bytes_of(&idle, link.as_ref());
         state.leaving_bytes += bytes;
-        // Between two blocks the thread does not give the lock away: who waited for any would wait for all.
+        // The thread keeps the lock between two blocks. Waiting for any block would mean waiting for all, so this
+        // waits only for a block of idle memory.
         while state.locking.as_ref().is_some_and(is_idle) {
             state = self.shared.wait(state, None);
         }
@@ -330,18 +337,19 @@ impl Keeper {
         self.shared.lock().leaving_bytes -= bytes;
     }
 
-    /// Returns how much of the host's memory waits for a backup.
+    /// Returns how many bytes of host memory are idle.
     pub(super) fn idle_bytes(&self) -> usize {
         self.shared.lock().idle_bytes()
     }
 
-    /// Returns what tells how much memory is kept or in `queue`, whoever uses the keeper.
+    /// Returns a handle that reports how much memory is kept or in `queue`. It works while another thread uses the
+    /// keeper.
     pub(super) fn kept(&self, queue: Arc<ReleaseQueue>) -> KeptMemory {
         let shared = Arc::clone(&self.shared);
         KeptMemory { shared, queue }
     }
 
-    /// Waits until nothing is left to be page-locked.
+    /// Waits until nothing is left to page-lock.
     pub(super) fn finish_locking(&self) {
         let mut state = self.shared.lock();
         state.waiting += 1;
@@ -352,7 +360,7 @@ impl Keeper {
         state.waiting -= 1;
     }
 
-    /// Starts the thread if it is not there, or not any more. Returns whether it is.
+    /// Starts the thread unless it is running. Returns whether it is running.
     fn start(&mut self) -> bool {
         if !mem::replace(&mut self.shared.lock().is_served, true) {
             self.join();
@@ -367,7 +375,7 @@ impl Keeper {
 
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked is as good as ended.
+            // A panic in the thread changes nothing here: it has ended.
             let _ = thread.join();
         }
     }
@@ -382,14 +390,14 @@ impl Drop for Keeper {
     }
 }
 
-/// Which part of the time that a block took is waited for before the next one. Enough for a thread to wake up and take
-/// the driver's lock; more would leave too much to the next backup, which may come soon.
+/// The pause after a block is the time that the block took, divided by this. It lets a thread wake up and take the
+/// driver's lock. A longer pause would leave too much to the next backup, which may come soon.
 const REST_SHARE: u32 = 4;
 
 impl Shared {
-    /// What the thread does.
+    /// The main loop of the thread.
     fn serve(&self, idle_time: Duration) {
-        // Before the lock is taken, so that a panic gives the lock back first.
+        // Created before the lock is taken, so that a panic releases the lock first.
         let _end = End(self);
         let mut state = self.lock();
         while !state.is_ended {
@@ -407,17 +415,17 @@ impl Shared {
                 drop(state);
                 let is_locked = lock_block(memory, block);
                 state = self.lock();
-                // The driver lets those in who wait for it when nobody else asks, and not in turn.
+                // The driver's lock is not fair: a waiting thread gets it only while no one else asks for it.
                 state.rests_until = Some(Instant::now() + now.elapsed() / REST_SHARE);
                 state.blocks_handled += 1;
                 let handled = state.locking.take();
                 if let Some(handled) = handled.filter(|_| !is_locked) {
-                    // What was refused once is not asked for again before the next backup.
+                    // After a refusal, the memory is not tried again before the next backup.
                     state.to_lock.retain(|other| !other.memory.ptr_eq(&handled));
                 }
                 self.changed.notify_all();
             } else {
-                // What was listed last may have needed nothing, and who waits for that does not know.
+                // The last entry of the list may have needed nothing. Callers that wait for it must be notified.
                 self.changed.notify_all();
                 let next = state.next_expiry(idle_time).into_iter();
                 let next = next.chain(state.next_due(now)).min();
@@ -450,7 +458,7 @@ impl Shared {
     }
 }
 
-/// The end of the keeper's thread, however it ends: nobody waits for it any more.
+/// Marks the end of the keeper's thread, also after a panic: no caller waits for it any more.
 struct End<'a>(&'a Shared);
 
 impl Drop for End<'_> {
@@ -464,8 +472,9 @@ impl Drop for End<'_> {
 }
 
 impl State {
-    /// Returns the next block that is to be page-locked now, and its memory; or memory of which none is left, so that
-    /// it does not go back under the lock if it is nobody else's by now.
+    /// Returns the next block to page-lock now, and its memory. The block is `None` if the memory has none left:
+    /// the memory is returned all the same, so that the caller and not this lock's holder drops it if no one else
+    /// holds it.
     fn next_to_lock(&mut self, now: Instant) -> Option<(Arc<HostMemory>, Option<usize>)> {
         while let Some(place) = self.next_listed(now) {
             let listed = &self.to_lock[place];
@@ -481,13 +490,13 @@ impl State {
         None
     }
 
-    /// Returns which in the list a block is to be page-locked of now.
+    /// Returns the index in the list of the first memory that is due now.
     fn next_listed(&self, now: Instant) -> Option<usize> {
         let mut listed = self.to_lock.iter();
         listed.position(|listed| self.due(listed, now) == Some(now))
     }
 
-    /// Returns when the next block is to be page-locked, if the end of copies does not tell.
+    /// Returns when the next block is due, unless that depends on the end of copies.
     fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self
             .to_lock
@@ -496,12 +505,13 @@ impl State {
         due.min()
     }
 
-    /// Returns from when on blocks of some memory are to be page-locked, `now` at the earliest; nothing while others are
-    /// copied, or while that itself is and none of it is that far.
+    /// Returns when blocks of some memory are due for page-locking, `now` at the earliest. Returns `None` while the
+    /// memory is being copied and has no block ready. Also returns `None` while other memory is being copied,
+    /// unless a caller waits for page-locking.
     fn due(&self, listed: &ToLock, now: Instant) -> Option<Instant> {
         let mut copied = self.copied.iter();
         let is_copied = copied.any(|memory| memory.ptr_eq(&listed.memory));
-        // Copies hold their memory for as long as they are listed: it does not go back here, under the lock.
+        // Copies in the list hold their memory, so dropping this reference does not release it under the lock.
         let copied = is_copied.then(|| listed.memory.upgrade()).flatten();
         if copied.is_some_and(|memory| listed.waits(&memory)) {
             return None;
@@ -523,12 +533,12 @@ impl State {
         bytes_of(&self.idle, self.idle_link.as_ref())
     }
 
-    /// Returns whether what is idle stays. While copies are under way it does, as they would wait for the driver.
+    /// Returns whether idle memory stays. It also stays during copies, which would wait for the driver.
     fn keeps_idle(&self) -> bool {
         self.retains || !self.copied.is_empty()
     }
 
-    /// Takes out what has waited long enough.
+    /// Removes and returns the idle memory and link whose time is over.
     fn take_expired(&mut self, now: Instant, idle_time: Duration) -> Expired {
         let mut expired = Expired::default();
         if self.keeps_idle() {
@@ -559,7 +569,7 @@ fn bytes_of(memory: &[Idle<Arc<HostMemory>>], link: Option<&Idle<Link>>) -> usiz
     memory.chain(link).sum()
 }
 
-/// What has waited long enough.
+/// Idle memory and an idle link whose time is over.
 #[derive(Default)]
 struct Expired {
     memory: Vec<Idle<Arc<HostMemory>>>,
@@ -581,15 +591,15 @@ impl<T> Idle<T> {
     }
 }
 
-/// Page-locks a block, if there is one, and returns whether that was done. If nobody else has the memory by then,
-/// it goes back.
+/// Page-locks a block, if there is one. Returns whether the driver accepted it. If no one else holds the memory any
+/// more, this releases it.
 fn lock_block(memory: Arc<HostMemory>, block: Option<usize>) -> bool {
     let Some(_call) = DriverCall::begin() else {
-        // The process ends, and all of it with it.
+        // The process is exiting and takes the memory with it.
         mem::forget(memory);
         return false;
     };
-    // Even after a panic it goes back before the call ends.
+    // Rebound so that it is dropped before `_call`, even after a panic.
     let memory = memory;
     block.is_none_or(|block| memory.lock(block).is_ok())
 }
@@ -597,7 +607,7 @@ fn lock_block(memory: Arc<HostMemory>, block: Option<usize>) -> bool {
 fn give_back(expired: Expired) {
     match DriverCall::begin() {
         Some(_call) => drop(expired),
-        // As above.
+        // As above: the process is exiting.
         None => mem::forget(expired),
     }
 }

@@ -1,4 +1,4 @@
-//! Where each range of device memory lies in its backup: one behind the other, by their addresses.
+//! The offset of each range of device memory in its backup: ranges follow one another by address.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::driver::host_size;
 /// Ranges of device memory, and the offset of each in the backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
-    /// By address, and so by offset too. None overlap, none is empty.
+    /// Sorted by address, and so by offset. None overlap, none is empty.
     parts: Vec<Part>,
 }
 
@@ -24,17 +24,17 @@ struct Part {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Copy {
     pub(super) address: DeviceAddress,
-    /// In the backup.
+    /// The offset in the backup.
     pub(super) offset: usize,
     pub(super) size: usize,
 }
 
-/// Each range begins at a multiple of this, as the device's blocks do: a tensor over the host's copy is
+/// Each range begins at a multiple of this, as the device's blocks do. A tensor over the host's copy is then
 /// aligned for every type.
 const ALIGNMENT: usize = 512;
 
 impl Layout {
-    /// Returns a layout of all ranges.
+    /// Returns the layout of the ranges. Empty ranges are left out.
     pub(super) fn new(ranges: &[MemoryRange]) -> Layout {
         let mut ranges: Vec<_> = ranges.to_vec();
         ranges.retain(|range| !range.size.is_zero());
@@ -50,7 +50,7 @@ impl Layout {
         }
     }
 
-    /// Returns the layout of some of the ranges, or of parts of them, each where it lies in `self`.
+    /// Returns a layout of some of the ranges or parts of them, with their offsets in `self`.
     ///
     /// # Panics
     ///
@@ -69,7 +69,7 @@ impl Layout {
         }
     }
 
-    /// Returns where a range, or a part of one, lies in the backup.
+    /// Returns the offset of a range or of a part of one, or `None` if the layout does not contain it.
     pub(super) fn offset_of(&self, range: MemoryRange) -> Option<usize> {
         let behind = self
             .parts
@@ -80,12 +80,12 @@ impl Layout {
         is_inside.then(|| part.offset + host_size(distance()))
     }
 
-    /// Returns the length of the backup.
+    /// Returns the length of the backup in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.parts.last().map_or(0, Part::end)
     }
 
-    /// Returns where the ranges begin.
+    /// Returns the start addresses of the ranges.
     pub(super) fn addresses(&self) -> impl Iterator<Item = DeviceAddress> {
         self.parts.iter().map(|part| part.range.address)
     }
@@ -95,16 +95,16 @@ impl Layout {
         self.parts.partition_point(|part| part.end() <= bytes)
     }
 
-    /// Returns the part of the backup from `start` in which at least `step_bytes` and one range more lie, if there are
-    /// as many; it ends at the end of a unit, or of the backup.
+    /// Returns the next step of the backup, from `start`. It has at least `step_bytes` bytes and contains the end
+    /// of at least one more range, as far as there are any. It ends at the end of a unit or of the backup.
     pub(super) fn step(&self, start: usize, step_bytes: usize, unit_bytes: usize) -> Range<usize> {
         let next = self.parts.get(self.ranges_within(start));
         let end = next.map_or(start, Part::end).max(start + step_bytes);
         start..end.next_multiple_of(unit_bytes).min(self.bytes())
     }
 
-    /// Cuts a part of the backup, which begins with a unit, into units and returns, of each unit in which ranges lie, what
-    /// lies between the first and the last byte of theirs.
+    /// Divides a part of the backup into units and returns one span for each unit that contains bytes of ranges:
+    /// from the first to the last such byte. The part must begin with a unit.
     pub(super) fn spans(&self, within: Range<usize>, unit_bytes: usize) -> Vec<Range<usize>> {
         let mut spans: Vec<Range<usize>> = Vec::new();
         for copy in self.copies(within) {
@@ -123,7 +123,7 @@ impl Layout {
         spans
     }
 
-    /// Returns the copies that a span of the backup consists of, by their offsets.
+    /// Returns the copies that a span of the backup consists of, ordered by offset.
     pub(super) fn copies(&self, span: Range<usize>) -> impl Iterator<Item = Copy> {
         let first = self.parts.partition_point(|part| part.end() <= span.start);
         let parts = self.parts[first..].iter();

@@ -1,5 +1,5 @@
-//! The device's side of a backup: two streams, and a ring of page-locked slots between the device and
-//! whoever fills or empties them.
+//! The device's side of a backup: two streams, and a ring of page-locked slots between the device and the threads
+//! that fill or empty them.
 
 use std::mem;
 use std::ops::Range;
@@ -20,30 +20,30 @@ use crate::sys::{
     CUstream,
 };
 
-/// What copies between the device and the host.
+/// The streams, slots and events for copies between the device and the host.
 ///
-/// The device's context is current in every thread that calls its functions.
+/// The device's context must be current in every thread that calls a method.
 #[derive(Debug)]
 pub(super) struct Link {
     queue: Arc<ReleaseQueue>,
-    /// For copies to and from page-locked memory.
+    /// The stream for copies to and from page-locked memory.
     direct: CUstream,
-    /// For copies to and from slots, so that these do not wait for the others.
+    /// The stream for copies to and from slots, so that these do not wait for direct copies.
     staged: CUstream,
     slots: Arc<HostMemory>,
-    /// How many slots there may be.
+    /// The largest number of slots.
     slots_max: usize,
-    /// Of each slot that is page-locked the event after its last copy. The slots after these are not in
-    /// use yet: page-locking them all at once would delay the first backup by their time.
+    /// The event after the last copy of each page-locked slot. Later slots are not in use yet: page-locking all of
+    /// them at once would delay the first backup.
     events: Vec<CUevent>,
 }
 
 // SAFETY: streams and events belong to the process, and any thread may use them.
 unsafe impl Send for Link {}
-// SAFETY: as above, several at once.
+// SAFETY: as above, also from several threads at once.
 unsafe impl Sync for Link {}
 
-/// What a link made in the driver.
+/// A link's events and streams, to be destroyed.
 struct Made {
     events: Vec<CUevent>,
     streams: Vec<CUstream>,
@@ -52,47 +52,47 @@ struct Made {
 // SAFETY: as above.
 unsafe impl Send for Made {}
 
-/// A slot of the ring, which is its owner's alone.
+/// A slot of the ring. Only its owner uses the slot's memory.
 #[derive(Debug)]
 pub(super) struct Slot {
     number: usize,
     slots: Arc<HostMemory>,
 }
 
-/// A slot that the device copies to or from.
+/// A slot with device copies in progress.
 #[derive(Debug)]
 pub(super) struct Loading(Slot);
 
 impl Slot {
-    /// Returns the part of the slot in which a span of a backup lies: what is between two multiples of a
-    /// slot's length in the backup has its place there.
+    /// Returns the part of the slot for a span of a backup. The span must lie between two multiples of a slot's
+    /// length in the backup, and has the same offset in the slot.
     pub(super) fn content(&mut self, span: &Range<usize>) -> &mut [u8] {
         let start = self.place(span.start);
-        // SAFETY: 1. there is one `Slot` of each number, and it is borrowed for as long. 2. Its copies
-        // have ended: while the device has it, there is a `Loading` and no `Slot`.
+        // SAFETY: 1. there is one `Slot` of each number, and it is borrowed for as long. 2. Its copies have ended:
+        // while the device uses it, there is a `Loading` and no `Slot`.
         unsafe { self.slots.slice(start..start + span.len()) }
     }
 
-    /// Returns where an offset of the backup lies in the ring while the slot holds it.
+    /// Returns the offset in the ring of an offset of the backup, while this slot holds it.
     fn place(&self, offset: usize) -> usize {
         let bytes = self.slots.block_bytes();
         self.number * bytes + offset % bytes
     }
 
-    /// As [`place`](Slot::place), for the device.
+    /// Like [`place`](Slot::place), as an address for the device.
     fn address(&self, offset: usize) -> usize {
         self.slots.address(self.place(offset))
     }
 }
 
 impl Loading {
-    /// Returns the slot, whose copies have ended.
+    /// Returns the slot. Its copies must have ended.
     pub(super) fn into_slot(self) -> Slot {
         self.0
     }
 }
 
-/// Where contents go.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
     ToHost,
@@ -120,31 +120,31 @@ impl Link {
         Ok(link)
     }
 
-    /// Returns how much page-locked memory the ring holds.
+    /// Returns how many bytes of the ring are page-locked.
     pub(super) fn locked_bytes(&self) -> usize {
         self.events.len() * self.slots.block_bytes()
     }
 
-    /// Returns how many slots there may be.
+    /// Returns the largest number of slots.
     pub(super) fn slots_max(&self) -> usize {
         self.slots_max
     }
 
-    /// Returns how many slots have been made.
+    /// Returns how many slots have been created.
     pub(super) fn slots(&self) -> usize {
         self.events.len()
     }
 
-    /// Returns every slot that has been made.
+    /// Returns every slot that has been created.
     ///
-    /// All that were handed out earlier are gone, and nothing is under way.
+    /// All slots that were returned earlier must have been dropped, and no copy may be in progress.
     pub(super) fn take_slots(&self) -> Vec<Slot> {
         (0..self.events.len())
             .map(|number| self.slot(number))
             .collect()
     }
 
-    /// Makes one more slot.
+    /// Creates one more slot.
     pub(super) fn add_slot(&mut self) -> Result<Slot, DriverError> {
         let number = self.events.len();
         let mut event = ptr::null_mut();
@@ -191,7 +191,7 @@ impl Link {
         }
     }
 
-    /// Waits for the copies of a slot, and returns it.
+    /// Waits for the copies of a slot, and returns the slot.
     pub(super) fn end(&self, loading: Loading) -> Result<Slot, DriverError> {
         // SAFETY: the event is this link's.
         unsafe {
@@ -215,8 +215,8 @@ impl Link {
         copies.try_for_each(|copy| self.begin(way, self.direct, copy, memory.address(copy.offset)))
     }
 
-    /// Waits for every copy that was begun. After an error some may be under way: what they use must stay until this
-    /// is called again and returns.
+    /// Waits for every copy that was begun. After an error, some may still be in progress: their memory must stay
+    /// until this has been called again and succeeds.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
         for stream in [self.direct, self.staged] {
             // SAFETY: the stream is this link's.
@@ -236,7 +236,7 @@ impl Link {
         }
     }
 
-    /// Hands a slot to the device until what its stream has to do now is done.
+    /// Marks a slot as used by the device until the staged stream has finished its current work.
     fn record(&self, slot: Slot) -> Result<Loading, DriverError> {
         // SAFETY: event and stream are this link's, of one context.
         unsafe {
@@ -257,8 +257,8 @@ impl Link {
     ) -> Result<(), DriverError> {
         let (on_device, size) = (copy.address.get(), copy.size);
         match way {
-            // SAFETY: 1. the host's address lies in memory that is there until the stream was waited for, and
-            // no one uses that part of it. 2. The device's range is one that `CudaBackups` was given.
+            // SAFETY: 1. the host's address lies in memory that exists until the stream was waited for, and no one
+            // uses that part of it. 2. The device's range was given to `CudaBackups`.
             Way::ToHost => unsafe {
                 let host = ptr::with_exposed_provenance_mut(address);
                 call!(
@@ -289,7 +289,7 @@ impl Link {
         Ok(stream)
     }
 
-    /// Gives events and streams of this link back, which no one uses after this.
+    /// Destroys events and streams of this link, which no one uses after this.
     fn release(&self, events: Vec<CUevent>, streams: Vec<CUstream>) {
         let mut made = Made { events, streams };
         self.queue
@@ -298,7 +298,7 @@ impl Link {
 }
 
 impl Made {
-    /// Ends all of it. After an error it can be called again.
+    /// Destroys everything. After an error it can be called again.
     fn destroy(&mut self, library: &Library) -> Result<(), DriverError> {
         while let Some(&event) = self.events.last() {
             // SAFETY: the event was made by a link, and no one uses it.
@@ -314,10 +314,10 @@ impl Made {
     }
 }
 
-/// Returns how many slots a ring has, of what the host has left: where that is little, fewer will do, and contents
-/// that are to come back must not be refused for want of a fast way.
+/// Returns the number of slots for a ring, given the host's available memory. If memory is short, the ring gets
+/// fewer slots: a restore must not fail because memory for the faster way is missing.
 fn slots_within(available: Option<Bytes>, sizes: &Sizes) -> usize {
-    // The other half is for what is kept, and for everybody else.
+    // The other half is for kept memory and for other processes.
     let half = available.map_or(u64::MAX, |available| available.get() / 2);
     let fitting = half / sizes.piece_bytes as u64;
     usize::try_from(fitting).map_or(sizes.slots, |fitting| fitting.clamp(1, sizes.slots))

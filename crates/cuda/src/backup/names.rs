@@ -1,5 +1,5 @@
-//! Names of backups' files, by which who looks finds them. A name keeps the file on disk: it goes with the backup, or
-//! when the process ends.
+//! Names of backup files, by which people find them. A named file stays on disk, so a name is removed with its
+//! backup or when the process exits.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,26 +11,27 @@ use lowtide_files::remove;
 
 use crate::signals::SignalsBlocked;
 
-/// All names that there are; `None` once the process ends, when files get no more.
+/// All names of this process. `None` once the process is exiting: files get no names then.
 static NAMES: Mutex<Option<BTreeSet<PathBuf>>> = Mutex::new(Some(BTreeSet::new()));
-/// The process whose names they are: the child of a fork has none.
+/// The process that created the names. A forked child has none.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The names of one file, which are removed with this.
+/// The names of one file. They are removed on drop.
 #[derive(Debug, Default)]
 pub(super) struct Names(Vec<PathBuf>);
 
 impl Names {
-    /// Has `link` give the file a name. One that the file system refuses is left out: names are for who looks.
+    /// Gives the file a name by calling `link`. If the file system refuses, the name is left out: names are only for
+    /// people who look.
     pub(super) fn add(&mut self, path: PathBuf, link: impl FnOnce(&Path) -> io::Result<()>) {
         remove_at_exit();
-        // Whose handler ends the process would wait for this lock in this thread.
+        // A signal handler in this thread that ends the process would deadlock on this lock.
         let _signals = SignalsBlocked::begin();
         let mut names = lock();
         let Some(names) = names.as_mut() else {
             return;
         };
-        // One that a process of this number left when it was killed.
+        // A killed process with the same id may have left a file of this name.
         let _ = remove(&path);
         if link(&path).is_ok() {
             names.insert(path.clone());
@@ -44,11 +45,11 @@ impl Drop for Names {
         if self.0.is_empty() || !is_own_process() {
             return;
         }
-        // As above.
+        // As in `add`.
         let _signals = SignalsBlocked::begin();
         let mut names = lock();
         for path in &self.0 {
-            // Somebody else may have removed it, or its directory.
+            // Someone else may have removed the file or its directory.
             let _ = remove(path);
             if let Some(names) = names.as_mut() {
                 names.remove(path);
@@ -57,10 +58,10 @@ impl Drop for Names {
     }
 }
 
-/// Has all names removed when the process ends.
+/// Removes all names when the process exits.
 fn remove_at_exit() {
     extern "C" fn at_exit() {
-        // Before the lock, which another thread may have held when this process was forked.
+        // Checked before locking: another thread may have held the lock when this process was forked.
         if !is_own_process() {
             return;
         }
@@ -72,9 +73,9 @@ fn remove_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         PROCESS.store(std::process::id(), Ordering::SeqCst);
-        // SAFETY: the function is ours, and the library that it is part of is never unloaded (`capi/build.rs`).
+        // SAFETY: the function is ours, and the library that contains it is never unloaded (`capi/build.rs`).
         let registered = unsafe { libc::atexit(at_exit) };
-        // It takes at least 32 functions; with one more than it takes the names are left.
+        // `atexit` accepts at least 32 functions. If it refuses one more, the names stay.
         let _ = registered;
     });
 }
@@ -84,6 +85,6 @@ fn is_own_process() -> bool {
 }
 
 fn lock() -> MutexGuard<'static, Option<BTreeSet<PathBuf>>> {
-    // Each change under the lock is one step.
+    // A panic cannot leave the set half changed: each change under the lock is one step.
     NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,4 @@
-//! Contents through the ring of slots: the device copies to or from some of them while threads empty or
-//! fill others.
+//! Copies through the ring of slots. The device copies to or from some slots while threads empty or fill others.
 //!
 //! ```text
 //! save      device ──copy──▶ slot ──thread──▶ memory or file
@@ -22,7 +21,7 @@ use crate::backup::link::{Link, Loading, Slot, Way};
 use crate::backup::sizes::Sizes;
 use crate::signals::SignalsBlocked;
 
-/// What threads do with a slot's part: the span of the backup, and its bytes there.
+/// The work of a thread on a slot: called with a span of the backup and the slot's bytes for it.
 pub(super) trait Work:
     Fn(&Range<usize>, &mut [u8]) -> Result<(), BackupError> + Sync
 {
@@ -30,13 +29,13 @@ pub(super) trait Work:
 
 impl<T: Fn(&Range<usize>, &mut [u8]) -> Result<(), BackupError> + Sync> Work for T {}
 
-/// What goes through the ring.
+/// The spans that go through the ring.
 pub(super) struct Staged<'a> {
     layout: &'a Layout,
-    /// Each within one unit of a slot's length, in the order in which they go.
+    /// Each lies within one unit of a slot's length. They are processed in this order.
     spans: &'a [Range<usize>],
-    /// Memory at whose other end they are. Blocks of it may be page-locked meanwhile, and what is then need not go through
-    /// the ring.
+    /// The memory that the spans belong to. Blocks of it may be page-locked meanwhile. Spans in such blocks are
+    /// copied directly.
     memory: Option<&'a HostMemory>,
 }
 
@@ -54,8 +53,8 @@ impl<'a> Staged<'a> {
     }
 }
 
-/// Copies spans from the device, and has threads `empty` them. Returns when all is done but direct copies, which are under
-/// way, or at the first error when no thread is at work any more.
+/// Copies spans from the device, and lets threads `empty` them. Returns when only direct copies are still in
+/// progress, or at the first error once no thread works any more.
 pub(super) fn load(
     link: &mut Link,
     sizes: &Sizes,
@@ -87,7 +86,7 @@ pub(super) fn load(
     })
 }
 
-/// Has threads `fill` spans, and copies them to the device. Returns as [`load`] does.
+/// Lets threads `fill` spans, and copies them to the device. Returns like [`load`].
 pub(super) fn store(
     link: &mut Link,
     sizes: &Sizes,
@@ -121,14 +120,14 @@ pub(super) fn store(
     })
 }
 
-/// The ring as the thread sees it that leads.
+/// The ring as the leading thread sees it.
 struct Ring<'a> {
     link: &'a mut Link,
     layout: &'a Layout,
     memory: Option<&'a HostMemory>,
-    /// How many slots there may be.
+    /// The largest number of slots.
     slots_max: usize,
-    /// What nothing has been done for yet.
+    /// The spans that have not been started.
     spans: std::slice::Iter<'a, Range<usize>>,
     free: Vec<Slot>,
     /// How many slots the threads have.
@@ -137,7 +136,7 @@ struct Ring<'a> {
     done: Receiver<Done<'a>>,
 }
 
-/// A slot, and the span of the backup that is to be there.
+/// A slot, and the span of the backup that it is for.
 type Job<'a> = (Slot, &'a Range<usize>);
 
 struct Done<'a> {
@@ -147,8 +146,8 @@ struct Done<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// Returns a free slot and the next span for it, as long as there are both. Begins to copy directly what is
-    /// page-locked by now.
+    /// Returns a free slot and the next span for it, as long as there are both. Begins direct copies of spans that
+    /// have been page-locked meanwhile.
     fn next(&mut self, way: Way) -> Result<Option<Job<'a>>, DriverError> {
         while !self.free.is_empty()
             && let Some(span) = self.spans.next()
@@ -161,7 +160,7 @@ impl<'a> Ring<'a> {
         Ok(None)
     }
 
-    /// Makes one more slot if none is free.
+    /// Creates one more slot if none is free.
     fn grow(&mut self) -> Result<(), DriverError> {
         let is_short = self.free.is_empty() && !self.spans.as_slice().is_empty();
         if !is_short || self.link.slots() >= self.slots_max {
@@ -170,7 +169,7 @@ impl<'a> Ring<'a> {
         match self.link.add_slot() {
             Ok(slot) => self.free.push(slot),
             Err(error) if self.link.slots() == 0 => return Err(error),
-            // What the host did not lock now it will hardly lock in a moment: fewer slots do it too.
+            // The host will hardly page-lock another slot soon, and fewer slots are enough.
             Err(_) => self.slots_max = self.link.slots(),
         }
         Ok(())
@@ -185,13 +184,13 @@ impl<'a> Ring<'a> {
         );
     }
 
-    /// Waits until a thread is done with a slot.
+    /// Waits until a thread has finished with a slot.
     fn receive(&mut self) -> Result<Job<'a>, BackupError> {
         let done = self.done.recv();
         self.finish(done.expect("threads end after the ring"))
     }
 
-    /// Returns a slot that a thread is done with, if there is one.
+    /// Returns a slot that a thread has finished with, if there is one.
     fn try_receive(&mut self) -> Result<Option<Job<'a>>, BackupError> {
         let done = self.done.try_recv().ok();
         done.map(|done| self.finish(done)).transpose()
@@ -204,7 +203,7 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// Runs `lead` with a ring whose jobs threads do, and waits for them.
+/// Runs `lead` with a ring and with threads that do its jobs, and waits for the threads.
 fn with_threads<'a>(
     link: &'a mut Link,
     sizes: &Sizes,
@@ -216,7 +215,8 @@ fn with_threads<'a>(
     let (tell, done) = channel();
     let queue = Mutex::new(queue);
     thread::scope(|scope| {
-        // Moved here, so that it ends before the threads are waited for: it holds their queue's other end.
+        // Owned by this closure, so that it is dropped before the threads are joined: it holds the sender of their
+        // queue.
         let mut ring = Ring {
             free: link.take_slots(),
             slots_max: link.slots_max(),
@@ -241,7 +241,7 @@ fn with_threads<'a>(
                     let message = error.to_string();
                     return Err(BackupError::NoThread { message });
                 }
-                // Those that there are do it too.
+                // The threads that have started are enough.
                 Err(_) => break,
             }
         }
@@ -250,7 +250,7 @@ fn with_threads<'a>(
     })
 }
 
-/// Does jobs until there are no more.
+/// Does jobs until the queue is closed.
 fn serve<'a>(queue: &Mutex<Receiver<Job<'a>>>, work: &impl Work, tell: &Sender<Done<'a>>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -259,7 +259,7 @@ fn serve<'a>(queue: &Mutex<Receiver<Job<'a>>>, work: &impl Work, tell: &Sender<D
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| work(span, slot.content(span))));
         let job = (slot, span);
-        // After an error nobody listens.
+        // After an error, the receiver is gone.
         let _ = tell.send(Done { job, outcome });
     }
 }

@@ -1,4 +1,4 @@
-//! What goes back to the driver: at once or, where the driver refuses, when something else does.
+//! Releases resources to the driver. If the driver refuses, the release is retried when something else is released.
 
 use std::fmt;
 use std::mem;
@@ -8,20 +8,20 @@ use lowtide_core::DriverError;
 
 use crate::context::PrimaryContext;
 
-/// A device's context, and what the backups there offered the driver and it refused to take back.
+/// A device's context, and the releases that the driver refused to the device's backups.
 pub(super) struct ReleaseQueue {
     context: Arc<PrimaryContext>,
     refused: Mutex<Vec<Refused>>,
 }
 
-/// One thing that the driver refused.
+/// A release that the driver refused.
 struct Refused {
-    /// How much of the host's memory stays with it.
+    /// How many bytes of host memory it keeps.
     bytes: usize,
     release: Release,
 }
 
-/// Releases one thing in the device's context. After an error it can be called again.
+/// Releases one resource in the device's context. After an error it can be called again.
 type Release = Box<dyn FnMut(&PrimaryContext) -> Result<(), DriverError> + Send>;
 
 impl ReleaseQueue {
@@ -36,7 +36,7 @@ impl ReleaseQueue {
         &self.context
     }
 
-    /// Releases something with so much of the host's memory, and all that was refused before.
+    /// Releases a resource that keeps `bytes` bytes of host memory, and retries all earlier ones that were refused.
     pub(super) fn release(
         &self,
         bytes: usize,
@@ -47,7 +47,7 @@ impl ReleaseQueue {
         self.retry();
     }
 
-    /// Offers the driver once more what it refused, each thing twice: most failures pass.
+    /// Retries the refused releases, each up to twice: most failures are temporary.
     pub(super) fn retry(&self) {
         let mut offered = mem::take(&mut *self.lock());
         if offered.is_empty() {
@@ -63,13 +63,13 @@ impl ReleaseQueue {
         self.lock().append(&mut offered);
     }
 
-    /// Returns how much of the host's memory the driver refused to let go.
+    /// Returns how many bytes of host memory the driver refused to release.
     pub(super) fn bytes(&self) -> usize {
         self.lock().iter().map(|refused| refused.bytes).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Refused>> {
-        // Each change under the lock is one step.
+        // A panic cannot leave the list half changed: each change under the lock is one step.
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -84,7 +84,7 @@ impl fmt::Debug for ReleaseQueue {
 
 impl Drop for ReleaseQueue {
     fn drop(&mut self) {
-        // What is refused now stays for the rest of the process: the driver uses it.
+        // What is refused now is kept for the rest of the process, because the driver may use it.
         self.retry();
     }
 }

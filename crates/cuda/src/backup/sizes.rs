@@ -1,23 +1,23 @@
-//! How much of a backup is done at once.
+//! How much of a backup is copied, page-locked or written at once.
 
 use std::thread;
 
-/// How much is done at once.
+/// The sizes of the units that a backup is processed in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    /// What goes through a slot of the ring, and what is written to a file at once: the link's time for it
-    /// is ten times what it takes to begin a copy, and disks are at full speed.
+    /// The size of a ring slot and of a write to a file. The link takes ten times as long for it as beginning a
+    /// copy does, and disks reach their full speed.
     pub(super) piece_bytes: usize,
-    /// How many slots the ring may have. To page-lock all of it takes some 30 ms once.
+    /// The largest number of slots in the ring. Page-locking all of them takes some 30 ms once.
     pub(super) slots: usize,
-    /// What is page-locked at once, a multiple of `piece_bytes`: other threads may wait for the driver as
-    /// long as that takes, some milliseconds.
+    /// The size of a block, which is page-locked at once; a multiple of `piece_bytes`. Other threads may wait for
+    /// the driver during this time, some milliseconds.
     pub(super) block_bytes: usize,
-    /// What is saved at once in memory that is page-locked, or what of a range is more, a multiple of `block_bytes`:
-    /// little beside a large backup, most of which leaves the device meanwhile, and a thousand times what a step takes
-    /// more.
+    /// The size of a step, which is saved at once in page-locked memory; a multiple of `block_bytes`. A larger
+    /// range makes its step larger. A step is small compared with a large backup, so most device memory is released
+    /// while later steps are saved. It takes a thousand times as long as its overhead.
     pub(super) step_bytes: usize,
-    /// How many threads fill and empty slots.
+    /// The number of threads that fill and empty slots.
     pub(super) threads: usize,
 }
 

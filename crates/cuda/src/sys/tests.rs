@@ -1,7 +1,6 @@
 //! Compares `sys.rs` with the bindings that `cudarc` generated from NVIDIA's header.
 //!
-//! Not covered: whether the driver of some machine does what its header says. `examples/smoke.rs` runs
-//! on a card for that.
+//! Not covered: whether a machine's driver behaves as its header says. `examples/smoke.rs` checks that on a card.
 
 use std::mem::{align_of, offset_of, size_of};
 
@@ -9,7 +8,7 @@ use cudarc::driver::sys as cudarc;
 
 use super::*;
 
-/// Says which of cudarc's types is one of ours, so that signatures can be compared by the compiler.
+/// Maps one of our types to cudarc's, so that the compiler can compare signatures.
 pub(crate) trait Counterpart {
     type Theirs;
 }
@@ -172,7 +171,7 @@ fn values() {
         CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
         cudarc::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint
     );
-    // These can be combined, so cudarc has them as numbers and not as an enum.
+    // These values can be combined, so cudarc has them as numbers and not as an enum.
     type Theirs = cudarc::CUmemAllocationHandleType;
     assert_eq!(
         CUmemAllocationHandleType::NONE.0,
