@@ -1,6 +1,6 @@
-//! Measures backups on device 0: segments of pseudo-random contents are saved, overwritten, restored and
-//! compared, five times in each way, beside what the link does with one large page-locked copy. One line
-//! a round; exit code 1 if a byte is wrong.
+//! Measures backups on device 0. Segments of pseudo-random contents are saved, overwritten, restored and compared,
+//! five times for each case. The speed of one large page-locked copy is measured for comparison. Prints one line
+//! per round. Exits with code 1 if a byte is wrong.
 //!
 //! ```text
 //! cargo run --release --package lowtide-cuda --example backup_speed --
@@ -65,12 +65,12 @@ impl Options {
     }
 }
 
-/// How the rounds of a table differ.
+/// The settings of one table.
 struct Case {
     title: &'static str,
     kind: BackupKind,
     retain: bool,
-    /// What the job does between a backup and the next.
+    /// What the job does between two backups.
     pause: Pause,
 }
 
@@ -108,7 +108,7 @@ const CASES: [Case; 4] = [
 ];
 
 fn measure(options: &Options) -> Result<(), Box<dyn Error>> {
-    // SAFETY: whoever runs this names a driver.
+    // SAFETY: the caller names a driver.
     let library = unsafe { Library::open(&options.library) }?;
     let device = library.device(0)?;
     let threads = thread::available_parallelism()?;
@@ -119,7 +119,7 @@ fn measure(options: &Options) -> Result<(), Box<dyn Error>> {
         options.segments,
         large_pages()
     );
-    // SAFETY: it is given what is its own, on the default stream.
+    // SAFETY: it is given only what came from it, on the default stream.
     let mut driver = unsafe { CudaDriver::new(device.clone()) }?;
     measure_link(&options.library, &mut driver)?;
     let mut ranges = Vec::new();
@@ -197,8 +197,8 @@ fn measure_case(
 }
 
 impl Case {
-    /// Lets the time pass that is between a backup and the next. While all is being page-locked, the job
-    /// makes small calls.
+    /// Waits as this case does between two backups. If it waits for page-locking, the job makes small calls
+    /// meanwhile.
     fn rest(
         &self,
         backups: &CudaBackups,
@@ -228,7 +228,7 @@ impl Case {
     }
 }
 
-/// Makes small calls until `is_over`, and returns how long the slowest took.
+/// Makes small calls until `is_over` returns true. Returns the duration of the slowest.
 fn slowest_call(
     driver: &mut CudaDriver,
     address: DeviceAddress,
@@ -239,7 +239,7 @@ fn slowest_call(
     let mut slowest = Duration::ZERO;
     while !is_over() {
         let start = Instant::now();
-        // With what is there already, as the contents are compared later.
+        // The byte that is there already, because the contents are compared later.
         driver.fill(address, Bytes(1), byte[0], Stream::DEFAULT)?;
         driver.synchronize_stream(Stream::DEFAULT)?;
         slowest = slowest.max(start.elapsed());
@@ -257,7 +257,7 @@ fn gigabytes_per_second(bytes: Bytes, time: Duration) -> f64 {
     bytes.get() as f64 / time.as_secs_f64() / 1e9
 }
 
-/// Returns the contents of a segment in a round: no two are alike, and no word of one is.
+/// Returns the contents of a segment in a round. All segments differ, and all words of a segment.
 fn content(round: u64, number: usize, size: Bytes) -> Vec<u8> {
     let seed = (round << 56) ^ ((number as u64) << 40);
     let words = (0..size.get() / 8).map(|index| {
@@ -279,14 +279,14 @@ fn compare(driver: &CudaDriver, ranges: &[MemoryRange], round: u64) -> Result<()
     Ok(())
 }
 
-/// What the system does with large pages: `always [madvise] never`.
+/// Returns the system's setting for huge pages: `always [madvise] never`.
 fn large_pages() -> String {
     let path = "/sys/kernel/mm/transparent_hugepage/enabled";
     let setting = std::fs::read_to_string(path).unwrap_or_else(|error| error.to_string());
     setting.trim().to_owned()
 }
 
-/// Prints how long one large copy takes to and from page-locked memory: no backup can be faster.
+/// Prints the speed of one large copy from and to page-locked memory, which no backup can exceed.
 fn measure_link(library: &OsString, driver: &mut CudaDriver) -> Result<(), Box<dyn Error>> {
     type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_uint;
     type Free = unsafe extern "C" fn(*mut c_void) -> c_uint;
@@ -306,7 +306,7 @@ fn measure_link(library: &OsString, driver: &mut CudaDriver) -> Result<(), Box<d
     if result != 0 {
         return Err(format!("cuMemHostAlloc failed with error {result}").into());
     }
-    // SAFETY: the driver gave so much memory, and fresh pages are zero.
+    // SAFETY: the driver allocated `length` bytes, and fresh pages are zero.
     let on_host = unsafe { std::slice::from_raw_parts_mut(memory.cast::<u8>(), length) };
     let mut best = [f64::INFINITY; 2];
     for _ in 0..5 {
@@ -350,7 +350,7 @@ fn use_context(library: &libloading::Library) -> Result<(), Box<dyn Error>> {
     let mut context = ptr::null_mut();
     // SAFETY: the call writes `context`, which outlives it.
     let retained = unsafe { retain(&raw mut context, 0) };
-    // SAFETY: the context is held.
+    // SAFETY: the context is retained.
     let set = unsafe { set_current(context) };
     if retained != 0 || set != 0 {
         return Err(format!("no context: errors {retained} and {set}").into());

@@ -1,5 +1,5 @@
-//! Makes every call of the driver once on device 0 of this machine, then takes every strategy through
-//! some thousand requests, contents checked. A line for each step; exit code 1 at the first that fails.
+//! Makes every driver call once on device 0 of this machine. Then runs some thousand requests with every strategy
+//! and checks the contents. Prints one line per step. Exits with code 1 at the first step that fails.
 //!
 //! ```text
 //! cargo run --release --package lowtide-cuda --example smoke [LIBRARY]
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints and counts.
+/// Prints and counts the steps.
 #[derive(Default)]
 struct Log {
     passed: usize,
@@ -66,14 +66,14 @@ impl Log {
 }
 
 fn run(log: &mut Log, path: OsString) -> Result<(), Box<dyn Error>> {
-    // SAFETY: whoever runs this names a driver.
+    // SAFETY: the caller names a driver.
     let library = unsafe { Library::open(&path) }?;
     let device = library.device(0)?;
     log.take("device", || steps::describe(&library, &device))?;
 
     let program = Program::new(&path)?;
-    // SAFETY: streams come from `program` in the device's primary context, which nothing resets; the
-    // rest comes from the driver itself.
+    // SAFETY: streams come from `program` in the device's primary context, which nothing resets; everything else
+    // comes from the driver itself.
     let mut driver = unsafe { CudaDriver::new(device.clone()) }?;
     log.take("a thread without a context has none after a call", || {
         driver.memory_info()?;

@@ -1,14 +1,14 @@
-//! What is said where there is no driver. Opening the machine's own driver is not covered: what it says
-//! depends on the machine.
+//! The errors without a driver. Not covered: opening the machine's own driver, because the result depends on the
+//! machine.
 #![expect(unsafe_code, reason = "libraries are opened by path")]
 
 use std::path::Path;
 
 use lowtide_cuda::{CudaVersion, Library, LoadError};
 
-/// Returns why a file that is no driver is refused.
+/// Returns the error for a file that is not a driver.
 fn refusal(path: &Path) -> LoadError {
-    // SAFETY: what is at `path` is no library, or one that does nothing when it is loaded.
+    // SAFETY: the file at `path` is no library, or a library that does nothing when it is loaded.
     let opened = unsafe { Library::open(path) };
     opened.expect_err("it is no driver")
 }

@@ -1,5 +1,5 @@
-//! Backups on a stand-in for NVIDIA's driver whose device memory is the host's, so that every byte can be
-//! compared.
+//! Tests of backups on `fakecuda`, a stand-in for NVIDIA's driver whose device memory is host memory, so that every
+//! byte can be compared.
 //!
 //! Not covered: speed, which `examples/backup_speed.rs` measures on a card.
 
@@ -15,7 +15,7 @@ mod failures;
 mod keeping;
 mod region;
 
-/// Where `control` looks for the program.
+/// `control` finds `program` at this path.
 mod common {
     pub(super) use super::program;
 }
@@ -30,7 +30,7 @@ use super::*;
 use crate::driver::CudaDriver;
 use control::Fake;
 
-/// Small, so that a few hundred KiB are many pieces, blocks and turns of the ring.
+/// Small sizes, so that a few hundred KiB are many pieces, blocks and turns of the ring.
 const SIZES: Sizes = Sizes {
     piece_bytes: 16 << 10,
     slots: 3,
@@ -41,37 +41,37 @@ const SIZES: Sizes = Sizes {
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// What is idle stays, and is page-locked at once.
+/// Idle memory stays, and memory is page-locked at once.
 const STAYS: Times = Times {
     idle: LONG,
     quiet: Duration::ZERO,
     patience: LONG,
 };
 
-/// What is idle stays, and is not page-locked unless it is copied or somebody waits for that.
+/// Idle memory stays. It is not page-locked unless it is being copied or a caller waits for page-locking.
 const QUIET: Times = Times {
     quiet: LONG,
     ..STAYS
 };
 
-/// As before, but not for long where copies follow one another.
+/// Like `QUIET`, but copies that follow one another do not extend the quiet time for long.
 const IMPATIENT: Times = Times {
     patience: Duration::from_millis(100),
     ..QUIET
 };
 
-/// What is idle goes back at once.
+/// Idle memory is released at once.
 const GOES: Times = Times {
     idle: Duration::ZERO,
     ..STAYS
 };
 
-/// A device, memory on it, and what keeps its contents.
+/// A device, memory on it, and the backups of its contents.
 struct World {
     backups: CudaBackups,
     ranges: Vec<MemoryRange>,
     driver: CudaDriver,
-    /// Ends last: it is what keeps other tests away.
+    /// Dropped last, because it keeps other tests from running.
     fake: Fake,
 }
 
@@ -80,7 +80,7 @@ impl World {
         let fake = Fake::start();
         let mut driver = fake.driver();
         let context = Arc::new(PrimaryContext::retain(driver.device().clone()).unwrap());
-        // Every kind of place: within a piece, over several, over blocks, and exactly one of each.
+        // Ranges within a piece, over several pieces, over blocks, and of exactly one piece and one block.
         let sizes = [512, 100, 16 << 10, 300_000, 64 << 10, 1, 40_000, 200_000];
         let ranges = sizes.map(|size| MemoryRange {
             address: driver.allocate(Bytes(size)).unwrap(),
@@ -94,7 +94,7 @@ impl World {
         }
     }
 
-    /// Fills the memory with contents that no other seed has, and returns them.
+    /// Fills the memory with contents that depend on the seed, and returns them.
     fn fill(&self, seed: u64) -> Vec<Vec<u8>> {
         let mut random = Random(seed);
         let fill = |range: &MemoryRange| {
@@ -120,7 +120,7 @@ impl World {
         self.backups.restore(backup, &ranges)
     }
 
-    /// Ends everything, and checks that nothing is left of it.
+    /// Drops everything, and checks that nothing is left.
     fn end(self) {
         let World {
             backups,
@@ -134,14 +134,14 @@ impl World {
         }
         drop(driver);
         assert_eq!(fake.live(), control::Live::default());
-        // One that was waited for may still be seen for a moment; one that stays is seen for ever.
+        // A joined thread may still be listed for a moment. A leaked thread would be listed forever.
         while !our_threads().is_empty() {
             thread::yield_now();
         }
     }
 }
 
-/// Saves all of some ranges.
+/// Saves some ranges completely.
 fn save(
     backups: &mut CudaBackups,
     ranges: &[MemoryRange],
@@ -157,15 +157,16 @@ fn save(
     Ok(backup)
 }
 
-/// The stand-in's device memory can be used by the host.
+/// Returns a range of device memory as a slice: the stand-in's device memory is host memory.
 fn content_mut<'a>(range: MemoryRange) -> &'a mut [u8] {
     let start = ptr::with_exposed_provenance_mut(host_address(range.address));
-    // SAFETY: 1. the range is memory that the world's driver gave, and no one uses it but the test while
-    // no backup is under way. 2. No test keeps the answer.
+    // SAFETY: 1. the range is memory from the world's driver, and only the test uses it while no backup is in
+    // progress.
+    // 2. No test keeps the returned slice.
     unsafe { std::slice::from_raw_parts_mut(start, usize::try_from(range.size.get()).unwrap()) }
 }
 
-/// The backup's own memory.
+/// Returns the host copy of a range in a backup.
 fn copy_of(backup: &CudaBackup, range: MemoryRange) -> Vec<u8> {
     let copy = CudaBackups::host_copy(backup, range).unwrap();
     let at = MemoryRange {
@@ -179,7 +180,7 @@ fn host_address(address: DeviceAddress) -> usize {
     usize::try_from(address.get()).unwrap()
 }
 
-/// Returns the names of the threads that backups started and that are there now.
+/// Returns the names of the running threads that backups started.
 fn our_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| {
@@ -189,7 +190,7 @@ fn our_threads() -> Vec<String> {
     names.filter(|name| name.starts_with("lowtide ")).collect()
 }
 
-/// A sequence that looks random: splitmix64.
+/// A pseudo-random sequence: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -218,7 +219,7 @@ fn contents_come_back_bit_for_bit() {
             world.fill(round + 100);
             world.restore(&mut backup).unwrap();
             assert_eq!(world.contents(), saved, "{kind:?} {round}");
-            // The backup is as whole as before.
+            // A restore leaves the backup complete.
             world.fill(round + 200);
             world.restore(&mut backup).unwrap();
             assert_eq!(world.contents(), saved, "{kind:?} {round}, again");
@@ -255,7 +256,7 @@ fn copies_go_directly_as_soon_as_memory_is_locked() {
 fn what_is_locked_goes_directly_and_the_rest_through_the_ring() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let warm = world.save(BackupKind::Disk).unwrap();
-    // The ring has most of its slots by now: after two or three blocks the driver locks no more.
+    // The ring has most of its slots by now. After two or three blocks, the driver refuses to page-lock.
     let refused = SIZES.slots as u64 - world.fake.calls("cuMemHostRegister_v2") + 3;
     world.fake.fail("cuMemHostRegister_v2", refused, 1);
     let saved = world.fill(3);
@@ -271,7 +272,7 @@ fn what_is_locked_goes_directly_and_the_rest_through_the_ring() {
     world.end();
 }
 
-/// As it is when the keeper is at it from the beginning, and the ring from the end.
+/// As if the keeper worked from the beginning and the ring from the end.
 #[test]
 fn what_is_locked_during_a_copy_goes_directly() {
     for way in [Way::ToHost, Way::ToDevice] {
@@ -283,7 +284,7 @@ fn what_is_locked_during_a_copy_goes_directly() {
         let new = world.fill(2);
         let staged = Mutex::new(0);
         let lock_all = || {
-            // Who comes second waits until all is done.
+            // The second thread waits until everything is page-locked.
             let mut staged = staged.lock().unwrap();
             *staged += 1;
             if *staged == 1 {
@@ -332,7 +333,7 @@ fn what_is_locked_during_a_copy_goes_directly() {
     }
 }
 
-/// Returns memory with the contents of a backup, of which nothing is page-locked, and the keeper does not know.
+/// Returns memory with the contents of a backup. None of it is page-locked, and the keeper does not know it.
 fn unlocked_copy(world: &World, backup: &CudaBackup) -> HostMemory {
     let Contents::Host(memory) = &backup.contents else {
         panic!("it is in a file");
@@ -343,7 +344,7 @@ fn unlocked_copy(world: &World, backup: &CudaBackup) -> HostMemory {
     // SAFETY: nothing writes to a backup.
     unsafe { memory.read(0, &mut content) };
     for (block, content) in content.chunks(SIZES.block_bytes).enumerate() {
-        // SAFETY: nobody else has it.
+        // SAFETY: no one else uses it.
         unsafe { copy.write(block * SIZES.block_bytes, content) };
     }
     copy
@@ -356,7 +357,7 @@ fn parts_come_back_and_nothing_beside_them() {
         let saved = world.fill(7);
         let mut backup = world.save(kind).unwrap();
         let now = world.fill(8);
-        // All of one range, a part of another that spans pieces, and the one byte.
+        // All of one range, a part of another that spans pieces, and a range of one byte.
         let (whole, part, byte) = (world.ranges[1], world.ranges[3], world.ranges[5]);
         let part = MemoryRange {
             address: part.address + Bytes(70_000),
@@ -417,8 +418,8 @@ fn nothing_can_be_saved_too() {
     world.end();
 }
 
-/// Backups of several sizes and kinds at once, discarded, dropped, restored in part, with failures here
-/// and there.
+/// Several backups of different sizes and kinds are discarded, dropped and partly restored, with occasional
+/// failures.
 #[test]
 fn a_thousand_random_steps() {
     const CALLS: [&str; 6] = [
@@ -471,7 +472,7 @@ fn a_thousand_random_steps() {
             _ if number < held.len() => {
                 let (backup, ranges, contents) = &mut held[number];
                 world.fill(step);
-                // One call fails at most once: the second time it works, or the third.
+                // Each injected failure happens once, so a second or a third attempt works.
                 let mut attempts = 1;
                 while let Err(error) = world.backups.restore(backup, ranges) {
                     assert!(attempts < 20, "{step}: {error}");

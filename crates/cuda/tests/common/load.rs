@@ -1,29 +1,29 @@
-//! A load of requests whose contents are checked.
+//! A load of random requests whose contents are checked.
 
 use std::error::Error;
 
 use lowtide_core::{Bytes, CheckLevel, DeviceAddress, DeviceAllocator, Driver, Stream};
 use lowtide_cuda::CudaDriver;
 
-/// Takes an allocator through random requests, at most 100 blocks held at a time.
+/// Runs random requests on an allocator, with at most 100 blocks allocated at a time.
 ///
-/// Each block is filled in stream order, some from another stream than their own, read back, and filled
-/// once more as it is freed: two blocks that overlap, or one that is handed out while its last owner's
-/// work still writes to it, do not have their bytes.
+/// Each block is filled in stream order, some from a stream other than their own, then read back, and filled again
+/// when it is freed. The check fails if two blocks overlap, or if a block is reused while work of its last owner
+/// still writes to it.
 pub(crate) struct Load<'a> {
     pub(crate) allocator: &'a mut DeviceAllocator<CudaDriver>,
     pub(crate) streams: [Stream; 2],
-    /// How many steps there are, each an allocation or a free.
+    /// The number of steps, each an allocation or a free.
     pub(crate) steps: usize,
-    /// What the largest requests are just below.
+    /// The largest request, rounded down to a power of two.
     pub(crate) size_max: Bytes,
-    /// How many calls may fail; each is made once more then.
+    /// The number of calls that may fail. Each is repeated once.
     pub(crate) failures_allowed: u32,
 }
 
 type Answer<T = ()> = Result<T, Box<dyn Error>>;
 
-/// A block that is held, and what fills it.
+/// An allocated block and the byte that fills it.
 #[derive(Clone, Copy)]
 struct Held {
     address: DeviceAddress,
@@ -34,7 +34,7 @@ struct Held {
 }
 
 impl Load<'_> {
-    /// Leaves the allocator with nothing held, from it or from the driver.
+    /// Runs the steps. At the end, nothing is allocated and nothing is reserved.
     pub(crate) fn run(&mut self) -> Answer {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut held: Vec<Held> = Vec::new();
@@ -54,7 +54,7 @@ impl Load<'_> {
     }
 
     fn allocate(&mut self, random: &mut Random) -> Answer<Held> {
-        // Sizes spread over all magnitudes.
+        // The sizes spread over all magnitudes.
         let magnitude = 1 << random.below(u64::from(self.size_max.get().ilog2()) + 1);
         let size = Bytes(1 + random.below(magnitude));
         let [first, second] = self.streams;
@@ -67,7 +67,7 @@ impl Load<'_> {
         let address = self.attempt(|allocator| Ok(allocator.allocate(size, stream)?))?;
         let is_shared = random.below(4) == 0;
         if is_shared {
-            // What was there before is the first stream's; only after that may the other begin.
+            // The block may still be used in the first stream, so the other stream must wait for that.
             self.attempt(|allocator| {
                 let driver = allocator.lane_mut().driver_mut();
                 let event = driver.record_event(stream)?;
@@ -113,7 +113,7 @@ impl Load<'_> {
             let found = copy[offset];
             return Err(format!("{block:?} has {found} at offset {offset}").into());
         }
-        // Whoever has these bytes next, in whatever stream, must come after this.
+        // Whoever gets these bytes next, in whatever stream, must write after this.
         self.attempt(|allocator| {
             Ok(allocator
                 .lane_mut()
@@ -123,7 +123,7 @@ impl Load<'_> {
         self.attempt(|allocator| Ok(allocator.free(address)?))
     }
 
-    /// Does `step`, and once more if it fails as one may: nothing has changed by then.
+    /// Runs `step`, and repeats it if it fails and failures are allowed. A failed step must have changed nothing.
     fn attempt<T>(
         &mut self,
         mut step: impl FnMut(&mut DeviceAllocator<CudaDriver>) -> Answer<T>,
@@ -153,7 +153,7 @@ impl std::fmt::Debug for Held {
     }
 }
 
-/// A small source of numbers, the same in every run.
+/// A small pseudo-random sequence, the same in every run.
 struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! What the tests on the stand-in driver and the run on a card share.
+//! Shared by the tests on the stand-in driver and the run on a card.
 
 pub(crate) mod load;
 pub(crate) mod program;

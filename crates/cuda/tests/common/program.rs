@@ -1,4 +1,4 @@
-//! The rest of a program, which an allocator does not do: current device, streams, captures.
+//! The driver calls of a program that an allocator does not make: current device, streams, captures.
 
 use std::error::Error;
 use std::ffi::{OsStr, c_int, c_uint, c_void};
@@ -6,7 +6,7 @@ use std::ptr;
 
 use lowtide_core::Stream;
 
-/// A program's own calls of the driver.
+/// A program's own driver calls.
 #[derive(Debug)]
 pub(crate) struct Program {
     library: libloading::Library,
@@ -25,7 +25,7 @@ impl Program {
     ///
     /// # Safety
     ///
-    /// `F` is the function's type in cuda.h.
+    /// `F` must be the function's type in cuda.h.
     unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, Box<dyn Error>> {
         // SAFETY: by the contract of this function.
         Ok(*unsafe { self.library.get::<F>(name) }?)
@@ -44,11 +44,11 @@ impl Program {
         check("cuDevicePrimaryCtxRetain", unsafe {
             retain(&raw mut context, device)
         })?;
-        // SAFETY: the context is held.
+        // SAFETY: the context is retained.
         check("cuCtxSetCurrent", unsafe { set_current(context) })
     }
 
-    /// Returns the context that is current in this thread; 0 for none.
+    /// Returns the context that is current in this thread, or 0 if there is none.
     pub(crate) fn current_context(&self) -> Result<usize, Box<dyn Error>> {
         type GetCurrent = unsafe extern "C" fn(*mut *mut c_void) -> c_uint;
         // SAFETY: the type is cuda.h's.
@@ -59,7 +59,7 @@ impl Program {
         Ok(context.addr())
     }
 
-    /// Returns a new stream of the current device, for the rest of the process.
+    /// Creates a stream on the current device, for the rest of the process.
     pub(crate) fn create_stream(&self) -> Result<Stream, Box<dyn Error>> {
         const NON_BLOCKING: c_uint = 1;
         type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_uint;
@@ -73,7 +73,7 @@ impl Program {
         Ok(Stream(stream.expose_provenance() as u64))
     }
 
-    /// Begins a capture that forbids every thread the calls that could spoil it.
+    /// Begins a capture in global mode, which forbids unsafe calls in every thread.
     pub(crate) fn begin_capture(&self, stream: Stream) -> Answer {
         const GLOBAL: c_uint = 0;
         type Begin = unsafe extern "C" fn(*mut c_void, c_uint) -> c_uint;
@@ -85,7 +85,7 @@ impl Program {
         })
     }
 
-    /// Ends a capture; fails if it was spoiled. The graph is left alone.
+    /// Ends a capture. Fails if it was invalidated. The graph is not destroyed.
     pub(crate) fn end_capture(&self, stream: Stream) -> Answer {
         type End = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_uint;
         // SAFETY: the type is cuda.h's.

@@ -1,4 +1,4 @@
-//! Every call of the driver once: a function for each group of calls, which returns what it found.
+//! Makes every driver call once: one function per group of calls, which returns what it found.
 
 use std::error::Error;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use lowtide_cuda::{Attribute, CaptureStatus, CudaDriver, Device, Library};
 use super::load::Load;
 use super::program::Program;
 
-/// What a step found, or what is wrong.
+/// The description of what a step found, or its error.
 pub(crate) type Outcome = Result<String, Box<dyn Error>>;
 
 pub(crate) fn describe(library: &Arc<Library>, device: &Device) -> Outcome {
@@ -118,8 +118,8 @@ pub(crate) fn export_and_import(driver: &mut CudaDriver) -> Outcome {
     expect(&copy == b"shared", "the imported memory is another")
 }
 
-/// Three handles that are mapped one behind the other, and a block in the second and third of them, as
-/// another process would get it.
+/// Maps three handles at consecutive addresses, and shares a block that lies in the second and third as another
+/// process would receive it.
 pub(crate) fn export_range(driver: &mut CudaDriver) -> Outcome {
     if !driver.supports_export() {
         return Ok("not supported".to_owned());
@@ -173,7 +173,7 @@ pub(crate) fn export_range(driver: &mut CudaDriver) -> Outcome {
     )
 }
 
-/// Maps one page of `handle` for the time of `use_it`.
+/// Maps one page of `handle` while `use_it` runs.
 fn with_mapped(
     driver: &mut CudaDriver,
     handle: Handle,
@@ -229,7 +229,8 @@ pub(crate) fn capture(driver: &mut CudaDriver, program: &Program, stream: Stream
     let status = driver.capture_status(stream)?;
     let id = driver.capture_of(stream);
     expect(id.is_some(), "does not say which capture")?;
-    // From this thread, which captures, and from another, which the mode forbids as much.
+    // From this thread, which captures, and from another thread, for which the capture's mode forbids the calls as
+    // well.
     memory_calls(driver)?;
     thread::scope(|scope| {
         let calls = scope.spawn(|| memory_calls(driver).map_err(|error| error.to_string()));
@@ -274,11 +275,11 @@ pub(crate) fn peers(library: &Arc<Library>, driver: &mut CudaDriver) -> Outcome 
     if !peer.can_access(driver.device())? {
         return Ok("no access".to_owned());
     }
-    // SAFETY: it is given only what is its own.
+    // SAFETY: it is given only what came from it.
     let mut other = unsafe { CudaDriver::new(peer.clone()) }?;
     let size = driver.granularity();
     let handle = driver.create(size)?;
-    // What is mapped before, what is mapped after, and what is allocated.
+    // Memory mapped before peer access was enabled, memory mapped after that, and an allocation.
     with_mapped(driver, handle, |driver, address| {
         driver.allow_peer(&peer)?;
         driver.allow_peer(&peer)?;
@@ -302,7 +303,7 @@ pub(crate) fn peers(library: &Arc<Library>, driver: &mut CudaDriver) -> Outcome 
     expect(copy == [3; 16], "the peer wrote elsewhere")
 }
 
-/// An event in a stream of another device, which work on this one's memory may be in.
+/// Records an event in a stream of another device: its work may use this device's memory.
 pub(crate) fn foreign_stream(driver: &mut CudaDriver, program: &Program) -> Outcome {
     if driver.device().library().device_count()? < 2 {
         return Ok("one device only".to_owned());
@@ -325,7 +326,7 @@ pub(crate) fn foreign_stream(driver: &mut CudaDriver, program: &Program) -> Outc
     )
 }
 
-/// Takes an allocator of that strategy through a [`Load`].
+/// Runs a [`Load`] on an allocator with this configuration.
 pub(crate) fn strategy(
     driver: CudaDriver,
     config: &Config,
@@ -364,7 +365,7 @@ pub(crate) fn expect(condition: bool, otherwise: &str) -> Outcome {
     }
 }
 
-/// The graph says what comes after what: of two streams that part and meet again.
+/// Checks that the graph knows the order of work in two streams that fork and join.
 pub(crate) fn captured_order(
     driver: &mut CudaDriver,
     program: &Program,

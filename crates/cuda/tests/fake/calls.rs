@@ -1,4 +1,4 @@
-//! Every call once, contents included, and every strategy on top.
+//! Makes every call once and checks contents. Then does so with every strategy.
 
 use std::thread;
 
@@ -36,7 +36,7 @@ fn every_call_does_what_it_says() {
     steps::errors(&mut driver).unwrap();
     assert!(driver.supports_export());
     drop(driver);
-    // The program's own streams, context and graph are left.
+    // The program's own streams, context and graphs are left.
     let left = Live {
         contexts: 1,
         streams: 2,
@@ -73,7 +73,7 @@ fn an_event_is_recorded_in_another_devices_stream() {
         1,
         "one that refused, and no foreign one"
     );
-    // What fails in that device's own context is told as such, and leaves nothing.
+    // A failure in that device's context is reported and leaks nothing.
     program.use_device(1).unwrap();
     let stream = program.create_stream().unwrap();
     program.use_device(0).unwrap();
@@ -140,7 +140,7 @@ fn memory_calls_of_others_spoil_a_capture() {
     assert!(program.end_capture(stream).is_err());
     assert_eq!(driver.capture_status(stream).unwrap(), CaptureStatus::None);
 
-    // The guard is what makes the difference, and only while it is there.
+    // The guard makes the difference, and only while it exists.
     program.begin_capture(stream).unwrap();
     let relaxed = driver.device().library().relax_capture().unwrap();
     assert_eq!(fake.allocate_unguarded(), 0);
@@ -229,7 +229,7 @@ fn contents_survive_every_strategy() {
         fake.set_capacity(Bytes::mib(512).get());
         let (_, mut streams) = fake.program();
         if config.to_string().contains("allow_growth:False") {
-            // The first stream has the whole device.
+            // The first stream gets the whole device.
             streams[1] = streams[0];
         }
         let found = steps::strategy(driver, &config, streams, 1000, Bytes::mib(1));
@@ -239,7 +239,7 @@ fn contents_survive_every_strategy() {
     }
 }
 
-/// A page that is created only to be released could be the one that the job asks for.
+/// A page that is created only to be released could be the page that the job asks for.
 #[test]
 fn the_last_memory_of_a_device_is_not_created_for_its_scrubbing() {
     let fake = Fake::start();

@@ -1,4 +1,4 @@
-//! The stand-in, and what it can be asked for beyond CUDA.
+//! The stand-in driver, and its functions beyond CUDA.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::process::Command;
@@ -12,7 +12,7 @@ use lowtide_cuda::{CudaDriver, Device, Library, LoadError};
 
 use super::common::program::Program;
 
-/// The stand-in, as if its process had just begun. One test at a time has it.
+/// The stand-in in its initial state. Only one test at a time has it.
 pub(crate) struct Fake {
     control: libloading::Library,
     _turn: MutexGuard<'static, ()>,
@@ -21,7 +21,7 @@ pub(crate) struct Fake {
 impl Fake {
     pub(crate) fn start() -> Fake {
         static TURN: Mutex<()> = Mutex::new(());
-        // A test that failed leaves nothing that the reset does not forget.
+        // The reset clears whatever a failed test has left.
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the stand-in does nothing when it is loaded.
         let control = unsafe { libloading::Library::new(fakecuda::library_path()) };
@@ -29,15 +29,14 @@ impl Fake {
             control: control.unwrap(),
             _turn: turn,
         };
-        // SAFETY: the type is that of its header.
+        // SAFETY: the type is that of the stand-in's header.
         let reset = unsafe { fake.function::<unsafe extern "C" fn()>("fakecuda_reset") };
         // SAFETY: no other test uses it.
         unsafe { reset() };
         fake
     }
 
-    /// Runs the test of that name in a process of its own, where there are two devices. Returns whether
-    /// this is that process.
+    /// Runs a test in its own process with two devices. Returns whether this is that process.
     pub(crate) fn has_two_devices(test: &str) -> bool {
         const DEVICES: &str = "FAKECUDA_DEVICES";
         if std::env::var_os(DEVICES).is_some() {
@@ -63,7 +62,7 @@ impl Fake {
     }
 
     pub(crate) fn driver_of(&self, device: Device) -> CudaDriver {
-        // SAFETY: the tests give it what is its own, and reset only when it is gone.
+        // SAFETY: the tests give it only what came from it, and reset only after it is dropped.
         unsafe { CudaDriver::new(device) }.unwrap()
     }
 
@@ -75,7 +74,7 @@ impl Fake {
         (program, streams)
     }
 
-    /// Has the `nth` call of a function from now fail with a code.
+    /// Makes the `nth` call of a function from now fail with an error code.
     pub(crate) fn fail(&self, name: &str, nth: u64, code: c_int) {
         type Fail = unsafe extern "C" fn(*const c_char, u64, c_int) -> c_int;
         // SAFETY: the type is that of its header.
@@ -86,7 +85,7 @@ impl Fake {
         assert_eq!(result, 0, "{name} is not exported");
     }
 
-    /// Has streams do their work as late as they can, or not any more.
+    /// Makes streams run their work as late as possible, or turns that off.
     #[allow(dead_code, reason = "the tests of backups alone need it")]
     pub(crate) fn set_lazy(&self, is_lazy: bool) {
         type Set = unsafe extern "C" fn(c_int) -> c_int;
@@ -96,7 +95,7 @@ impl Fake {
         assert_eq!(unsafe { set(is_lazy.into()) }, 0);
     }
 
-    /// Forgets the failures to come.
+    /// Removes the failures that have not happened yet.
     pub(crate) fn fail_none(&self) {
         // SAFETY: the type is that of its header.
         let fail_none = unsafe { self.function::<unsafe extern "C" fn()>("fakecuda_fail_none") };
@@ -130,7 +129,7 @@ impl Fake {
         assert_eq!(unsafe { set(0, attribute, value) }, 0);
     }
 
-    /// Keeps a stream from beginning its next task, or lets it go on.
+    /// Keeps a stream from starting its next task, or releases it.
     pub(crate) fn hold(&self, stream: Stream, is_held: bool) {
         let name = if is_held {
             "fakecuda_hold_stream"
@@ -145,7 +144,7 @@ impl Fake {
         assert_eq!(unsafe { hold(raw) }, 0);
     }
 
-    /// Calls `cuMemAlloc` as a program does that knows nothing of captures. Returns its code.
+    /// Calls `cuMemAlloc` like a program that does not care about captures. Returns the error code.
     pub(crate) fn allocate_unguarded(&self) -> c_uint {
         type Allocate = unsafe extern "C" fn(*mut u64, usize) -> c_uint;
         // SAFETY: the type is cuda.h's.
@@ -178,7 +177,7 @@ impl Fake {
     ///
     /// # Safety
     ///
-    /// `F` is the function's type in its header.
+    /// `F` must be the function's type in its header.
     unsafe fn function<F: Copy>(&self, name: &str) -> F {
         // SAFETY: by the contract of this function.
         *unsafe { self.control.get::<F>(name) }.unwrap()

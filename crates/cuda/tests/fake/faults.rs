@@ -1,4 +1,4 @@
-//! Every call to the device fails once.
+//! Fails every driver call once.
 
 use lowtide_core::{Bytes, Config, DeviceAllocator, Driver, DriverError};
 use lowtide_cuda::{CudaDriver, LoadError};
@@ -10,7 +10,7 @@ const OUT_OF_MEMORY: i32 = 2;
 const NO_DEVICE: i32 = 100;
 const UNKNOWN: i32 = 999;
 
-/// The functions that an allocator's calls lead to, and those of the test itself.
+/// The functions that an allocator's calls lead to, and those that the test itself calls.
 const CALLS: [&str; 20] = [
     "cuCtxGetCurrent",
     "cuEventCreate",
@@ -51,7 +51,7 @@ fn an_allocator_survives_every_failure() {
         let config = text.parse().unwrap();
         let counts = run_with_failure(&config, None);
         for (call, count) in CALLS.into_iter().zip(counts) {
-            // The first call, where there is nothing yet, one in the middle, and the last.
+            // The first call, when nothing exists yet, one in the middle, and the last.
             let mut places = vec![1, count / 2, count];
             places.retain(|place| (1..=count).contains(place));
             places.sort_unstable();
@@ -69,8 +69,8 @@ fn an_allocator_survives_every_failure() {
     }
 }
 
-/// Takes an allocator through a load while one call fails; it must end knowing of every byte that it has
-/// not given back. Returns how often each of [`CALLS`] was made.
+/// Runs a load on an allocator while one call fails. At the end, the allocator must account for every byte that it
+/// has not released. Returns how often each of [`CALLS`] was made.
 fn run_with_failure(config: &Config, failure: Option<(&str, u64, i32)>) -> [u64; CALLS.len()] {
     let fake = Fake::start();
     let driver = fake.driver();
@@ -93,7 +93,7 @@ fn run_with_failure(config: &Config, failure: Option<(&str, u64, i32)>) -> [u64;
     let reserved = allocator.stats().reserved_bytes.all.current;
     let reserved = u64::try_from(reserved).unwrap();
     assert_eq!(fake.used_bytes(), reserved, "{config} {failure:?}");
-    // A page that the device refuses to take back is kept for the next time.
+    // A page that the device refused to release is kept for reuse.
     let is_kept = config.to_string().contains("expandable") && reserved == Bytes::mib(2).get();
     assert!(
         reserved == 0 || is_kept,
@@ -131,7 +131,7 @@ fn a_driver_that_cannot_be_made_leaves_nothing() {
     }
 }
 
-/// The page by which a driver finds out what the device allows.
+/// The page that tests what the device supports.
 #[test]
 fn a_page_that_the_device_did_not_take_back_goes_back_later() {
     for call in ["cuMemUnmap", "cuMemRelease", "cuMemAddressFree"] {
@@ -152,7 +152,7 @@ fn a_page_that_the_device_did_not_take_back_goes_back_later() {
     }
 }
 
-/// Another process's memory, which goes back whole if a part of it cannot be had.
+/// Another process's memory, which is released completely if a part of it cannot be imported.
 #[test]
 fn an_import_survives_every_failure() {
     for call in [

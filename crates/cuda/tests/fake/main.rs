@@ -1,8 +1,8 @@
-//! [`CudaDriver`](lowtide_cuda::CudaDriver) and allocators on it, over a stand-in for NVIDIA's library
-//! whose memory is the host's.
+//! Tests of [`CudaDriver`](lowtide_cuda::CudaDriver), and of allocators that use it, on a stand-in for NVIDIA's
+//! library. The stand-in's device memory is host memory.
 //!
-//! Not covered: time, kernels, and whatever a card does differently from its manual;
-//! `examples/smoke.rs` takes the same steps on one.
+//! Not covered: time, kernels, and differences between a card and its manual. `examples/smoke.rs` runs the same
+//! steps on a card.
 #![expect(unsafe_code, reason = "a driver is opened and given what is its own")]
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Physical memory: what the device says it can do, and what it then refuses.
+//! Physical memory: what the device reports, and what it then refuses.
 
 use lowtide_core::{Bytes, Driver, DriverError};
 use lowtide_cuda::CudaDriver;
@@ -45,7 +45,7 @@ fn a_device_without_virtual_memory_has_the_rest() {
     steps::plain_memory(&mut driver).unwrap();
 }
 
-/// A full device refuses pages, which says nothing of their kind; what says nothing of the device is an error.
+/// A full device refuses pages, which says nothing about their kind. A failure to query the device is an error.
 #[test]
 fn a_device_that_does_not_answer_is_asked_again() {
     const OUT_OF_MEMORY: i32 = 2;
@@ -75,7 +75,7 @@ fn plain_handles_where_exportable_ones_are_refused() {
     assert!(driver.supports_virtual_memory());
     assert!(!driver.supports_export());
 
-    // It is remembered: one call is one handle from here on.
+    // The choice is remembered: from here on, one call creates one handle.
     assert_eq!(fake.calls("cuMemCreate"), 3);
     steps::virtual_memory(&mut driver).unwrap();
     assert_eq!(fake.calls("cuMemCreate"), 4);
@@ -88,7 +88,7 @@ fn plain_handles_where_exportable_ones_are_refused() {
     driver.release(handle).unwrap();
 }
 
-/// WSL2 advertises RDMA, creates and maps such handles, and fails when access is set.
+/// WSL2 reports RDMA, creates and maps such handles, and fails when access is set.
 #[test]
 fn handles_without_rdma_where_access_to_them_is_refused() {
     let fake = Fake::start();

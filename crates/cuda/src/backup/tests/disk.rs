@@ -1,4 +1,4 @@
-//! Files that fail, are full, or change what they hold.
+//! Files whose operations fail, whose disk is full, or that return changed contents.
 
 use std::sync::Mutex;
 
@@ -7,9 +7,9 @@ use crate::backup::file::Storage;
 use std::io;
 use std::path::Path;
 
-/// What the storage of this test does next: which operation, how many from now, and how it fails.
+/// The next fault of the storage: the operation, the countdown of its calls, and the kind of failure.
 static FAULT: Mutex<Option<(Operation, usize, Fault)>> = Mutex::new(None);
-/// How often each operation was asked for.
+/// How often each operation was called.
 static COUNTS: Mutex<[usize; 4]> = Mutex::new([0; 4]);
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -23,9 +23,9 @@ enum Operation {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fault {
     Error(i32),
-    /// The directory is in the host's memory, and that is full.
+    /// The directory is in host memory, and that is full.
     NoMemory,
-    /// One bit is another one when it is read.
+    /// One bit is flipped in what is read.
     Damage,
     /// The thread panics.
     Panic,
@@ -42,7 +42,7 @@ const OPERATIONS: [Operation; 4] = [
 #[derive(Debug)]
 struct FaultyFile(Box<dyn Storage>);
 
-/// Counts an operation, and returns how it is to fail.
+/// Counts a call of an operation, and returns its fault if one is due.
 fn next_fault(operation: Operation) -> Option<Fault> {
     COUNTS.lock().unwrap()[operation as usize] += 1;
     let mut fault = FAULT.lock().unwrap();
@@ -136,7 +136,7 @@ fn damage_is_found_in_every_piece() {
     }
 }
 
-/// Copies may be under way then, whose memory is the next one's when the panic is met further out.
+/// Copies may be in progress at the panic. Their memory may be reused once the panic is caught further out.
 #[test]
 fn a_panic_waits_for_the_copies() {
     let mut world = World::new(STAYS, open_faulty);
@@ -161,8 +161,8 @@ fn a_panic_waits_for_the_copies() {
     world.end();
 }
 
-/// Saves and restores while one operation fails, and again when it does not. Returns how often each was
-/// asked for, or the one error there was.
+/// Saves and restores while one operation fails, and retries what failed. Returns how often each operation was
+/// called, or the one error.
 fn run(fault: Option<(Operation, usize, Fault)>) -> Result<[usize; 4], BackupError> {
     let mut world = World::new(STAYS, open_faulty);
     *COUNTS.lock().unwrap() = [0; 4];
@@ -187,7 +187,7 @@ fn run(fault: Option<(Operation, usize, Fault)>) -> Result<[usize; 4], BackupErr
     errors.pop().map_or(Ok(counts), Err)
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed with the test.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -252,7 +252,7 @@ fn a_file_is_shown_by_a_name_for_each_range() {
     world.end();
 }
 
-/// What the process says that is to end.
+/// Printed by the child process before it exits.
 const SHOWN: &str = "its files are shown";
 
 #[test]
@@ -274,13 +274,13 @@ fn no_file_outlives_its_process() {
     assert_eq!(directory.files(), 0);
 }
 
-/// Ends the process while it has a backup, after a child of it that has none.
+/// Exits the process while it has a backup, after a forked child without one has exited.
 fn end_with_files_shown(directory: Directory) -> ! {
     let mut world = World::new(STAYS, TemporaryFile::open);
     world.backups.set_directory(directory.0.clone());
     world.backups.set_shows_files(true);
     let _backup = world.save(BackupKind::Disk).unwrap();
-    // SAFETY: the child does nothing but end.
+    // SAFETY: the child only exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         std::process::exit(0);
@@ -307,7 +307,7 @@ fn a_directory_that_is_not_there_is_an_error() {
     world.end();
 }
 
-/// Where Linux has a file system in memory; to give a file room there takes that memory.
+/// Linux's in-memory file system, where reserving room for a file uses host memory.
 const IN_MEMORY: &str = "/dev/shm";
 
 #[test]
@@ -356,7 +356,7 @@ fn idle_memory_goes_back_for_a_file_in_memory() {
     world.end();
 }
 
-/// Written on, the system would end the process by a signal.
+/// The system would end a process by a signal if it wrote beyond the limit.
 #[test]
 fn a_limit_on_files_is_an_error() {
     let mut world = World::new(STAYS, TemporaryFile::open);

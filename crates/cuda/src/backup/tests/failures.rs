@@ -1,4 +1,4 @@
-//! Every call of the driver fails once, at every point of a save and of a restore.
+//! Fails every driver call once, at every point of a save and of a restore.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn a_backup_survives_every_failure_of_the_driver() {
             }
         }
     }
-    // Of what is destroyed only at the end, no failure can lose anything; but that it is tried is seen.
+    // These calls also destroy resources at the end. A failure there loses nothing, but the calls must be made.
     for call in CALLS {
         assert!(struck.contains(call), "{call} was never made");
     }
@@ -65,7 +65,7 @@ fn run(kind: BackupKind, is_warm: bool, failure: Option<(&str, u64, i32)>) -> [u
     assert!(world.contents() == saved, "{context}");
     let mut backup = match outcome {
         Ok(backup) => backup,
-        // What failed once works when it is tried again.
+        // After one failure, the next attempt works.
         Err(_) => world.save(kind).expect(&context),
     };
     world.fill(2);
@@ -84,7 +84,7 @@ fn run(kind: BackupKind, is_warm: bool, failure: Option<(&str, u64, i32)>) -> [u
     counts
 }
 
-/// More than once in a row: the host locks no memory at all.
+/// The host page-locks no memory: the failure repeats.
 #[test]
 fn without_page_locked_memory_there_is_an_error_and_no_loss() {
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -131,7 +131,7 @@ fn what_the_driver_refuses_to_take_back_goes_back_later() {
         assert_ne!(held(&world), [0; 3], "{call}");
         let is_counted = !world.backups.kept().bytes().is_zero();
         assert_eq!(is_counted, held(&world)[0] > 0, "{call}");
-        // Anything else that goes back takes it along.
+        // Any other release retries it.
         let backup = world.save(BackupKind::Disk).unwrap();
         world.backups.discard(backup);
         world.backups.release_retained();
@@ -141,14 +141,14 @@ fn what_the_driver_refuses_to_take_back_goes_back_later() {
     }
 }
 
-/// Has no wait for copies succeed.
+/// Makes every wait for copies fail.
 fn fail_waits(world: &World) {
     for call in ["cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"] {
         (1..40).for_each(|nth| world.fake.fail(call, nth, UNKNOWN));
     }
 }
 
-/// The wait for the copies of a save fails for good; they run as late as they can.
+/// The wait for the copies of a save fails for good, and the copies run as late as possible.
 #[test]
 fn memory_that_copies_write_to_is_nobody_elses() {
     for times in [STAYS, GOES] {
@@ -184,7 +184,7 @@ fn memory_that_copies_write_to_is_nobody_elses() {
     }
 }
 
-/// Backups that end while nobody can tell whether their copies have.
+/// Backups that are dropped while it is unknown whether their copies have ended.
 #[test]
 fn copies_outlive_their_backups() {
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -201,6 +201,6 @@ fn copies_outlive_their_backups() {
     let device = world.driver.device().clone();
     assert_eq!(device.synchronize(), Ok(()));
     assert_eq!(world.contents(), saved);
-    // What they use stays for the rest of the process.
+    // The memory of these copies stays for the rest of the process.
     assert_ne!(world.fake.live().host_allocations, 0);
 }

@@ -1,4 +1,4 @@
-//! What is kept between two backups, and for how long.
+//! Which memory is kept between two backups, and for how long.
 
 use std::time::Instant;
 
@@ -25,7 +25,7 @@ fn memory_waits_for_the_next_backup_and_goes_when_it_is_released() {
         assert!(!world.backups.kept().bytes().is_zero());
         let second = world.save(BackupKind::Host).unwrap();
         assert_eq!(address_of(&second), address);
-        // What a backup has is not given back under it.
+        // Memory that a backup uses is not released.
         world.backups.release_retained();
         assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         let copy = copy_of(&second, world.ranges[0]);
@@ -55,7 +55,7 @@ fn memory_that_is_not_retained_goes_by_itself() {
     world.end();
 }
 
-/// To give it back takes the driver, which copies would wait for.
+/// Releasing memory calls the driver, and the copies would wait for that.
 #[test]
 fn memory_that_is_not_retained_stays_while_copies_are_under_way() {
     let mut world = World::new(GOES, TemporaryFile::open);
@@ -73,7 +73,7 @@ fn memory_that_is_not_retained_stays_while_copies_are_under_way() {
     world.end();
 }
 
-/// Where there is memory of another backup, too, a copy that is made anew keeps its address.
+/// A new backup of the same ranges keeps the address of the last one, even if another backup's memory is idle.
 #[test]
 fn a_backup_has_the_memory_again_that_it_had_just_now() {
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -102,7 +102,7 @@ fn backups_in_the_hosts_memory_are_retained_if_that_was_asked_for() {
     world.end();
 }
 
-/// A region that grows must not leave a trail of memory that was too small.
+/// A growing region must not leave behind memory that has become too small.
 #[test]
 fn growing_backups_keep_one_memory() {
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -146,7 +146,8 @@ fn a_small_backup_leaves_the_memory_of_a_large_one_alone() {
     world.end();
 }
 
-/// While its blocks are page-locked, a backup is discarded, dropped, released, and outlives its engine.
+/// A backup is discarded, dropped, released, and outlives its `CudaBackups`, while its blocks are being
+/// page-locked.
 #[test]
 fn locking_stops_wherever_it_is() {
     for _ in 0..20 {
@@ -168,8 +169,8 @@ fn locking_stops_wherever_it_is() {
     }
 }
 
-/// Right after a pause the driver is the program's, which asks what became free: page-locking takes memory of the
-/// device for it, and holds others up.
+/// Right after a pause, the program has the driver to itself and queries the free memory. Page-locking takes device
+/// memory and blocks other driver calls.
 #[test]
 fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
     let mut world = World::new(QUIET, TemporaryFile::open);
@@ -186,7 +187,7 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
     assert!(locked[..blocks].contains(&false));
     world.backups.finish_locking();
     assert_eq!(backup.locked(), Bytes(backup.layout.bytes() as u64));
-    // What lies behind the backup is nobody's, and not resident.
+    // The memory after the backup's end is unused and not resident.
     assert!(!memory.locked_blocks()[blocks..].contains(&true));
     world.fill(2);
     world.restore(&mut backup).unwrap();
@@ -215,7 +216,7 @@ fn nothing_else_is_page_locked_during_copies_unless_somebody_waits() {
     world.end();
 }
 
-/// Those of each step, and between two steps.
+/// Copies are in progress during each step and between two steps.
 #[test]
 fn the_copies_of_a_backup_end_with_its_last_step() {
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -239,7 +240,7 @@ fn the_copies_of_a_backup_end_with_its_last_step() {
     world.end();
 }
 
-/// The copies are faster for it, however long the quiet is that was promised to others.
+/// Page-locking makes these copies faster, so the quiet time does not apply to them.
 #[test]
 fn what_is_copied_is_page_locked_at_once_and_before_all_else() {
     let mut world = World::new(QUIET, TemporaryFile::open);
@@ -265,8 +266,8 @@ fn what_is_copied_is_page_locked_at_once_and_before_all_else() {
     world.end();
 }
 
-/// The driver is the program's: who reads what is free right after a resume, and once more after work that takes nothing,
-/// reads the same.
+/// The program has the driver to itself after a resume: two queries of the free memory, with no allocation between
+/// them, return the same.
 #[test]
 fn no_block_is_under_way_when_copies_have_ended() {
     let mut world = World::new(QUIET, TemporaryFile::open);
@@ -288,7 +289,7 @@ fn no_block_is_under_way_when_copies_have_ended() {
                 drop(copying);
                 is_locked()
             });
-            // The stand-in does one call at a time, and this one takes a while.
+            // The stand-in runs one call at a time, and this one takes a while.
             let mut content = vec![0; 64 << 20];
             world.driver.read(range.address, &mut content).unwrap();
             copied.join().unwrap()
@@ -300,7 +301,8 @@ fn no_block_is_under_way_when_copies_have_ended() {
     world.end();
 }
 
-/// The keeper wakes by itself, and who pauses and resumes some memory for ever keeps no other from being page-locked.
+/// The keeper wakes up by itself. A program that pauses and resumes without end does not keep other memory from
+/// being page-locked.
 #[test]
 fn page_locking_goes_on_after_the_quiet_and_where_that_has_no_end() {
     let short = Times {
@@ -322,7 +324,8 @@ fn page_locking_goes_on_after_the_quiet_and_where_that_has_no_end() {
     }
 }
 
-/// Neither the time that the copies took is waiting, nor that since the memory was listed, nor quiet that has ended.
+/// The quiet time begins at the end of the copies: not at their start, not when the memory was listed, and not at
+/// the end of an earlier quiet time.
 #[test]
 fn there_is_quiet_after_long_copies_of_what_was_listed_long_ago() {
     let quiet = IMPATIENT.patience;
@@ -342,7 +345,7 @@ fn there_is_quiet_after_long_copies_of_what_was_listed_long_ago() {
     world.end();
 }
 
-/// Restored while it is still to be page-locked, and when it is.
+/// Restores run while the memory is still to be page-locked, and when it is.
 #[test]
 fn contents_come_back_while_memory_is_page_locked() {
     for quiet in [Duration::ZERO, LONG] {
@@ -364,7 +367,7 @@ fn contents_come_back_while_memory_is_page_locked() {
     }
 }
 
-/// So the next copies go directly to and from the blocks.
+/// The next copies then go directly to and from the blocks.
 #[test]
 fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
     let mut world = World::new(QUIET, TemporaryFile::open);
@@ -374,7 +377,7 @@ fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
         let memory = Arc::new(HostMemory::map(queue, 4 * block, block).unwrap());
         let written = 3 * block - 1;
         let copying = world.backups.keeper.begin_saving(&memory, written);
-        // SAFETY: nobody else uses it.
+        // SAFETY: no one else uses it.
         let write = |part: Range<usize>| unsafe { copying.write(part.start, &vec![1; part.len()]) };
         let is_locked = |expected: [bool; 4]| memory.locked_blocks()[..4] == expected;
         write(block + 1..2 * block);
@@ -392,18 +395,18 @@ fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
         }
         match is_saved {
             true => copying.end_saved(),
-            // What is not resident would take memory that nobody has asked for.
+            // A block that is not resident would use host memory that no backup has asked for.
             false => drop(copying),
         }
         let_keeper_look(&mut world);
         assert!(is_locked([true, true, false, false]));
         world.backups.finish_locking();
         assert!(is_locked([true, true, is_saved, false]));
-        // Where nothing is left, nobody waits for the end of copies.
+        // With nothing left to page-lock, `finish_locking` does not wait for the end of copies.
         let copying = world.backups.keeper.begin_saving(&memory, block);
         world.backups.finish_locking();
         drop(copying);
-        // What was written to a part of a block twice is no block.
+        // Writing half of a block twice does not fill the block.
         for _ in 0..2 {
             let copying = world.backups.keeper.begin_saving(&memory, 4 * block);
             // SAFETY: as above.
@@ -414,7 +417,8 @@ fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
     world.end();
 }
 
-/// The keeper's thread may not have run in all the time of one; what is resident last may be seen at its begin alone.
+/// The keeper's thread may not have run during a backup. A block that becomes resident last may be page-locked only
+/// by the next one.
 #[test]
 fn most_of_a_first_backup_is_page_locked_before_its_end() {
     let mut world = World::new(QUIET, TemporaryFile::open);
@@ -433,14 +437,14 @@ fn most_of_a_first_backup_is_page_locked_before_its_end() {
     world.end();
 }
 
-/// What waits for the next backup has what the last one wrote.
+/// Idle memory is still resident from the last backup.
 #[test]
 fn what_is_resident_already_is_page_locked_at_once() {
     let mut world = World::new(QUIET, TemporaryFile::open);
     let block = SIZES.block_bytes;
     let queue = Arc::clone(&world.backups.queue);
     let memory = Arc::new(HostMemory::map(queue, 2 * block, block).unwrap());
-    // SAFETY: nobody else uses the memory.
+    // SAFETY: no one else uses the memory.
     unsafe { memory.write(0, &vec![1; block]) };
     let copying = world.backups.keeper.begin_saving(&memory, 2 * block);
     while !memory.locked_blocks()[0] {
@@ -451,7 +455,7 @@ fn what_is_resident_already_is_page_locked_at_once() {
     world.end();
 }
 
-/// One that failed leaves its memory in the list.
+/// A backup that failed leaves its memory in the list.
 #[test]
 fn the_end_of_a_backup_has_its_own_memory_page_locked() {
     let mut world = World::new(QUIET, TemporaryFile::open);
@@ -466,7 +470,7 @@ fn the_end_of_a_backup_has_its_own_memory_page_locked() {
     world.end();
 }
 
-/// Others come and go, and the keeper looks each time.
+/// Wakes the keeper repeatedly, so that it looks at its list.
 fn let_keeper_look(world: &mut World) {
     for _ in 0..100 {
         world.backups.set_retain(true);
@@ -475,7 +479,7 @@ fn let_keeper_look(world: &mut World) {
     }
 }
 
-/// Waits until the keeper has page-locked a block, and holds the memory no more; meanwhile does something again and again.
+/// Waits until the keeper has page-locked a block and no longer holds the memory. Calls `meanwhile` repeatedly.
 fn wait_until_locked(world: &World, memory: &HostMemory, meanwhile: impl Fn()) {
     while !memory.locked_blocks()[0] {
         meanwhile();
@@ -484,20 +488,21 @@ fn wait_until_locked(world: &World, memory: &HostMemory, meanwhile: impl Fn()) {
     world.backups.finish_locking();
 }
 
-/// Memory of the host with which nothing has been done yet.
+/// Maps host memory that is not used yet.
 fn new_memory(world: &World) -> Arc<HostMemory> {
     let queue = Arc::clone(&world.backups.queue);
     Arc::new(HostMemory::map(queue, 1, SIZES.block_bytes).unwrap())
 }
 
-/// Whoever waits for the keeper is told, wherever the two are when it comes to the end of its list.
+/// A caller that waits for the keeper is notified, whatever both are doing when the keeper reaches the end of its
+/// list.
 #[test]
 fn the_end_of_locking_is_always_told() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let queue = Arc::clone(&world.backups.queue);
     let memory = HostMemory::map(queue, 1, SIZES.block_bytes).unwrap();
     let memory = Arc::new(memory);
-    // All but the first time there is nothing to lock in what is listed.
+    // All but the first time, the listed memory has nothing to lock.
     for _ in 0..20_000 {
         world.backups.keeper.lock_beside(&memory, 1, Blocks::All);
         world.backups.finish_locking();
@@ -507,7 +512,7 @@ fn the_end_of_locking_is_always_told() {
     world.end();
 }
 
-/// To page-lock all that a large backup has takes many seconds.
+/// Page-locking a large backup's memory takes many seconds.
 #[test]
 fn what_is_released_does_not_wait_for_what_others_have_locked() {
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -529,12 +534,12 @@ fn what_is_released_does_not_wait_for_what_others_have_locked() {
         world.backups.release_retained();
         large.locked_blocks().contains(&false)
     };
-    // The test's own thread may not have run in all that time.
+    // The test's own thread may not have run during all that time.
     assert!((0..20).any(|_| overtakes(&mut world)));
     world.end();
 }
 
-/// A keeper that is gone keeps nobody waiting, and the next backup has another.
+/// After the keeper's thread has ended, no caller waits for it, and the next backup starts another.
 #[test]
 fn a_keeper_that_panics_is_not_waited_for() {
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -544,7 +549,7 @@ fn a_keeper_that_panics_is_not_waited_for() {
         let Contents::Host(memory) = &backup.contents else {
             panic!("it is in memory");
         };
-        // Blocks behind the last one are none.
+        // A block beyond the last one makes the keeper panic.
         world
             .backups
             .keeper
@@ -553,13 +558,13 @@ fn a_keeper_that_panics_is_not_waited_for() {
         while !our_threads().is_empty() {
             thread::yield_now();
         }
-        // Nobody would do it, so nobody is to be waited for.
+        // Without the thread, there is nothing to wait for.
         world.backups.finish_locking();
         world.fill(round + 100);
         world.restore(&mut backup).unwrap();
         assert_eq!(world.contents(), saved, "{round}");
         world.backups.discard(backup);
-        // What is idle is given back, whoever comes for it.
+        // Idle memory can be released without the thread.
         assert!(!world.backups.kept().bytes().is_zero());
         world.backups.release_retained();
         assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
@@ -572,7 +577,7 @@ fn a_keeper_that_panics_is_not_waited_for() {
     world.end();
 }
 
-/// At the end of a process the driver goes while other threads still run.
+/// When a process exits, the driver shuts down while other threads still run.
 #[test]
 fn no_keeper_calls_a_driver_that_is_gone() {
     const CHILD: &str = "LOWTIDE_BACKUP_TEST_ENDS";
@@ -591,12 +596,12 @@ fn no_keeper_calls_a_driver_that_is_gone() {
     );
 }
 
-/// Ends the process with thousands of blocks to lock.
+/// Exits the process with thousands of blocks left to page-lock.
 fn end_while_memory_is_locked() -> ! {
     extern "C" fn linger() {
         thread::sleep(Duration::from_millis(50));
     }
-    // Registered before the driver's, so it runs after that.
+    // Registered before the driver's exit handler, so it runs after that one.
     // SAFETY: the function is ours.
     assert_eq!(unsafe { libc::atexit(linger) }, 0);
     let mut world = World::new(STAYS, TemporaryFile::open);
@@ -614,12 +619,12 @@ fn end_while_memory_is_locked() -> ! {
     std::process::exit(0);
 }
 
-/// Its addresses alone would be given out by the system, and its bytes at the price of the process.
+/// The system would give out these addresses, and kill the process when it writes to them.
 #[test]
 fn what_the_host_has_no_memory_for_is_refused() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let saved = world.fill(1);
-    // It is refused before anyone looks at the device.
+    // The request is refused before the device is used.
     let range = MemoryRange {
         address: world.ranges[0].address,
         size: Bytes::gib(1 << 14),
@@ -634,8 +639,8 @@ fn what_the_host_has_no_memory_for_is_refused() {
     world.end();
 }
 
-/// As devices are paused at the same time: two backups of more than half of it each, of which neither has written
-/// anything yet.
+/// Devices that are paused at the same time: two backups, each of more than half of the host's memory, which have
+/// not written anything yet.
 #[test]
 fn what_the_host_has_is_promised_to_one_backup() {
     let world = World::new(STAYS, TemporaryFile::open);
@@ -654,7 +659,7 @@ fn what_the_host_has_is_promised_to_one_backup() {
     world.end();
 }
 
-/// What is resident is no promise any more, however it became that.
+/// Resident memory is not promised any more, whether it was written or page-locked.
 #[test]
 fn what_has_been_written_is_not_promised_any_more() {
     let world = World::new(STAYS, TemporaryFile::open);
@@ -663,7 +668,7 @@ fn what_has_been_written_is_not_promised_any_more() {
     let before = available::promised();
     let memory = HostMemory::map(queue, bytes, SIZES.block_bytes).unwrap();
     assert_eq!(available::promised(), before + Bytes(bytes as u64));
-    // SAFETY: nobody else uses the memory.
+    // SAFETY: no one else uses the memory.
     let write = |block| unsafe { memory.write(block * SIZES.block_bytes, &[1; SIZES.block_bytes]) };
     assert!(write(0));
     memory.lock(0).unwrap();
@@ -679,7 +684,7 @@ fn what_has_been_written_is_not_promised_any_more() {
     world.end();
 }
 
-/// Else other devices' backups would be given what these are about to take.
+/// Otherwise other devices' backups would get memory that this one is about to use.
 #[test]
 fn what_backups_that_failed_have_written_is_promised_again() {
     let mut world = World::new(QUIET, TemporaryFile::open);
@@ -689,7 +694,7 @@ fn what_backups_that_failed_have_written_is_promised_again() {
     let memory = Arc::new(HostMemory::map(queue, 4 * block, block).unwrap());
     for _ in 0..8 {
         let copying = world.backups.keeper.begin_saving(&memory, 4 * block);
-        // SAFETY: nobody else uses the memory.
+        // SAFETY: no one else uses the memory.
         unsafe { copying.write(0, &vec![1; block / 2]) };
     }
     let written = block / 2;
@@ -700,7 +705,7 @@ fn what_backups_that_failed_have_written_is_promised_again() {
     world.end();
 }
 
-/// Memory that an earlier backup had listed may be page-locked just when the next one begins.
+/// Memory that an earlier backup listed may be page-locked while the next one begins.
 #[test]
 fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
     let world = World::new(QUIET, TemporaryFile::open);
@@ -710,7 +715,7 @@ fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
         let queue = Arc::clone(&world.backups.queue);
         let memory = HostMemory::map(queue, blocks * block, block).unwrap();
         for number in 0..blocks {
-            // SAFETY: nobody else uses the memory.
+            // SAFETY: no one else uses the memory.
             unsafe { memory.write(number * block, &[1]) };
         }
         thread::scope(|scope| {
@@ -723,12 +728,12 @@ fn what_is_page_locked_is_resident_whenever_it_is_counted_anew() {
     world.end();
 }
 
-/// Contents come back however little the host has left, and the ring that did it does not stay.
+/// Contents can be restored however little memory the host has left. A ring that is too small is not kept.
 #[test]
 fn a_host_without_memory_for_the_whole_ring_has_a_smaller_one() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let context = Arc::clone(world.backups.queue.context());
-    // Of 16 TiB.
+    // The full ring would take 16 TiB.
     let sizes = Sizes {
         slots: 1 << 30,
         ..SIZES

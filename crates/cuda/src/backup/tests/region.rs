@@ -1,5 +1,5 @@
-//! A region whose backups these are: what is saved leaves the device while the rest is, and whatever call of the
-//! driver fails, contents come back.
+//! Regions with these backups. Saved memory is released while the rest is being saved. Contents are restored
+//! whichever driver call fails.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
@@ -9,7 +9,7 @@ use lowtide_region::{Pools, PoolsError, RegionError, RegionMemory, RegionSource,
 
 use super::*;
 
-/// The functions that a pause and a resume call besides those of the backups.
+/// The functions that a pause and a resume call.
 const CALLS: [&str; 14] = [
     "cuCtxPushCurrent_v2",
     "cuCtxSynchronize",
@@ -51,7 +51,7 @@ impl lowtide_region::Device for Card {
     }
 }
 
-/// A pool whose blocks these are, and that ask for nothing more.
+/// Pools whose only blocks are these.
 struct Held<'a>(&'a [MemoryRange]);
 
 impl Pools for Held<'_> {
@@ -68,7 +68,7 @@ impl Pools for Held<'_> {
     fn notify(&mut self, _is_leaving: bool) {}
 }
 
-/// A region with a segment for each step of a backup, and a block in each.
+/// A region with one segment per range, some of them longer than a step of a backup, and a block in each.
 struct Paused {
     world: World,
     memory: Arc<RegionMemory<Card, CudaBackups>>,
@@ -97,7 +97,7 @@ impl Paused {
             size: Bytes(size as u64),
         });
         if is_warm {
-            // Without a resume: segments share a piece after that.
+            // Without a resume: after one, segments share a piece.
             let backup = save(&mut world.backups, &held, BackupKind::Host).unwrap();
             world.backups.finish_locking();
             world.backups.discard(backup);
@@ -157,8 +157,8 @@ impl Paused {
     }
 }
 
-/// Pauses and resumes while one call, or two, fail. Returns how often each of [`CALLS`] was made, and whether the pause
-/// failed.
+/// Pauses and resumes while one or two calls fail. Returns how often each of [`CALLS`] was made, and whether the
+/// pause failed.
 fn run(is_warm: bool, failures: &[(&str, u64)]) -> ([u64; CALLS.len()], bool) {
     let mut region = Paused::new(is_warm);
     region.fill();
@@ -216,7 +216,7 @@ fn a_region_survives_every_failure_of_the_driver() {
     }
 }
 
-/// The copy of each step fails, and then each call of those that bring back what had left.
+/// The copy of a step fails, and then each call that would map and restore what had been released.
 #[test]
 fn a_region_survives_a_pause_that_cannot_be_undone() {
     const COPY: &str = "cuMemcpyDtoHAsync_v2";
@@ -238,11 +238,11 @@ fn a_region_survives_a_pause_that_cannot_be_undone() {
     assert!(count >= 20, "{count}");
 }
 
-/// What waits for copies.
+/// The functions that wait for copies.
 const WAITS: [&str; 3] = ["cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize"];
 
-/// Pauses and resumes where copies run as late as they can and, from one call on, so many waits fail. Returns how often
-/// each of [`WAITS`] was made by the pause, and by both.
+/// Pauses and resumes. Copies run as late as possible, and a number of consecutive waits fail, from one call on.
+/// Returns how often each of [`WAITS`] was made by the pause, and by pause and resume.
 fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.len()]; 2] {
     let mut region = Paused::new(is_warm);
     region.world.fake.set_lazy(true);
@@ -261,7 +261,7 @@ fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.l
     if paused.is_ok() {
         paused = region.resume();
     }
-    // What goes on after the call that failed touches nothing that is gone.
+    // Work that is still in progress after the failed call must not use released memory.
     region.world.fake.fail_none();
     let device = region.card.driver().device().clone();
     assert_eq!(device.synchronize(), Ok(()), "{context}: {paused:?}");
@@ -277,7 +277,7 @@ fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.l
     [by_pause, by_both]
 }
 
-/// Once, twice in a row, and from then on.
+/// Each wait fails once, two or three times in a row, and from then on.
 #[test]
 fn a_region_survives_waits_that_fail() {
     let mut count = 0;
@@ -293,7 +293,7 @@ fn a_region_survives_waits_that_fail() {
     assert!(count >= 40, "{count}");
 }
 
-/// A segment that goes back while the copies of a pause that failed read it.
+/// A segment is released while the copies of a failed pause still read it.
 #[test]
 fn what_goes_back_under_copies_stays_until_they_have_ended() {
     for is_warm in [false, true] {
