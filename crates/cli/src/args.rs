@@ -292,21 +292,21 @@ pub(crate) struct SourceArgs {
     pub(crate) capacity: Option<Capacity>,
 }
 
-/// What `--strategy` names.
+/// The strategies that `--strategy` names.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum StrategyChoice {
     /// `all`.
     All,
     /// One strategy.
     One {
-        /// With these options.
+        /// Its options.
         config: Config,
-        /// Whether they were given, if only as an empty text after a colon.
+        /// Whether options were given, even as an empty text after a colon.
         has_conf: bool,
     },
 }
 
-/// Returns a strategy with its options as it was written, if there is such.
+/// Checks that `text` names a strategy with valid options, and returns it unchanged.
 fn configuration(text: &str) -> Result<String, String> {
     let config = text.parse::<Config>().map_err(|error| error.to_string());
     config.map(|_| text.to_owned())
@@ -346,11 +346,11 @@ impl FromStr for StrategyChoice {
 impl ReplayArgs {
     /// Returns the configurations to replay, each once, in the order they were named.
     ///
-    /// `recorded` returns the settings of the recording; it is asked only where they count.
+    /// `recorded` returns the settings of the recording; it is called only if they are needed.
     ///
     /// # Errors
     ///
-    /// If something other than PyTorch's allocator is to be verified.
+    /// If another allocator than PyTorch's is to be verified.
     pub(crate) fn configs(
         &self,
         mut recorded: impl FnMut() -> CachingConfig,
@@ -389,7 +389,7 @@ impl ReplayArgs {
     }
 }
 
-/// Returns what `all` stands for.
+/// Returns the configurations that `all` stands for.
 pub(crate) fn all_configs() -> impl Iterator<Item = Config> {
     let expandable = Config::Caching(CachingConfig {
         expandable_segments: true,
@@ -408,8 +408,7 @@ fn only_caching(named: &str) -> anyhow::Error {
     )
 }
 
-/// Returns what the command line asks for; or, where it asks for help or is wrong, the exit code after
-/// having said so.
+/// Parses the command line. If it asks for help or is wrong, prints that and returns the exit code.
 pub(crate) fn parse() -> Result<Command, ExitCode> {
     CommandLine::try_parse()
         .map(|line| line.command)
@@ -429,14 +428,14 @@ pub(crate) fn parse() -> Result<Command, ExitCode> {
         })
 }
 
-/// Returns what is wrong, without the usage that clap appends.
+/// Returns the error without the usage that clap appends.
 fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let (what, _) = text.split_once("\n\nUsage:").unwrap_or((&text, ""));
     let (what, _) = what.split_once("\n\nFor more").unwrap_or((what, ""));
     let paragraphs: Vec<String> = what
         .split("\n\n")
-        // No argument here looks like an option.
+        // No argument of these commands looks like an option.
         .filter(|paragraph| !paragraph.contains("tip: to pass"))
         .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "))
         .collect();
@@ -450,7 +449,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns what is replayed for a command line; the recording's settings are expandable segments.
+    /// Returns the configurations that a command line replays, for a recording with expandable segments.
     fn configs(arguments: &[&str]) -> Result<Vec<String>, String> {
         let line = ["lowtide", "replay", "TRACE"].iter().chain(arguments);
         let line = CommandLine::try_parse_from(line).map_err(|error| one_line(&error))?;

@@ -1,4 +1,4 @@
-//! Figures and paths, as text and for JSON.
+//! Formats figures and paths as text and for JSON.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use lowtide_core::{Bytes, Count};
 use lowtide_trace::{OneLine, RecordedStr};
 use serde::Serializer;
 
-/// A unit for one column of sizes, so that they can be compared at a glance.
+/// The unit of one column of sizes, so that they can be compared at a glance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SizeUnit {
     /// 2^20 bytes.
@@ -16,7 +16,7 @@ pub(crate) enum SizeUnit {
 }
 
 impl SizeUnit {
-    /// Returns the unit in which `largest` has three digits before or after the point.
+    /// Returns the unit for a column whose largest value is `largest`: MiB below 1 GiB, else GiB.
     pub(crate) fn for_sizes_up_to(largest: Bytes) -> SizeUnit {
         if largest < Bytes::gib(1) {
             SizeUnit::Mib
@@ -42,7 +42,7 @@ impl SizeUnit {
     }
 }
 
-/// Returns what messages call the file at `path`, on one line; `-` is standard input.
+/// Returns the name of the file at `path` for messages, on one line. `-` is standard input.
 pub(crate) fn path(path: &Path) -> String {
     if path == Path::new("-") {
         "standard input".into()
@@ -57,13 +57,13 @@ pub(crate) fn ratio(part: Bytes, whole: Bytes) -> f64 {
     part.get() as f64 / whole.get() as f64
 }
 
-/// Returns the pairs of a recording's settings as they stand in the text of its options.
+/// Returns the pairs of a recording's settings as one text, as in `PYTORCH_CUDA_ALLOC_CONF`.
 pub(crate) fn list(pairs: &[RecordedStr<'_>]) -> String {
     let pairs: Vec<String> = pairs.iter().map(ToString::to_string).collect();
     pairs.join(",")
 }
 
-/// Returns how much `size` is above or below `base`, in percent with its sign; empty where `base` is 0.
+/// Returns how far `size` is above or below `base`, in percent with a sign; empty if `base` is 0.
 pub(crate) fn percent_change(size: Bytes, base: Bytes) -> String {
     if base.is_zero() {
         return String::new();
@@ -75,7 +75,7 @@ pub(crate) fn percent_change(size: Bytes, base: Bytes) -> String {
     }
 }
 
-/// Returns how much `size` is above or below `base`, as `20.00 MiB less`.
+/// Returns how far `size` is above or below `base`, for example `20.00 MiB less`.
 pub(crate) fn difference(size: Bytes, base: Bytes) -> String {
     match size > base {
         true => format!("{} more", size - base),
@@ -88,18 +88,18 @@ pub(crate) fn count(count: u64) -> String {
     Count(count).to_string()
 }
 
-/// Returns `count` and `noun`, with an s where there is not exactly one.
+/// Returns `count` and `noun`, with an s unless the count is 1.
 pub(crate) fn counted(number: u64, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {noun}{plural}", count(number))
 }
 
-/// Serialises a number of bytes as that number.
+/// Serialises a number of bytes as a number.
 pub(crate) fn bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(bytes.get())
 }
 
-/// Returns a duration of `us` microseconds.
+/// Formats a duration of `us` microseconds.
 pub(crate) fn duration(us: f64) -> String {
     if us < 1e3 {
         format!("{us:.0} µs")

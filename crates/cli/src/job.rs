@@ -1,4 +1,4 @@
-//! A recorded job's figures, for all that is printed about it.
+//! The figures of a recorded job, for everything that is printed about it.
 
 use std::path::Path;
 
@@ -13,29 +13,29 @@ use crate::recording::{LostBeginning, Recording};
 /// The figures of a recorded job, before any strategy is tried.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Job {
-    /// The file, as it was named.
+    /// The path of the file, as it was named.
     pub(crate) path: String,
     /// The device's number.
     pub(crate) device: u32,
-    /// How many events there are.
+    /// The number of events.
     pub(crate) events: usize,
-    /// How many requests there are.
+    /// The number of requests.
     pub(crate) allocs: usize,
-    /// On how many streams.
+    /// The number of streams with requests.
     pub(crate) streams: usize,
-    /// The most that was live at once, each request rounded up to 512 bytes.
+    /// Peak live bytes, each request rounded up to 512 bytes.
     #[serde(serialize_with = "crate::format::bytes")]
     pub(crate) peak_live_bytes: Bytes,
-    /// The most that was asked for at once.
+    /// Peak requested bytes.
     #[serde(serialize_with = "crate::format::bytes")]
     pub(crate) peak_requested_bytes: Bytes,
-    /// What the job had reserved, where the recording does not have its beginning.
+    /// The job's reserved bytes, if the recording lost its beginning.
     pub(crate) lost_beginning: Option<LostBeginning>,
-    /// Whether the recording's end is missing, as where the job was killed.
+    /// Whether the recording's end is missing, for example because the job was killed.
     pub(crate) is_cut_off: bool,
-    /// How many events are missing at least at its end, as other threads went on while it was made.
+    /// The least number of events missing at its end, because other threads went on while the snapshot was taken.
     pub(crate) missed_events: u64,
-    /// How long the recording is, where it says.
+    /// The duration of the recording, if it has times.
     #[serde(skip)]
     pub(crate) duration_us: Option<f64>,
 }
@@ -59,7 +59,7 @@ impl Job {
         }
     }
 
-    /// Returns the figures of a recording by its history, which counts no paused memory.
+    /// Returns the figures of a recording by its history, which does not count paused memory.
     pub(crate) fn of_history(recording: &Recording, history: &History) -> Job {
         Job {
             peak_live_bytes: history.peak_live.gap.live,
@@ -82,7 +82,7 @@ impl Job {
     }
 }
 
-/// Returns the time from the first event to the last, or `None` where the recording does not say.
+/// Returns the time from the first event to the last, in microseconds; `None` if the recording has no times.
 fn duration_us(trace: &Trace) -> Option<f64> {
     let first = trace.events.first()?.time_us;
     let last = trace.events.last()?.time_us;

@@ -1,8 +1,8 @@
-//! The `lowtide` command: what any allocator, or any setting of PyTorch's, would have done with a job,
-//! from a recording of it and without a GPU; any program that calls CUDA, run with lowtide as its
-//! allocator; and what lowtide finds on this machine.
+//! The `lowtide` command. From a recording of a job and without a GPU, it shows where the job's memory went and
+//! what other allocators or settings would have done. It also runs any CUDA program with lowtide as its allocator,
+//! and checks what lowtide finds on this machine.
 //!
-//! Everything that is wrong with an argument or a file is one line on standard error and exit code 2.
+//! A bad argument or file is reported as one line on standard error, with exit code 2.
 #![forbid(unsafe_code)]
 
 mod advise;

@@ -1,4 +1,4 @@
-//! What the command writes: its answer, notes beside it, and files.
+//! Writes the command's output: its answer, notes and files.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -12,8 +12,8 @@ use lowtide_trace::OneLine;
 
 use crate::format;
 
-/// Writes `text`, in which paths may be no UTF-8, to standard output. A reader that has seen enough (`| head`) is no
-/// error.
+/// Writes `text` to standard output. Paths in it need not be UTF-8. A reader that closes the pipe early (`| head`)
+/// is not an error.
 pub(crate) fn print<T: AsRef<[u8]> + ?Sized>(text: &T) -> Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout
@@ -27,9 +27,9 @@ pub(crate) fn print<T: AsRef<[u8]> + ?Sized>(text: &T) -> Result<()> {
     }
 }
 
-/// Writes one line to standard error, in the command's name.
+/// Writes one line to standard error, after the command's name.
 pub(crate) fn note(line: &str) {
-    // At once, as others may write there. Where nobody can be told, there is nobody to tell that.
+    // In one write, because others may write to standard error. A failed write has nowhere to be reported.
     let line = format!("lowtide: {}\n", OneLine(line));
     let _ = io::stderr().write_all(line.as_bytes());
 }
@@ -41,7 +41,7 @@ pub(crate) fn notes(lines: &[String]) {
     }
 }
 
-/// Returns what went wrong, and what of it each cause adds: some already say what caused them.
+/// Returns the error and its causes on one line. A cause that the text before it already ends with is not repeated.
 pub(crate) fn line(error: &Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     causes.fold(String::new(), |line, cause| match line.as_str() {
@@ -51,13 +51,15 @@ pub(crate) fn line(error: &Error) -> String {
     })
 }
 
-/// Makes `write`'s output the file at `path`, or leaves what was there: it is written beside and renamed. A pipe or a
-/// terminal is written to as it is, and so is what this process has open already: another file in its place would lose
-/// the rest of what goes there.
+/// Writes the output of `write` to the file at `path`. The output is written to a new file that replaces the old
+/// one by a rename, so on failure the old file stays.
+///
+/// A pipe or a terminal is written to directly. So is a file that is this process's standard output or standard
+/// error: replacing it would lose what is written there later.
 ///
 /// # Errors
 ///
-/// If `write` fails, or the file could not be opened for writing.
+/// If `write` fails, or if the file cannot be opened for writing.
 pub(crate) fn write_file(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
@@ -65,11 +67,11 @@ pub(crate) fn write_file(
     write_to(path, write).with_context(|| format::path(path))
 }
 
-/// Fails if `path`, where `what` is to go, is one of the recordings that it is made from.
+/// Refuses `path`, the target of `what`, if it is one of the recordings that `what` is made from.
 ///
 /// # Errors
 ///
-/// If it is: the recording would be lost.
+/// If it is one of them: the recording would be lost.
 pub(crate) fn refuse_recordings(path: &Path, recordings: &[PathBuf], what: &str) -> Result<()> {
     let (Ok(there), Ok(target)) = (fs::metadata(path), path.canonicalize()) else {
         return Ok(());
@@ -98,7 +100,7 @@ fn write_to(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Re
     Ok(())
 }
 
-/// Returns standard output or standard error, if that is what `path` names.
+/// Returns standard output or standard error, if `path` names it.
 fn standard_stream(path: &Path) -> Option<File> {
     let there = fs::metadata(path).ok()?;
     let (stdout, stderr) = (io::stdout(), io::stderr());
@@ -111,11 +113,11 @@ fn standard_stream(path: &Path) -> Option<File> {
         })
 }
 
-/// Writes to what cannot be replaced. As with [`print`], its reader may have seen enough.
+/// Writes to a target that cannot be replaced. As with [`print`], its reader may close it early.
 fn write_straight(out: impl Write, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     let mut writer = BufWriter::new(out);
     let result = write(&mut writer).and_then(|()| Ok(writer.flush()?));
-    // It would only be tried again.
+    // Dropping the writer itself would try to write the rest again.
     drop(writer.into_parts());
     result.or_else(|error| {
         let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());

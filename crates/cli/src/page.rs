@@ -1,4 +1,4 @@
-//! A page of recorded traces, as `lowtide report` and `lowtide replay --html` write it.
+//! The page about recorded traces that `lowtide report` and `lowtide replay --html` write.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use lowtide_trace::Trace;
 use crate::progress::Progress;
 use crate::{format, output};
 
-/// A page's curves have as many parts.
+/// The number of points in each of the page's curves.
 pub(crate) const TIMELINE_POINTS: usize = 8192;
 
-/// The history of a trace, and what grew in it.
+/// The history of a trace, and the call sites that grew in it.
 pub(crate) struct Findings {
     pub(crate) sizes: BlockSizes,
     pub(crate) history: History,
@@ -20,12 +20,12 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Returns what is found in a device's trace. `progress` gets its number of events.
+    /// Returns the findings for a device's trace. `progress` advances by its number of events.
     pub(crate) fn of(trace: &Trace, progress: &Progress) -> Findings {
         Findings::with_sizes(trace, BlockSizes::of(trace, progress))
     }
 
-    /// Returns what is found in a trace of the host's pinned memory.
+    /// Returns the findings for a trace of pinned host memory.
     pub(crate) fn of_host(trace: &Trace) -> Findings {
         Findings::with_sizes(trace, BlockSizes::of_host(trace))
     }
@@ -46,7 +46,7 @@ pub(crate) fn is_stdout(target: &Path) -> bool {
     target == Path::new("-")
 }
 
-/// Adds a trace to a page, and notes what of it the page does not list one by one.
+/// Adds a trace to a page, and prints a note if the page contains some blocks only as a sum.
 pub(crate) fn add(data: &mut PageData, trace: &PageTrace<'_>) {
     if let Some(folded) = data.add(trace) {
         output::note(&format!(
@@ -59,7 +59,7 @@ pub(crate) fn add(data: &mut PageData, trace: &PageTrace<'_>) {
     }
 }
 
-/// Writes a page to `target`, and notes if it is larger than browsers like.
+/// Writes a page to `target`, and prints a note if it is too large for browsers.
 ///
 /// # Errors
 ///
@@ -76,7 +76,7 @@ pub(crate) fn write(data: &mut PageData, target: &Path) -> Result<()> {
     output::write_file(target, |file| Ok(data.write_page(file)?))
 }
 
-/// Returns what there is to say of a page that no folding of blocks makes small enough.
+/// Returns the note about a page that stays too large although small blocks are summed up.
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 fn too_large_text(size: PageSize) -> String {
     let cause = match size.traces {

@@ -1,4 +1,4 @@
-//! A progress bar for what takes over a second, on a terminal.
+//! A progress bar on a terminal, for work that takes over a second.
 
 use std::io::{self, Read};
 use std::sync::Once;
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Below this, a bar would only flicker.
+/// A bar for shorter work would only flicker.
 const DELAY: Duration = Duration::from_secs(1);
 
-/// How far something has come. It shows on standard error once it has taken a second, and only if that
-/// is a terminal; dropped, it leaves no trace there.
+/// The progress of some work. It is shown on standard error after one second, only on a terminal, and removed on
+/// drop.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -19,7 +19,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Returns the progress of `what`, with `total` units of work ahead.
+    /// Returns the progress of the work called `what`, with `total` units to do.
     pub(crate) fn new(what: impl Into<String>, total: u64) -> Progress {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
         bar.set_message(what.into());
@@ -34,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// Adds `units` to the work ahead.
+    /// Adds `units` to the work to do.
     pub(crate) fn extend(&self, units: u64) {
         self.bar.inc_length(units);
     }
@@ -68,9 +68,9 @@ impl Drop for Progress {
 /// A reader that reports the bytes that were read.
 #[derive(Debug)]
 pub(crate) struct ReadWithProgress<R> {
-    /// Where the bytes come from.
+    /// The source of the bytes.
     pub(crate) reader: R,
-    /// Counts them.
+    /// The progress that advances by them.
     pub(crate) progress: Progress,
 }
 

@@ -1,4 +1,4 @@
-//! A job and outcomes for tests.
+//! A job and its outcomes for tests.
 
 use lowtide_core::{Bytes, Config, DeviceAddress, MempoolId, Stream};
 use lowtide_replay::{Options, Outcome};
@@ -24,7 +24,7 @@ pub(crate) fn job() -> Job {
     }
 }
 
-/// Returns what became of [`job`] with `config`, which took `peak` and a millisecond in the driver.
+/// Returns the outcome of [`job`] with `config`: peak reserved bytes of `peak`, and a millisecond in the driver.
 pub(crate) fn outcome(config: &str, peak: Bytes) -> Outcome {
     let config: Config = config.parse().unwrap();
     Outcome {
@@ -60,7 +60,7 @@ pub(crate) fn refused(config: &str, event: usize) -> Outcome {
     }
 }
 
-/// Returns why a recording cannot be replayed with `config`: two segments of it have the same memory.
+/// Returns the failure of a recording that cannot be replayed with `config`: two of its segments overlap.
 pub(crate) fn failure(config: &str) -> Failure {
     let segment = |mib: u64, is_expandable| InitialSegment {
         address: DeviceAddress(mib << 20),

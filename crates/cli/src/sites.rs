@@ -1,4 +1,4 @@
-//! Where blocks come from, as text and as JSON.
+//! Call sites, as text and as JSON.
 
 pub(crate) mod frames;
 
@@ -11,15 +11,16 @@ use serde::Serialize;
 
 use crate::format;
 
-/// What the requests of each size and stream asked for, where no stack names them: a site has a whole class of sizes.
+/// The requested sizes of each size class and stream, for requests without a stack. One call site has a whole
+/// class.
 #[derive(Debug)]
 pub(crate) struct Sizes {
     ranges: HashMap<(Bytes, Stream), (Bytes, Bytes)>,
 }
 
 impl Sizes {
-    /// Returns those of some histories, of blocks without stacks or, if they are compared `by_size`, of all. Linear
-    /// time.
+    /// Collects the sizes in `histories`: of blocks without stacks or, if blocks are compared `by_size`, of all.
+    /// Linear time.
     pub(crate) fn new(histories: &[History], by_size: bool) -> Sizes {
         let mut ranges: HashMap<(Bytes, Stream), (Bytes, Bytes)> = HashMap::new();
         let blocks = histories
@@ -40,14 +41,14 @@ impl Sizes {
         Sizes { ranges }
     }
 
-    /// Returns the least and the most that requests of a class asked for.
+    /// Returns the smallest and the largest request of a class.
     fn range(&self, size_max: Bytes, stream: Stream) -> (Bytes, Bytes) {
         let range = self.ranges.get(&(size_max, stream)).copied();
         range.unwrap_or((size_max, size_max))
     }
 }
 
-/// A site in JSON: a stack, or where there is none, a size and a stream.
+/// A call site in JSON: a stack or, without one, a size and a stream.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum SiteRow<'a> {
@@ -56,14 +57,14 @@ pub(crate) enum SiteRow<'a> {
         stack: Vec<FrameRow<'a>>,
     },
     Size {
-        /// The least and the most that was asked for.
+        /// The smallest and the largest request.
         size_min_bytes: u64,
         size_max_bytes: u64,
         stream: String,
     },
 }
 
-/// A function on a stack.
+/// A frame of a stack.
 #[derive(Debug, Serialize)]
 pub(crate) struct FrameRow<'a> {
     function: RecordedStr<'a>,
@@ -75,10 +76,11 @@ pub(crate) struct FrameRow<'a> {
 #[derive(Debug, Serialize)]
 pub(crate) struct StepsRow<'a> {
     count: usize,
-    /// `annotation`, `period`, or `parts` where they were not found: then the recording is cut evenly.
+    /// `annotation`, `period` or `parts`. With `parts` no steps were found, and the recording is cut into equal
+    /// parts.
     found_by: &'static str,
     annotation: Option<&'a RecordedText>,
-    /// Which share of the kinds of requests repeats from step to step.
+    /// The share of the kinds of requests that repeat from step to step.
     repeated_share: Option<f64>,
 }
 
@@ -126,7 +128,7 @@ impl<'a> StepsRow<'a> {
     }
 }
 
-/// Returns a sentence on the steps, without its end.
+/// Returns a sentence about the steps, without a full stop.
 pub(crate) fn steps_text(steps: &Steps) -> String {
     let count = format::counted(steps.len() as u64, "step");
     match &steps.source {
@@ -146,8 +148,8 @@ pub(crate) fn steps_text(steps: &Steps) -> String {
     }
 }
 
-/// Returns for each of `sites` lines that say where its blocks come from, innermost function first. Those of two sites
-/// differ.
+/// Returns for each of `sites` the lines that describe the call site, innermost function first. The lines of any
+/// two sites differ.
 pub(crate) fn site_texts(sites: &[(Site, &StackTable)], sizes: &Sizes) -> Vec<String> {
     let stacks: Vec<Vec<Frame<'_>>> = sites
         .iter()
@@ -171,7 +173,7 @@ pub(crate) fn site_texts(sites: &[(Site, &StackTable)], sizes: &Sizes) -> Vec<St
     texts.map(text).collect()
 }
 
-/// Returns the line of requests of a class in short, and to the byte.
+/// Returns the line for the requests of a class, in short and exact to the byte.
 fn size_texts(sizes: &Sizes, size_max: Bytes, stream: Stream) -> [String; 2] {
     let (least, most) = sizes.range(size_max, stream);
     let exact = |size: Bytes| format!("{} bytes", format::count(size.get()));
@@ -190,7 +192,7 @@ fn size_texts(sizes: &Sizes, size_max: Bytes, stream: Stream) -> [String; 2] {
     })
 }
 
-/// Returns the frames of a site, innermost first; none where it has no stack.
+/// Returns the frames of a call site, innermost first; empty if it has no stack.
 pub(crate) fn stack_of(site: Site, stacks: &StackTable) -> Vec<Frame<'_>> {
     match site {
         Site::Stack(stack) => stacks.frames(stack).collect(),

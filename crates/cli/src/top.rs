@@ -1,4 +1,4 @@
-//! `lowtide top`: the processes of this machine that run on lowtide, and what they hold.
+//! `lowtide top`: the processes of this machine that run on lowtide, and their memory.
 
 mod process;
 mod sample;
@@ -15,16 +15,16 @@ use crate::{json, output};
 use process::Process;
 use screen::History;
 
-/// Shows what there is once, or again and again until the user has seen enough.
+/// Shows the processes once, or repeatedly until the user ends the command.
 ///
 /// # Errors
 ///
-/// If nothing can be printed.
+/// If standard output cannot be written to.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     let interval = Duration::from_secs_f64(args.interval);
     let mut before = look();
     if args.once || args.json {
-        // Rates take two looks.
+        // Rates need two readings.
         thread::sleep(interval);
         let processes = after(&before, interval);
         let text = if args.json {
@@ -46,14 +46,14 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Returns every process, the one with the most memory first.
+/// Returns every process, the one with the most reserved memory first.
 fn look() -> Vec<Process> {
     let mut processes: Vec<Process> = sample::all().iter().map(Process::of).collect();
     processes.sort_by_key(|process| (Reverse(process.reserved_bytes()), process.pid));
     processes
 }
 
-/// Returns every process with what it did since `before`.
+/// Returns every process, with its rates since `before`.
 fn after(before: &[Process], elapsed: Duration) -> Vec<Process> {
     let mut processes = look();
     for process in &mut processes {

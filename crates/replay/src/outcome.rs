@@ -74,7 +74,7 @@ fn serialize_bytes<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Resul
     bytes.map(Bytes::get).serialize(serializer)
 }
 
-/// An event that differs from the recorded one. Serializes as the sentence that [`fmt::Display`] writes.
+/// An event that differs from the recorded one. Serialises as the sentence that [`fmt::Display`] writes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Difference {
     /// The recorded event's number, counted from 0. If nothing was recorded, the number of the next event.

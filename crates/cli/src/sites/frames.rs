@@ -1,4 +1,5 @@
-//! Which frames of a stack are told: the innermost, which ask, and those of the program's own code, which tell why.
+//! Chooses the frames of a stack to show: the innermost, which allocate, and those of the program's own code, which
+//! show why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -8,18 +9,19 @@ use lowtide_trace::Frame;
 
 use crate::format;
 
-/// So many frames tell most; the JSON has all.
+/// The number of frames shown, enough for most stacks. The JSON has all frames.
 const FRAMES_MAX: usize = 8;
 
-/// So many of them are the innermost, where the program's own code lies further out than that.
+/// The number of innermost frames among them, if the program's own code lies further out.
 const INNERMOST: usize = 3;
 
-/// Returns whether a function is a library's and not the program's own.
+/// Returns whether a function belongs to a library and not to the program.
 fn is_library(frame: Frame<'_>) -> bool {
     Owner::of(frame) != Owner::Program
 }
 
-/// Returns for each of `stacks`, innermost frame first, lines that tell it. Those of two different stacks differ.
+/// Returns for each of `stacks`, innermost frame first, the lines that describe it. The lines of different stacks
+/// differ.
 pub(crate) fn texts(stacks: &[Vec<Frame<'_>>]) -> Vec<String> {
     let mut shown: Vec<BTreeSet<usize>> = stacks.iter().map(|stack| chosen(stack)).collect();
     loop {
@@ -38,14 +40,14 @@ pub(crate) fn texts(stacks: &[Vec<Frame<'_>>]) -> Vec<String> {
                 is_done &= !shown[index].insert(frame);
             }
         }
-        // Each round shows more of stacks that end.
+        // This ends: each round shows more frames, and stacks are finite.
         if is_done {
             return texts;
         }
     }
 }
 
-/// Returns which frames are told of a stack by itself.
+/// Returns the frames to show of a stack, without regard to others.
 fn chosen(stack: &[Frame<'_>]) -> BTreeSet<usize> {
     let own = stack.iter().position(|&frame| !is_library(frame));
     let is_far = stack.len() > FRAMES_MAX;
@@ -87,21 +89,21 @@ fn skipped(frames: usize) -> String {
     }
 }
 
-/// Returns a frame as lines of a stack have it.
+/// Returns a frame as a line of a stack shows it.
 pub(crate) fn frame_text(frame: Frame<'_>) -> String {
     format!("{}  {}:{}", frame.name, frame.filename, frame.line)
 }
 
-/// What several stacks come from.
+/// The origin that several stacks share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Common<'a> {
-    /// All are in this function, at several lines of it.
+    /// All stacks are in this function, at different lines.
     Function(Frame<'a>),
-    /// All were called from here.
+    /// All stacks were called from this frame.
     Caller(Frame<'a>),
 }
 
-/// Returns the innermost place outside of libraries that all of several `stacks` come from.
+/// Returns the innermost frame outside of libraries that all `stacks` share; `None` for fewer than two stacks.
 pub(crate) fn common<'a>(stacks: &[Vec<Frame<'a>>]) -> Option<Common<'a>> {
     let [first, others @ ..] = stacks else {
         return None;
@@ -151,7 +153,7 @@ mod tests {
 
     const TORCH: &str = "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py";
 
-    /// Returns a stack of `depth` functions of PyTorch's, called from the program.
+    /// Returns a stack of `depth` functions of PyTorch, called by the program.
     fn deep(depth: u32, model: u32) -> Vec<Frame<'static>> {
         let library = (0..depth).map(|line| ("_call_impl", TORCH, line));
         let own = [
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn different_stacks_are_told_apart() {
-        // They differ in frames that are left out of each by itself, two of them in the same.
+        // Each differs in a frame that is not among its chosen ones; two stacks differ in the same frame.
         let mut stacks = [deep(20, 7), deep(20, 7), deep(20, 7), deep(20, 7)];
         stacks[1][10].line = 900;
         stacks[2][10].line = 901;

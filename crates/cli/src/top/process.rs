@@ -1,4 +1,4 @@
-//! A process's figures, put together by device, region and stream.
+//! The metrics of a process, grouped by device, region and stream.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use super::sample::{Answer, Sample};
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Process {
     pub(super) pid: u32,
-    /// What tells it from a process of another container with the same number.
+    /// The name of its socket. It differs for processes of two containers with the same number.
     #[serde(skip)]
     pub(super) name: OsString,
     pub(super) command: RecordedText,
@@ -22,7 +22,7 @@ pub(super) struct Process {
     pub(super) devices: Vec<Device>,
 }
 
-/// What a process has of a device. Rates are of the time between two looks; `None` after the first.
+/// A process's memory on one device. Rates cover the time between two readings; `None` after the first.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Device {
     pub(super) device: u32,
@@ -30,20 +30,20 @@ pub(super) struct Device {
     pub(super) allocated_bytes: u64,
     pub(super) reserved_bytes: u64,
     pub(super) reserved_peak_bytes: u64,
-    /// Reserved over live bytes; `None` where nothing is live.
+    /// Reserved over live bytes; `None` if no bytes are live.
     pub(super) ratio: Option<f64>,
     pub(super) allocations: u64,
     pub(super) allocations_per_second: Option<f64>,
     pub(super) driver_calls: u64,
     pub(super) driver_calls_per_second: Option<f64>,
     pub(super) out_of_memory: u64,
-    /// The host's memory that ended backups have left for the next ones.
+    /// The host memory that ended backups keep for the next ones.
     pub(super) kept_host_bytes: u64,
     pub(super) regions: Vec<Region>,
     pub(super) streams: Vec<Stream>,
 }
 
-/// What a region has of a device.
+/// A region's memory on one device.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Region {
     pub(super) tag: RecordedText,
@@ -59,15 +59,15 @@ pub(super) struct Region {
     pub(super) resume_seconds: f64,
     pub(super) saved_bytes: u64,
     pub(super) save_seconds: f64,
-    /// How fast contents were copied away; `None` where none were.
+    /// The speed at which contents were saved; `None` if none were saved.
     pub(super) saved_bytes_per_second: Option<f64>,
     pub(super) restored_bytes: u64,
     pub(super) restore_seconds: f64,
-    /// How fast contents were copied back; `None` where none were.
+    /// The speed at which contents were restored; `None` if none were restored.
     pub(super) restored_bytes_per_second: Option<f64>,
 }
 
-/// What the memory of a stream is.
+/// A stream's memory.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub(super) struct Stream {
     pub(super) stream: RecordedText,
@@ -76,7 +76,7 @@ pub(super) struct Stream {
 }
 
 impl Process {
-    /// Returns what a process says.
+    /// Returns the process that an answer describes.
     pub(super) fn of(answer: &Answer) -> Process {
         let mut process = Process {
             pid: answer.pid,
@@ -112,13 +112,13 @@ impl Process {
             .sum()
     }
 
-    /// Notes what it did since `earlier`.
+    /// Sets the rates since `earlier`.
     pub(super) fn count_since(&mut self, earlier: &Process, elapsed: Duration) {
         for device in &mut self.devices {
             let mut earlier = earlier.devices.iter();
             let earlier = earlier.find(|earlier| earlier.device == device.device);
             let Some(earlier) = earlier else { continue };
-            // Sums may have been set to zero in between.
+            // The process may have reset its counters in between.
             #[expect(clippy::cast_precision_loss, reason = "a rate is not exact")]
             let rate = |now: u64, then| now.saturating_sub(then) as f64 / elapsed.as_secs_f64();
             device.allocations_per_second = Some(rate(device.allocations, earlier.allocations));

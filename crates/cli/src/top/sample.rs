@@ -1,4 +1,4 @@
-//! What processes say of themselves, as figures with names and labels.
+//! Asks the processes of this user for their metrics, each with a name and labels.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use lowtide_sockets::{Directory, Places, process_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long all processes together may take to answer. One that is stopped never does.
+/// The time in which all processes together have to answer. A stopped process never answers.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// No process has so much to say.
+/// No process has an answer this long.
 const TEXT_BYTES_MAX: usize = 16 << 20;
 
-/// What a process says.
+/// The answer of a process.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Answer {
     pub(super) pid: u32,
@@ -23,7 +23,7 @@ pub(super) struct Answer {
     pub(super) samples: Vec<Sample>,
 }
 
-/// A process that was asked.
+/// A process that was asked for its metrics.
 struct Asked {
     pid: u32,
     name: OsString,
@@ -31,16 +31,16 @@ struct Asked {
     text: Vec<u8>,
 }
 
-/// How far an answer has come.
+/// The state of an answer.
 enum Progress {
     /// More may follow.
     Open,
     Complete,
-    /// The process ended, or says nothing that makes sense.
+    /// The process ended, or its answer is invalid.
     Failed,
 }
 
-/// One figure.
+/// One metric.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Sample {
     pub(super) name: String,
@@ -49,21 +49,22 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Returns the value of a label; the empty text where there is none.
+    /// Returns the value of a label; the empty text if the metric does not have it.
     pub(super) fn label(&self, name: &str) -> &str {
         let found = self.labels.iter().find(|(known, _)| known == name);
         found.map_or("", |(_, value)| value)
     }
 }
 
-/// Returns what every process of this user says that runs on lowtide. One that does not answer in time is not in it.
+/// Returns the answers of all of this user's processes on lowtide. Processes that do not answer in time are left
+/// out.
 pub(super) fn all() -> Vec<Answer> {
     let directories = Places::new(env::var_os("XDG_RUNTIME_DIR")).all();
     let asked = directories.iter().flat_map(ask_all).collect();
     answers(asked, Instant::now() + PATIENCE)
 }
 
-/// Asks every process that has a socket in a directory, and removes the sockets of those that ended.
+/// Asks every process that has a socket in a directory, and removes the sockets of processes that ended.
 fn ask_all(directory: &Directory) -> Vec<Asked> {
     let ask = |name: OsString| {
         let pid = process_of(&name)?;
@@ -76,7 +77,7 @@ fn ask_all(directory: &Directory) -> Vec<Asked> {
             }),
             Err(error) => {
                 if error.kind() == ErrorKind::ConnectionRefused {
-                    // Another `top` may have done it.
+                    // Another `lowtide top` may have removed it.
                     let _ = directory.remove(&name);
                 }
                 None
@@ -112,7 +113,7 @@ fn answers(mut asked: Vec<Asked>, deadline: Instant) -> Vec<Answer> {
     answers
 }
 
-/// Waits until one of the processes says more, and returns which do; `None` if none does before the deadline.
+/// Waits until a process sends more, and returns for each whether it did; `None` if none does before the deadline.
 fn wait(asked: &[Asked], deadline: Instant) -> Option<Vec<bool>> {
     let left = deadline.checked_duration_since(Instant::now())?;
     let mut polled: Vec<PollFd<'_>> = asked
@@ -128,7 +129,7 @@ fn wait(asked: &[Asked], deadline: Instant) -> Option<Vec<bool>> {
 }
 
 impl Asked {
-    /// Takes what has come.
+    /// Reads the bytes that have arrived.
     fn read(&mut self) -> Progress {
         let mut bytes = [0; 1 << 16];
         match self.stream.read(&mut bytes) {
@@ -148,7 +149,7 @@ impl Asked {
         }
     }
 
-    /// Returns the answer; `None` where it has no figure.
+    /// Returns the answer; `None` if it contains no metric.
     fn answer(&self) -> Option<Answer> {
         let text = String::from_utf8_lossy(&self.text);
         let samples: Vec<Sample> = text.lines().filter_map(parse).collect();
@@ -160,7 +161,7 @@ impl Asked {
     }
 }
 
-/// Returns the figure in a line, `name{label="value",…} 1`; nothing for a comment, or for what is none.
+/// Parses a line `name{label="value",…} 1`. Returns `None` for a comment and for anything else.
 fn parse(line: &str) -> Option<Sample> {
     let name_length = line.find(['{', ' '])?;
     let (name, mut rest) = line.split_at(name_length);
@@ -185,7 +186,7 @@ fn parse(line: &str) -> Option<Sample> {
     })
 }
 
-/// Returns what stands before the next quotation mark, and what behind it.
+/// Returns the unescaped text up to the next quotation mark, and the text behind it.
 fn unquoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

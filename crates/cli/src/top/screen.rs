@@ -1,4 +1,4 @@
-//! Processes as a table for people, with what was live over the last looks.
+//! Formats processes as a table for people, with the live bytes of the last readings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
@@ -11,24 +11,24 @@ use lowtide_core::Bytes;
 use super::process::{Device, Process, Region};
 use crate::format;
 
-/// So many looks back are shown.
+/// The number of readings that are shown.
 const LOOKS_MAX: usize = 24;
-/// A command has so much of a line.
+/// The width of the command's column.
 const COMMAND_COLUMNS: usize = 32;
-/// What there is no figure for.
+/// Stands for a missing figure.
 const NONE: &str = "–";
-/// The last column is that of the live bytes over time.
+/// The last column shows live bytes over time.
 const COLUMNS: [&str; 11] = [
     "pid", "command", "device", "live", "reserved", "ratio", "peak", "allocs/s", "driver/s",
     "OOMs", "",
 ];
-/// The command, and the live bytes over time.
+/// The columns aligned to the left: the command, and live bytes over time.
 const LEFT_COLUMNS: [usize; 2] = [1, 10];
 
-/// The live bytes of the last looks, by process and device.
+/// The live bytes of the last readings, by process and device.
 pub(super) type History = BTreeMap<(OsString, u32), VecDeque<u64>>;
 
-/// Adds a look, and forgets the processes that are not there any more.
+/// Adds a reading, and removes the processes that ended.
 pub(super) fn add(history: &mut History, processes: &[Process]) {
     let mut now = History::new();
     for process in processes {
@@ -45,7 +45,7 @@ pub(super) fn add(history: &mut History, processes: &[Process]) {
     *history = now;
 }
 
-/// Returns what is shown of the processes.
+/// Returns the text about the processes.
 pub(super) fn table(processes: &[Process], history: &History) -> String {
     if processes.is_empty() {
         return "no process of yours runs on lowtide here\n".to_owned();
@@ -67,12 +67,12 @@ pub(super) fn table(processes: &[Process], history: &History) -> String {
     }
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 2));
-        // Texts to the left, figures to the right.
+        // Text is aligned to the left, figures to the right.
         if !LEFT_COLUMNS.contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    // A row is one line, as no text has a line feed.
+    // Each row is one line, because no text contains a line feed.
     let mut lines = table.lines();
     let mut text = String::new();
     let _ = writeln!(text, "{}", lines.next().unwrap_or_default().trim_end());
@@ -85,7 +85,7 @@ pub(super) fn table(processes: &[Process], history: &History) -> String {
     text
 }
 
-/// Writes over what is shown on the terminal; where there is none, behind it.
+/// Replaces the text on the terminal. If standard output is no terminal, appends to it.
 pub(super) fn show(text: &str) -> std::io::Result<()> {
     let term = Term::stdout();
     if !term.is_term() {
@@ -93,7 +93,7 @@ pub(super) fn show(text: &str) -> std::io::Result<()> {
     }
     let (rows, columns) = term.size();
     let mut screen = "\x1b[H".to_owned();
-    // The last row stays empty, as a line feed there would move all of them.
+    // The last row stays empty, because a line feed there would scroll the screen.
     for line in text.lines().take(usize::from(rows).saturating_sub(1)) {
         let line = truncate_str(line, columns.into(), "…");
         let _ = writeln!(screen, "{line}\x1b[K");
@@ -124,7 +124,8 @@ fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS
     ]
 }
 
-/// Returns a line for each region, for memory that their backups left and, where there are several, for each stream.
+/// Returns a line for each region, one for host memory kept from backups, and one for each stream if there are
+/// several.
 fn details(device: &Device) -> impl Iterator<Item = String> {
     let regions = device.regions.iter().map(region_text);
     let streams = device.streams.iter().filter(|_| device.streams.len() > 1);
@@ -165,7 +166,7 @@ fn region_text(region: &Region) -> String {
     text + &changes_text(region.resumes, "resume", resumed, restored)
 }
 
-/// Returns how often a region was paused or resumed and how long that took; nothing where it never was.
+/// Returns how often a region was paused or resumed and how long that took; the empty text if it never was.
 fn changes_text(count: u64, noun: &str, seconds: f64, bytes_per_second: Option<f64>) -> String {
     if count == 0 {
         return String::new();
@@ -180,7 +181,7 @@ fn changes_text(count: u64, noun: &str, seconds: f64, bytes_per_second: Option<f
     format!(", {counted} in {took}{copied}")
 }
 
-/// Returns live bytes over time, the full height being the most that was ever reserved.
+/// Returns live bytes over time as a sparkline. Its full height is the peak of reserved bytes.
 fn sparkline(looks: &VecDeque<u64>, device: &Device) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let most = u128::from(device.reserved_peak_bytes.max(1));
