@@ -1,4 +1,4 @@
-//! What an address is, and which device may do what there.
+//! The memory behind an address, and each device's access to it.
 
 use crate::os::Access;
 use crate::state::State;
@@ -6,7 +6,7 @@ use crate::state::memory::{Kind, Mapping};
 use crate::state::stream::Place;
 
 impl State {
-    /// Returns what a device may do with a mapping.
+    /// Returns a device's access to a mapping.
     pub(crate) fn access_of(&self, mapping: &Mapping, device: usize) -> Access {
         match &mapping.kind {
             Kind::Virtual { access, .. } => access.get(&device).copied().unwrap_or(Access::None),
@@ -22,7 +22,7 @@ impl State {
         }
     }
 
-    /// Returns what an address is now.
+    /// Returns an address with the kind of memory that is there now.
     pub(crate) fn place(&self, address: u64) -> Place {
         Place {
             address,
@@ -31,11 +31,11 @@ impl State {
         }
     }
 
-    /// Returns whether work of a device may access the range so: device memory must be mapped and
-    /// allow it; for the host's that is not pinned the program answers.
+    /// Returns whether a device's work may access the range in this way. Device memory must be mapped and allow it.
+    /// Pageable host memory is the program's responsibility.
     ///
-    /// Copies between devices need no peer access: the driver then goes through the host. So
-    /// `is_copy` lets the device that has the memory do its part.
+    /// Copies between devices need no peer access, because the driver then goes through the host. So with
+    /// `is_copy`, access by the device that owns the memory is enough.
     pub(crate) fn allows(
         &self,
         place: Place,

@@ -1,4 +1,4 @@
-//! `cuMemAlloc` and its kin: memory that comes with its addresses.
+//! `cuMemAlloc` and similar calls: memory that comes with its addresses.
 
 use std::ffi::c_uint;
 
@@ -12,8 +12,8 @@ use crate::state::{State, lock};
 use crate::sys::*;
 use crate::work;
 
-/// Unit of small allocations. The manual promises 256; on an H200 with driver 580, 4,096 of these fill
-/// a page of 2 MiB.
+/// The unit of small allocations. The manual promises 256 bytes. On an H200 with driver 580, 4,096 of these units
+/// fill a page of 2 MiB.
 const SMALL_UNIT_BYTES: u64 = 512;
 
 driver_calls! {
@@ -30,15 +30,15 @@ driver_calls! {
         let mut state = lock()?;
         state.current()?;
         capture::refuse_unsafe_call(&mut state)?;
-        // As an H200 with driver 580 answers.
+        // An H200 with driver 580 accepts null.
         if address == 0 {
             return Ok(());
         }
         let device = state.freeable_allocation(address)?;
-        // Measured on an H200: it waits for every kernel of the device, this memory's or not.
+        // Measured on an H200: the call waits for every kernel of the device, whether it uses this memory or not.
         let tails = state.tails_of_device(device);
         let mut state = work::wait_for(state, &tails)?;
-        // Another thread may have freed it while this one waited.
+        // Another thread may have freed it meanwhile.
         state.freeable_allocation(address)?;
         state.memory.free(address);
         Ok(())
@@ -48,11 +48,11 @@ driver_calls! {
         let out = address.required()?;
         let mut state = lock()?;
         let stream = state.stream_named(stream)?;
-        // An H200 makes a node of it that allocates when the graph runs. Graphs do not run here.
+        // An H200 captures a node that allocates when the graph runs. Graphs do not run here.
         capture::refuse_in_capture(&mut state, stream)?;
         capture::refuse_unsafe_call(&mut state)?;
         let device = state.streams[&stream].device;
-        // The card's pool keeps what was freed until the next wait; here it goes back at once.
+        // The card's pool keeps freed memory until the next wait. Here it is released at once.
         out.set(state.allocate(device, bytes as u64)?);
         Ok(())
     }
@@ -75,7 +75,7 @@ driver_calls! {
         if !is_known || bytes == 0 {
             return Err(CUresult::INVALID_VALUE);
         }
-        // Managed memory may exceed the card's: it costs the device nothing here.
+        // Managed memory may exceed the card's memory, so it does not count as used here.
         let properties = plain_properties(ordinal(device), CU_MEM_HANDLE_TYPE_NONE);
         let physical = Physical::new(state.devices[device].number, bytes as u64, None, properties)?;
         out.set(state.memory.allocate(physical, Kind::Managed)?);
@@ -97,7 +97,7 @@ driver_calls! {
         state.current()?;
         let found = state.memory.mapping_at(address);
         let (start, mapping) = found.ok_or(CUresult::INVALID_VALUE)?;
-        // As an H200 with driver 580 answers: the call knows allocations only.
+        // An H200 with driver 580 supports this call for allocations only.
         if matches!(mapping.kind, Kind::Virtual { .. }) {
             return Err(CUresult::NOT_FOUND);
         }
@@ -113,7 +113,7 @@ impl State {
             return Err(CUresult::INVALID_VALUE);
         }
         let device = &self.devices[index];
-        // As an H200 with driver 580 takes them: what is smaller than a page shares one.
+        // As on an H200 with driver 580: allocations smaller than a page share pages.
         let charge = if bytes < GRANULARITY_BYTES {
             device.charge_shared(bytes.next_multiple_of(SMALL_UNIT_BYTES))?
         } else {
@@ -126,7 +126,7 @@ impl State {
         self.memory.allocate(physical, Kind::Allocation)
     }
 
-    /// Returns the device of an allocation that starts at `address`.
+    /// Returns the device of the allocation that starts at `address`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What an address is: `cuPointerGetAttribute`.
+//! The properties of an address: `cuPointerGetAttribute`.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -22,7 +22,7 @@ driver_calls! {
     }
 }
 
-/// Where the answer goes; its type depends on the attribute.
+/// The destination of the attribute's value; its type depends on the attribute.
 struct Answer(*mut c_void);
 
 impl Answer {
@@ -54,7 +54,7 @@ impl Answer {
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE => self.set::<c_uint>(CU_MEMORYTYPE_DEVICE),
             CU_POINTER_ATTRIBUTE_DEVICE_POINTER => self.set::<CUdeviceptr>(address),
             CU_POINTER_ATTRIBUTE_HOST_POINTER if is_managed => self.set::<u64>(address),
-            // An address is not used twice while its memory lives, so it can name it.
+            // The start address identifies the memory: it is not reused while the memory exists.
             CU_POINTER_ATTRIBUTE_BUFFER_ID => self.set::<u64>(start),
             CU_POINTER_ATTRIBUTE_IS_MANAGED => self.set::<bool>(is_managed),
             CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => self.set::<c_int>(ordinal(device)),

@@ -1,4 +1,4 @@
-//! What every exported function has in common: it is counted, and may be told to fail.
+//! Common parts of every exported function: it is counted, and can be made to fail.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::process;
 use crate::sys::CUresult;
 
-/// What the body of an exported function returns.
+/// The result of an exported function's body.
 pub(crate) type Outcome = Result<(), CUresult>;
 
 /// Defines exported functions, and `CALLS`, the list of their names and addresses.
@@ -21,16 +21,16 @@ macro_rules! driver_calls {
             }
         )*
 
-        /// The functions of this file by name.
+        /// The exported functions of this file, with their names.
         pub(crate) const CALLS: &[(&str, *const std::ffi::c_void)] =
             &[$((stringify!($name), $name as *const std::ffi::c_void)),*];
     };
 }
 pub(crate) use driver_calls;
 
-/// Runs one call: `body`, unless the driver cannot be called now or the call is to fail.
+/// Makes one call: runs `body`, unless the driver cannot be called now or the call is to fail.
 pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Outcome) -> CUresult {
-    // The manual forbids host functions to call CUDA, and names this code.
+    // The manual forbids CUDA calls in host functions, and defines this code for them.
     if SERVES_A_STREAM.get() {
         return CUresult::NOT_PERMITTED;
     }
@@ -48,27 +48,27 @@ thread_local! {
     static SERVES_A_STREAM: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes every call from this thread fail from now on.
+/// Makes every later call from this thread fail.
 pub(crate) fn forbid_on_this_thread() {
     SERVES_A_STREAM.set(true);
 }
 
-/// One call of `name` that is to fail.
+/// A failure to inject into one call of `name`.
 #[derive(Debug)]
 pub(crate) struct Fault {
     name: String,
-    /// How many calls there are until then; 1 is the next one.
+    /// The number of calls until then; 1 is the next call.
     countdown: u64,
     code: CUresult,
 }
 
 impl Fault {
-    /// Returns the failure of the `nth` call of `name` from now, counted from 1. Without a code,
-    /// calls that take memory run out of it and others fail for an unknown reason.
+    /// Returns a failure of the `nth` call of `name` from now, counted from 1. Without a code, calls whose names
+    /// begin with `cuMem` fail with `OUT_OF_MEMORY`, and others with `UNKNOWN`.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for the call before the first, and for success.
+    /// `INVALID_VALUE` if `nth` is 0 or the code means success.
     pub(crate) fn new(name: &str, nth: u64, code: Option<CUresult>) -> Result<Self, CUresult> {
         if nth == 0 || code == Some(CUresult::SUCCESS) {
             return Err(CUresult::INVALID_VALUE);
@@ -85,7 +85,7 @@ impl Fault {
         })
     }
 
-    /// Reads `name:n` or `name:n:code`.
+    /// Parses `name:n` or `name:n:code`.
     pub(crate) fn parse(text: &str) -> Result<Self, CUresult> {
         let mut parts = text.trim().split(':');
         let name = parts.next().unwrap_or_default();
@@ -99,15 +99,15 @@ impl Fault {
     }
 }
 
-/// Failures at random.
+/// Random failures.
 #[derive(Debug)]
 struct Chance {
-    /// The state of a generator: xorshift.
+    /// The state of the random generator, a xorshift.
     random: u64,
     per_million: u64,
 }
 
-/// What cannot fail for want of anything, and what programs ask once, before all else.
+/// Calls that need no resource, and calls that programs make once before all others.
 const NEVER_AT_RANDOM: [&str; 5] = [
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -117,7 +117,7 @@ const NEVER_AT_RANDOM: [&str; 5] = [
 ];
 
 impl Chance {
-    /// Returns the code of a call that fails.
+    /// Returns the error code if this call is to fail.
     fn strike(&mut self, name: &str) -> Option<CUresult> {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -152,11 +152,11 @@ fn book() -> MutexGuard<'static, Book> {
     BOOK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads the calls that are to fail from `FAKECUDA_FAIL`, once a process, before the first call is counted.
+/// Reads the failures of `FAKECUDA_FAIL`, once per process, before the first call is counted.
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` if it makes no sense.
+/// `INVALID_VALUE` if the variable cannot be parsed.
 fn read_faults() -> Outcome {
     static READ: OnceLock<Outcome> = OnceLock::new();
     *READ.get_or_init(|| {
@@ -175,14 +175,14 @@ fn read_faults() -> Outcome {
 ///
 /// # Errors
 ///
-/// The code of the fault whose turn it is, or whom chance strikes; the call must then do nothing.
+/// The code of a failure that is due, or of a random one. The call must then do nothing.
 fn count(name: &'static str) -> Outcome {
     let mut book = book();
     *book.counts.entry(name).or_default() += 1;
     for fault in book.faults.iter_mut().filter(|fault| fault.name == name) {
         fault.countdown -= 1;
     }
-    // Several may be due at this call, which fails once.
+    // Several failures may be due at this call, which fails once.
     let mut due = book.faults.extract_if(.., |fault| fault.countdown == 0);
     let first = due.next().map(|fault| fault.code);
     due.for_each(drop);
@@ -191,7 +191,7 @@ fn count(name: &'static str) -> Outcome {
     first.or_else(struck).map_or(Ok(()), Err)
 }
 
-/// Returns how often `name` was called since the last reset, failed calls included.
+/// Returns how often `name` was called since the last reset, including failed calls.
 pub(crate) fn calls_of(name: &str) -> u64 {
     book().counts.get(name).copied().unwrap_or(0)
 }
@@ -200,15 +200,15 @@ pub(crate) fn add_fault(fault: Fault) {
     book().faults.push(fault);
 }
 
-/// Returns the name of each call that is to fail, and how many calls of it there are until then.
+/// Returns the name of each call that is to fail, and the number of calls of it until then.
 pub(crate) fn faults() -> Vec<(String, u64)> {
     let named = |fault: &Fault| (fault.name.clone(), fault.countdown);
     book().faults.iter().map(named).collect()
 }
 
-/// Has so many of a million calls fail from now on, at random by a seed.
+/// Makes `per_million` of a million calls fail from now on, chosen at random by a seed.
 pub(crate) fn fail_at_random(seed: u64, per_million: u64) {
-    // The generator stays where it is at zero, and begins with numbers like its seed.
+    // A xorshift stays at zero, and its first numbers resemble its seed.
     let random = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     book().chance = Some(Chance {
         random,
@@ -216,14 +216,14 @@ pub(crate) fn fail_at_random(seed: u64, per_million: u64) {
     });
 }
 
-/// Forgets every call that is to fail.
+/// Removes every failure that has not happened yet.
 pub(crate) fn clear_faults() {
     let mut book = book();
     book.faults.clear();
     book.chance = None;
 }
 
-/// Forgets every count and every call that is to fail.
+/// Resets every count, and removes every failure that has not happened yet.
 pub(crate) fn clear() {
     let mut book = book();
     book.counts.clear();

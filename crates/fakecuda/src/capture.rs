@@ -1,7 +1,6 @@
-//! Captures: streams whose work is remembered instead of done, and what must not happen meanwhile.
+//! Captures: streams that record their work instead of running it, and the calls that are forbidden meanwhile.
 //!
-//! Nothing is launched from what they leave, so only the shape is kept: which work comes after which.
-//! That is what decides every error.
+//! Graphs are never launched, so a capture keeps only the dependencies of its nodes. They decide every error.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -15,7 +14,7 @@ use crate::state::capture::{Capture, Position};
 use crate::state::{State, lock};
 use crate::sys::*;
 
-/// What is said of the order between two nodes: that there is one, and no more.
+/// The data of an edge between two nodes. It is always zero.
 type EdgeData = [u8; 8];
 
 thread_local! {
@@ -60,7 +59,7 @@ driver_calls! {
         if capture.origin != name {
             return Err(CUresult::STREAM_CAPTURE_UNMATCHED);
         }
-        // The manual: only a relaxed capture may be ended by another thread.
+        // The manual allows another thread to end a capture only in relaxed mode.
         let is_ours = capture.thread == this_thread();
         if !is_ours && capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED {
             return Err(CUresult::STREAM_CAPTURE_WRONG_THREAD);
@@ -85,8 +84,8 @@ driver_calls! {
         let out = status.required()?;
         let mut state = lock()?;
         let name = state.stream_named(stream)?;
-        // The manual: asking the legacy stream while a blocking one captures is an error, which does
-        // no harm to the capture.
+        // The manual: querying the legacy stream while a blocking stream captures is an error that leaves the
+        // capture valid.
         state.check_implicit_wait(name)?;
         out.set(state.capture_status(name));
         Ok(())
@@ -150,7 +149,7 @@ driver_calls! {
     }
 }
 
-/// Says whether and by which capture a stream is captured, and where in it.
+/// Writes a stream's capture status, its capture, and its dependencies in the capture.
 fn capture_info(
     stream: CUstream,
     status: Out<c_uint>,
@@ -168,15 +167,15 @@ fn capture_info(
         let after = &state.captures[&capture].frontiers[&name];
         number.set_if_wanted(capture);
         graph.set_if_wanted(state.captures[&capture].graph);
-        // The manual: valid until the stream's capture goes on.
+        // The manual: the list is valid until the stream's capture continues.
         dependencies.set_if_wanted(after.as_ptr());
         dependency_count.set_if_wanted(after.len());
     }
     Ok(())
 }
 
-/// Writes what a node of a capture under way comes directly after, as far as there is room, or only how
-/// much that is. Returns how many were written.
+/// Writes the direct dependencies of a node of a capture in progress, as many as fit. Without a list, writes only
+/// their number. Returns how many were written to the list.
 fn dependencies_of(
     node: CUgraphNode,
     dependencies: Out<CUgraphNode>,
@@ -206,7 +205,7 @@ impl State {
         }
     }
 
-    /// Ends a capture, well or not: its streams do their work again.
+    /// Ends a capture, valid or not: its streams run their work again.
     fn forget_capture(&mut self, number: u64) {
         self.captures.remove(&number);
         for stream in self.streams.values_mut() {
@@ -216,7 +215,7 @@ impl State {
         }
     }
 
-    /// Fails if the stream is the legacy one and a blocking stream of its context captures.
+    /// Fails if the stream is the legacy stream and a blocking stream of its context captures.
     fn check_implicit_wait(&self, stream: CUstream) -> Outcome {
         if self.implicitly_awaited(stream).is_empty() {
             Ok(())
@@ -237,11 +236,11 @@ impl State {
     }
 }
 
-/// Adds a piece of work to a stream's capture. Returns false if none takes its work.
+/// Adds a node to a stream's capture. Returns false if the stream is not captured.
 ///
 /// # Errors
 ///
-/// `STREAM_CAPTURE_INVALIDATED` if the capture is lost already.
+/// `STREAM_CAPTURE_INVALIDATED` if the capture is invalid.
 pub(crate) fn remember(state: &mut State, stream: CUstream) -> Result<bool, CUresult> {
     let Some(number) = state.streams[&stream].capture else {
         return Ok(false);
@@ -260,18 +259,18 @@ pub(crate) fn remember(state: &mut State, stream: CUstream) -> Result<bool, CUre
     Ok(true)
 }
 
-/// Returns where in a capture a stream's next work would be, `None` outside of one.
+/// Returns the dependencies of a stream's next work in its capture, or `None` if it is not captured.
 pub(crate) fn position(state: &State, stream: CUstream) -> Option<Position> {
     let capture = state.streams[&stream].capture?;
     let after = state.captures[&capture].frontiers.get(&stream)?.clone();
     Some(Position { capture, after })
 }
 
-/// As [`position`], for what may not be remembered of a capture that is lost.
+/// Like [`position`], but fails if the capture is invalid.
 ///
 /// # Errors
 ///
-/// `STREAM_CAPTURE_INVALIDATED` if the capture is lost already.
+/// `STREAM_CAPTURE_INVALIDATED` if the capture is invalid.
 pub(crate) fn valid_position(
     state: &State,
     stream: CUstream,
@@ -285,13 +284,13 @@ pub(crate) fn valid_position(
     }
 }
 
-/// Lets a stream's next work come after a position in a capture; the stream takes part from then on.
+/// Makes a stream's next work depend on a position in a capture, and adds the stream to the capture.
 ///
 /// # Errors
 ///
-/// `STREAM_CAPTURE_MERGE` if the stream is in another capture, `STREAM_CAPTURE_INVALIDATED` if this
-/// one is lost, `CAPTURED_EVENT` if it has ended: the manual only says that waiting would then be
-/// for work that never runs.
+/// `STREAM_CAPTURE_MERGE` if the stream is in another capture, `STREAM_CAPTURE_INVALIDATED` if this one is invalid.
+/// `CAPTURED_EVENT` if this one has ended: the manual says only that the stream would then wait for work that never
+/// runs.
 pub(crate) fn join(state: &mut State, stream: CUstream, position: &Position) -> Outcome {
     refuse_implicit_wait(state, stream)?;
     let Some(capture) = state.captures.get_mut(&position.capture) else {
@@ -318,21 +317,21 @@ pub(crate) fn join(state: &mut State, stream: CUstream, position: &Position) -> 
     Ok(())
 }
 
-/// Makes a capture fail at its end, if it still runs.
+/// Invalidates a capture if it is still in progress, so that ending it fails.
 pub(crate) fn invalidate(state: &mut State, number: u64) {
     if let Some(capture) = state.captures.get_mut(&number) {
         capture.is_valid = false;
     }
 }
 
-/// As [`invalidate`], for the capture that takes a stream's work.
+/// Like [`invalidate`], for the capture that a stream is part of.
 pub(crate) fn invalidate_of(state: &mut State, stream: CUstream) {
     if let Some(number) = state.streams[&stream].capture {
         invalidate(state, number);
     }
 }
 
-/// A captured stream is destroyed: its capture cannot end well, and not at all without its origin.
+/// Handles the destruction of a captured stream: invalidates its capture, and ends it if the stream is its origin.
 pub(crate) fn lose_stream(state: &mut State, stream: CUstream) {
     invalidate_of(state, stream);
     let number = state.streams[&stream].capture;
@@ -341,7 +340,7 @@ pub(crate) fn lose_stream(state: &mut State, stream: CUstream) {
     }
 }
 
-/// Refuses what cannot be done to a captured stream, such as waiting for it; its capture is lost.
+/// Refuses a call that is forbidden on a captured stream, such as waiting for it, and invalidates its capture.
 pub(crate) fn refuse_in_capture(state: &mut State, stream: CUstream) -> Outcome {
     if state.streams[&stream].capture.is_none() {
         return Ok(());
@@ -350,7 +349,7 @@ pub(crate) fn refuse_in_capture(state: &mut State, stream: CUstream) -> Outcome 
     Err(CUresult::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Refuses what waits for the whole device while one of its streams is captured; those are lost.
+/// Refuses a wait for the whole device while one of its streams is captured, and invalidates those captures.
 pub(crate) fn refuse_if_device_captures(state: &mut State, device: usize) -> Outcome {
     let streams = state.streams.values();
     let own = streams.filter(|stream| stream.device == device);
@@ -364,7 +363,7 @@ pub(crate) fn refuse_if_device_captures(state: &mut State, device: usize) -> Out
     Err(CUresult::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// Refuses work in the legacy default stream while a blocking stream is captured, which is lost then.
+/// Refuses work in the legacy stream while a blocking stream is captured, and invalidates that capture.
 pub(crate) fn refuse_implicit_wait(state: &mut State, stream: CUstream) -> Outcome {
     let captures = state.implicitly_awaited(stream);
     if captures.is_empty() {
@@ -376,11 +375,12 @@ pub(crate) fn refuse_implicit_wait(state: &mut State, stream: CUstream) -> Outco
     Err(CUresult::STREAM_CAPTURE_IMPLICIT)
 }
 
-/// Refuses a call that the manual calls potentially unsafe, if this thread's mode and the captures
-/// that run forbid it; those captures are lost. The manual names cuMemAlloc and cuEventQuery as
-/// examples only. Here they are all calls that allocate, free or pin memory, ask for an event or a
-/// stream or wait for one, whichever stream it is, and copies that wait. An H200 with driver 580
-/// refuses what was tried there; copies, registered and managed memory were not.
+/// Refuses a call that the manual calls potentially unsafe, if this thread's mode and a capture in progress forbid
+/// it. Invalidates the captures that forbid it.
+///
+/// The manual names only cuMemAlloc and cuEventQuery as examples. Here the unsafe calls are: those that allocate,
+/// free or pin memory; those that query or wait for any event or stream; and copies that wait. An H200 with driver
+/// 580 refuses those that were tried. Copies, registered and managed memory were not tried.
 pub(crate) fn refuse_unsafe_call(state: &mut State) -> Outcome {
     let mode = THREAD_MODE.get();
     if mode == CU_STREAM_CAPTURE_MODE_RELAXED {

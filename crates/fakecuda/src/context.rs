@@ -1,4 +1,4 @@
-//! Primary contexts, and which of them is current in a thread.
+//! Primary contexts, and each thread's stack of current contexts.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -26,7 +26,7 @@ driver_calls! {
         let mut state = lock()?;
         let index = state.device_index(device)?;
         match &mut state.devices[index].context {
-            // Without retains it is being destroyed by another thread, which waits below.
+            // A context without references is being destroyed by another thread, which waits below.
             None | Some(Context { retains: 0, .. }) => return Err(CUresult::INVALID_CONTEXT),
             Some(context) => context.retains -= 1,
         }
@@ -35,7 +35,7 @@ driver_calls! {
         }
         let tails = state.tails_of_device(index);
         let mut state = work::wait_for(state, &tails)?;
-        // Another thread may have retained it again meanwhile.
+        // Another thread may have retained the context meanwhile.
         if !state.is_retained(index) {
             state.destroy_context(index);
         }
@@ -50,7 +50,7 @@ driver_calls! {
         }
         let tails = state.tails_of_device(index);
         let mut state = work::wait_for(state, &tails)?;
-        // Whoever retained it does not have it any more.
+        // References to the context are lost.
         state.destroy_context(index);
         Ok(())
     }
@@ -141,8 +141,8 @@ impl State {
     ///
     /// # Errors
     ///
-    /// `INVALID_CONTEXT` if there is none, `CONTEXT_IS_DESTROYED` if it is gone, and what the
-    /// device's work died of.
+    /// `INVALID_CONTEXT` if there is none, `CONTEXT_IS_DESTROYED` if it no longer exists, and the error of the
+    /// device's work if that failed.
     pub(crate) fn current(&self) -> Result<(usize, &Context), CUresult> {
         let name = self.current_name().ok_or(CUresult::INVALID_CONTEXT)?;
         let index = self.device_of_context(name)?;
@@ -151,7 +151,7 @@ impl State {
         Ok((index, context.ok_or(CUresult::CONTEXT_IS_DESTROYED)?))
     }
 
-    /// Returns the device of a context, current or not.
+    /// Returns the device of a context, whether it is current or not.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl State {
             .ok_or(CUresult::CONTEXT_IS_DESTROYED)
     }
 
-    /// Fails if work of the device has touched what it may not: the context is lost then.
+    /// Fails if the device's work made an illegal access: the context is then unusable.
     pub(crate) fn check_fault(&self, index: usize) -> Outcome {
         self.devices[index].fault.map_or(Ok(()), Err)
     }
@@ -190,8 +190,8 @@ impl State {
         name
     }
 
-    /// Takes a context's streams, events and allocations with it. Handles and mappings belong to no
-    /// context and stay. An error of the device's work is forgotten.
+    /// Destroys a context with its streams, events and allocations, and clears its error. Handles and mappings
+    /// stay, because they belong to no context.
     fn destroy_context(&mut self, index: usize) {
         self.devices[index].context = None;
         self.devices[index].fault = None;

@@ -1,4 +1,4 @@
-//! What tests can ask for beyond CUDA: the functions of `include/fakecuda.h`.
+//! The functions for tests beyond CUDA, as in `include/fakecuda.h`.
 
 use std::ffi::{c_int, c_uint};
 
@@ -105,7 +105,7 @@ fn with_state(change: impl FnOnce(&mut State) -> Outcome) -> Outcome {
 
 fn set_held(stream: CUstream, is_held: bool) -> Outcome {
     with_state(|state| {
-        // A destroyed stream that is held can still be released.
+        // A held stream can still be released after it was destroyed.
         let name = match state.streams.get(&stream) {
             Some(_) => stream,
             None => state.stream_named(stream)?,

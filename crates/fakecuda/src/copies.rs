@@ -1,4 +1,4 @@
-//! Copies and fills, in the order of a stream and waiting.
+//! Copies and fills, both in stream order and synchronous.
 
 use std::ffi::{c_uchar, c_uint};
 
@@ -83,8 +83,8 @@ driver_calls! {
     fn cuMemsetD8_v2(destination: CUdeviceptr, value: c_uchar, bytes: usize) {
         let state = lock()?;
         state.current()?;
-        // The manual: asynchronous but for pinned host memory; so it is only queued, and as on an
-        // H200 with driver 580 no capture forbids it.
+        // The manual: asynchronous except for pinned host memory. So the fill is only queued. As on an H200 with
+        // driver 580, captures do not forbid it.
         fill_in(state, destination, repeated(value), bytes, CU_STREAM_LEGACY)
     }
 
@@ -115,7 +115,7 @@ driver_calls! {
         fill_words_in(stream, address, value, 1)
     }
 
-    // Programs built for older drivers have this name.
+    // Programs built for older drivers use this name.
     fn cuStreamWriteValue32(
         stream: CUstream,
         address: CUdeviceptr,
@@ -126,12 +126,12 @@ driver_calls! {
     }
 }
 
-/// Returns four times the same byte.
+/// Returns a word of four equal bytes.
 fn repeated(value: c_uchar) -> c_uint {
     c_uint::from_ne_bytes([value; 4])
 }
 
-/// A copy that a program asks for.
+/// A copy as requested by a program.
 struct Copy {
     destination: u64,
     source: u64,
@@ -161,7 +161,7 @@ impl Copy {
         self
     }
 
-    /// Puts the copy into a stream, from where the bytes are by now.
+    /// Submits the copy to a stream. `source` is where the bytes are now.
     fn submit(&self, state: &mut State, stream: CUstream, source: Source) -> Outcome {
         let destination = state.place(self.destination);
         state.submit(
@@ -174,7 +174,7 @@ impl Copy {
         )
     }
 
-    /// Fails if an address is not what the call's name says.
+    /// Fails if an address is not of the kind that the call's name demands.
     fn check(&self, state: &State) -> Outcome {
         if self.needs_device_destination {
             state.check_device_range(self.destination, self.bytes)?;
@@ -186,8 +186,8 @@ impl Copy {
     }
 }
 
-/// Copies in the legacy default stream and waits. On a card a copy within one device may return
-/// early; no program can rely on that.
+/// Copies in the legacy stream and waits. On a card, a copy within one device may return earlier, but no program
+/// can rely on that.
 fn copy_now(copy: Copy) -> Outcome {
     let mut state = lock()?;
     state.current()?;
@@ -202,8 +202,8 @@ fn copy_now(copy: Copy) -> Outcome {
     wait_for_stream(state, name)
 }
 
-/// Copies in a stream's order. Pageable host memory is read at once if it is the source, and waited
-/// for if it is the destination: so says the manual's section on synchronization.
+/// Copies in stream order. As the manual's section on synchronization says, a pageable source is read at once, and
+/// a copy to a pageable destination is waited for.
 fn copy_in(copy: Copy, stream: CUstream) -> Outcome {
     let mut state = lock()?;
     let name = state.stream_named(stream)?;
@@ -237,7 +237,7 @@ fn fill_in(
     if bytes == 0 {
         return Ok(());
     }
-    // Pinned host memory may be filled too.
+    // Pinned host memory can be filled as well.
     if state.is_pageable(destination) {
         return Err(CUresult::INVALID_VALUE);
     }
@@ -268,8 +268,8 @@ fn wait_for_stream(state: Guard, name: CUstream) -> Outcome {
 }
 
 impl State {
-    /// Fails if part of the range is no mapped device memory. Whether the device may use it shows
-    /// when the work is done, as on a card.
+    /// Fails if a part of the range is not mapped device memory. Missing access rights are found when the work
+    /// runs, as on a card.
     fn check_device_range(&self, address: u64, bytes: u64) -> Outcome {
         if self.memory.covers(address, bytes, |_| true) {
             Ok(())
@@ -278,7 +278,7 @@ impl State {
         }
     }
 
-    /// Returns whether an address is host memory that the driver does not know.
+    /// Returns whether an address is host memory that is neither pinned nor managed.
     fn is_pageable(&self, address: u64) -> bool {
         self.memory.reservation_at(address).is_none() && self.memory.host_at(address).is_none()
     }

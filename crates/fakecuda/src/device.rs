@@ -1,4 +1,4 @@
-//! The devices that there are, and what each says about itself.
+//! The devices and their properties.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -68,7 +68,7 @@ driver_calls! {
     fn cuDeviceCanAccessPeer(can: Out<c_int>, device: CUdevice, peer: CUdevice) {
         let can = can.required()?;
         let state = lock()?;
-        // A device is no peer of its own.
+        // A device is not its own peer.
         let are_two = state.device_index(device)? != state.device_index(peer)?;
         can.set(c_int::from(are_two));
         Ok(())
@@ -76,7 +76,7 @@ driver_calls! {
 }
 
 impl State {
-    /// Returns the index of one of the machine's devices, if this process sees it.
+    /// Returns the index of the machine's device with this number, if this process sees it.
     pub(crate) fn index_of_number(&self, number: usize) -> Option<usize> {
         let mut devices = self.devices.iter();
         devices.position(|device| device.number == number)
@@ -86,7 +86,7 @@ impl State {
     ///
     /// # Errors
     ///
-    /// `INVALID_DEVICE` if there is none of that number.
+    /// `INVALID_DEVICE` if there is no such device.
     pub(crate) fn device_index(&self, device: CUdevice) -> Result<usize, CUresult> {
         let index = usize::try_from(device).map_err(|_| CUresult::INVALID_DEVICE)?;
         if index >= self.devices.len() {

@@ -1,4 +1,4 @@
-//! The driver as a whole: its beginning, its version, and every exported function by name.
+//! The driver as a whole: its initialization, its version, and the list of exported functions.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -13,10 +13,10 @@ use crate::{
 
 type Call = (&'static str, *const c_void);
 
-/// Suffixes of a name in the order in which CUDA added them, newest first.
+/// The suffixes of function names, newest first, in the reverse order in which CUDA added them.
 const SUFFIXES: [&str; 3] = ["_v3", "_v2", ""];
 
-/// Names that a later CUDA gave to another function, and the version that did.
+/// Names that a later CUDA version gave to another function, and that version.
 const SINCE: [(&str, c_int); 2] = [
     ("cuStreamGetCaptureInfo_v3", 12030),
     ("cuEventElapsedTime_v2", 12080),
@@ -45,7 +45,7 @@ driver_calls! {
     ) {
         let out = function.required()?;
         let symbol = symbol.get()?;
-        // 1 and 2 choose among default streams; the functions here take both by their names.
+        // Flags 1 and 2 select the kind of default stream. The functions here distinguish them by their handles.
         if flags > 2 {
             return Err(CUresult::INVALID_VALUE);
         }
@@ -55,7 +55,7 @@ driver_calls! {
             let since = SINCE.iter().find(|(known, _)| *known == name);
             since.is_none_or(|&(_, since)| since <= version)
         };
-        // The manual: not found is an answer of its own, and a failure too.
+        // The manual: "not found" has its own status and is an error as well.
         let found = exported.iter().find(is_old_enough);
         out.set(found.map_or(ptr::null(), |&(_, address)| address));
         status.set_if_wanted(match found {
@@ -67,7 +67,7 @@ driver_calls! {
     }
 }
 
-/// Checks that each call that is to fail is exported: another would never fail.
+/// Checks that every call that is to fail is exported. Otherwise the failure would never happen.
 fn check_faults() -> Outcome {
     let is_unknown = |(name, _): &(String, u64)| find_exported(name).is_none();
     match calls::faults().into_iter().find(is_unknown) {
@@ -79,7 +79,7 @@ fn check_faults() -> Outcome {
     }
 }
 
-/// Returns the function of exactly this name.
+/// Returns the function with exactly this name.
 pub(crate) fn find_exported(name: &str) -> Option<Call> {
     let files = [
         CALLS,

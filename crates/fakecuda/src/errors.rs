@@ -19,7 +19,7 @@ driver_calls! {
 
 type Entry = (CUresult, &'static CStr, &'static CStr);
 
-/// The manual: a code that is not known sets the text to null, and is an error.
+/// Writes one text of an error code. As the manual says, an unknown code sets the text to null and is an error.
 fn describe(
     code: CUresult,
     text: Out<StaticText>,

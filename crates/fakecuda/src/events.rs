@@ -1,4 +1,4 @@
-//! Events: points in a stream that can be asked for and waited for.
+//! Events: points in a stream that can be queried and waited for.
 
 use std::ffi::c_uint;
 use std::sync::{Arc, OnceLock};
@@ -34,7 +34,7 @@ driver_calls! {
 
     fn cuEventDestroy_v2(event: CUevent) {
         let mut state = lock()?;
-        // The manual: before its point is reached, it goes once that is; markers see to that.
+        // The manual: an event that has not been reached is destroyed later. Markers keep it until then.
         let removed = state.events.remove(&event);
         removed.map(drop).ok_or(CUresult::INVALID_HANDLE)
     }
@@ -43,11 +43,11 @@ driver_calls! {
         let mut state = lock()?;
         let stream = state.stream_named(stream)?;
         let device = state.streams[&stream].device;
-        // The manual: event and stream must be of one context.
+        // The manual: event and stream must have the same context.
         if state.event(event)?.device != device {
             return Err(CUresult::INVALID_HANDLE);
         }
-        // In a capture it marks a place and is no work of its own.
+        // In a capture, the record marks a position and creates no node.
         let record = match capture::valid_position(&state, stream)? {
             Some(position) => Record::InCapture(position),
             None => {
@@ -103,14 +103,14 @@ fn elapsed_time(milliseconds: Out<f32>, start: CUevent, end: CUevent) -> Outcome
     Ok(())
 }
 
-/// Makes a stream wait for an event. One that was never recorded is no wait; one that was recorded in
-/// a capture takes the stream into it.
+/// Makes a stream wait for an event. An event that was never recorded causes no wait. An event that was recorded in
+/// a capture adds the stream to the capture.
 pub(crate) fn wait(state: &mut State, stream: CUstream, event: CUevent) -> Outcome {
     match state.event(event)?.record.clone() {
         Record::InCapture(position) => capture::join(state, stream, &position),
         Record::Never => Ok(()),
         Record::InStream { marker, .. } => {
-            // As an H200 with driver 580 answers.
+            // An H200 with driver 580 returns this error.
             if capture::position(state, stream).is_some() {
                 capture::invalidate_of(state, stream);
                 return Err(CUresult::STREAM_CAPTURE_ISOLATION);
@@ -127,11 +127,11 @@ impl State {
         Ok(event)
     }
 
-    /// Returns the point of an event's last record, `None` if there was none.
+    /// Returns the marker of an event's last record, or `None` if it was never recorded.
     ///
     /// # Errors
     ///
-    /// `CAPTURED_EVENT` if it was in a capture, which is lost then if it still runs.
+    /// `CAPTURED_EVENT` if it was recorded in a capture, which is invalidated if it is still in progress.
     fn record_outside_capture(&mut self, name: CUevent) -> Result<Option<Marker>, CUresult> {
         match &self.event(name)?.record {
             Record::Never => Ok(None),

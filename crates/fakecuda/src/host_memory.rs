@@ -1,4 +1,4 @@
-//! Pinned host memory, from the driver or registered with it.
+//! Pinned host memory, allocated by the driver or registered with it.
 
 use std::ffi::c_uint;
 
@@ -49,8 +49,8 @@ driver_calls! {
         if !state.memory.host.get(&address).is_some_and(is_ours) {
             return Err(CUresult::INVALID_VALUE);
         }
-        // The programming guide lists pinned memory among what synchronises; which streams it does
-        // not say, so all.
+        // The programming guide lists pinned memory among the calls that synchronize. It does not say which
+        // streams, so this waits for all of them.
         let tails = state.tails();
         let mut state = work::wait_for(state, &tails)?;
         state.memory.host.remove(&address);
@@ -82,7 +82,7 @@ driver_calls! {
         if !state.memory.host.get(&address).is_some_and(is_registered) {
             return Err(CUresult::HOST_MEMORY_NOT_REGISTERED);
         }
-        // As in cuMemFreeHost. Of this call the manual says nothing, so nobody can rely on that.
+        // As in cuMemFreeHost. The manual does not say that this call waits, so no program can rely on it.
         if !state.is_lazy {
             let tails = state.tails();
             state = work::wait_for(state, &tails)?;

@@ -1,10 +1,10 @@
-//! What must be known of the shared object to load it.
+//! What a test needs to load the shared object: its path, and a structure of its header.
 //!
-//! Programs that have functions of the driver's names themselves cannot link this crate, and include this file.
+//! Programs that define functions with the driver's names cannot link this crate, and include this file instead.
 
 use std::path::PathBuf;
 
-/// What was made and not given back; `fakecuda_live` in the header, which says what counts.
+/// The numbers of live objects: `fakecuda_live` of the header, which says what counts.
 #[allow(missing_docs, reason = "each field is the number of what it is called")]
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -20,20 +20,20 @@ pub struct Live {
     pub graphs: u64,
 }
 
-/// Returns where cargo built the shared object: beside the test that calls this, if the test's crate
-/// depends on this one. Opening it by this path makes every later `dlopen("libcuda.so.1")` of the
-/// process find it, as it bears that name.
+/// Returns the path of the shared object that cargo built. It lies beside the test that calls this, if the test's
+/// crate depends on this one. After it was opened by this path, every `dlopen("libcuda.so.1")` of the process finds
+/// it, because it has that name.
 ///
 /// # Panics
 ///
-/// If the program does not know where it lies itself, or the shared object is not there.
+/// If the program's path is unknown, or the shared object does not exist.
 pub fn library_path() -> PathBuf {
     let program = std::env::current_exe().expect("a process knows its program");
     // Tests lie in `deps`, examples in a directory beside it.
     let mut directories = program.ancestors().skip(1).take(2);
     directories
         .find_map(|directory| {
-            // Cargo puts what a program depends on into `deps`, and only what it was asked for beside that.
+            // Cargo puts dependencies of a program into `deps`, and only explicitly requested targets beside it.
             let paths = ["deps/libfakecuda.so", "libfakecuda.so"];
             let mut paths = paths.map(|path| directory.join(path)).into_iter();
             paths.find(|path| path.exists())

@@ -1,4 +1,4 @@
-//! The host's memory: files without a name, and ranges of addresses that show them.
+//! Host memory: unnamed files, and address ranges that map them.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -6,10 +6,10 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-/// Unit of the host's mappings. Every file's length is a multiple.
+/// The page size of the host's mappings. Every file's length is a multiple of it.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// What may be done with a range of addresses.
+/// The access rights to an address range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Access {
     None,
@@ -27,7 +27,7 @@ impl Access {
     }
 }
 
-/// Addresses that belong to us until this is dropped. At first, any access faults.
+/// An address range that we own until this is dropped. At first, any access faults.
 #[derive(Debug)]
 pub(crate) struct HostRange {
     start: u64,
@@ -35,8 +35,8 @@ pub(crate) struct HostRange {
 }
 
 impl HostRange {
-    /// Returns `bytes` unused addresses from a multiple of `alignment` on; at `hint` if it is such a
-    /// multiple and free there.
+    /// Reserves `bytes` unused addresses, aligned to `alignment`. They start at `hint` if it is aligned and the
+    /// addresses are free there.
     pub(crate) fn reserve(bytes: u64, alignment: u64, hint: u64) -> io::Result<Self> {
         if hint != 0 && hint.is_multiple_of(alignment) {
             let start = find_addresses(bytes, hint)?;
@@ -63,12 +63,12 @@ impl HostRange {
         self.bytes
     }
 
-    /// Shows the first `bytes` of `file` at `address`; no access until [`HostRange::protect`].
+    /// Maps the first `bytes` of `file` at `address`. There is no access until [`HostRange::protect`].
     pub(crate) fn map(&self, address: u64, bytes: u64, file: &OwnedFd) -> io::Result<()> {
         self.place(address, bytes, libc::MAP_SHARED, file.as_raw_fd())
     }
 
-    /// Takes back what was mapped: from now on any access faults.
+    /// Unmaps a part of the range: any later access faults.
     pub(crate) fn unmap(&self, address: u64, bytes: u64) -> io::Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         self.place(address, bytes, flags, -1)
@@ -77,8 +77,8 @@ impl HostRange {
     fn place(&self, address: u64, bytes: u64, flags: libc::c_int, file: i32) -> io::Result<()> {
         self.assert_holds(address, bytes);
         let flags = flags | libc::MAP_FIXED;
-        // SAFETY: 1. These addresses are ours: asserted above. 2. Nothing in Rust refers to what is
-        // there now: it is device memory, reached by address only.
+        // SAFETY: 1. These addresses are ours: asserted above. 2. Nothing in Rust refers to what is there now: it
+        // is device memory, accessed by address only.
         let placed = unsafe {
             libc::mmap(
                 address as *mut _,
@@ -95,7 +95,7 @@ impl HostRange {
         Ok(())
     }
 
-    /// Sets what may be done with addresses of the range.
+    /// Sets the access rights of addresses in the range.
     pub(crate) fn protect(&self, address: u64, bytes: u64, access: Access) -> io::Result<()> {
         self.assert_holds(address, bytes);
         // SAFETY: as in `place`.
@@ -123,11 +123,11 @@ impl Drop for HostRange {
     }
 }
 
-/// Returns the start of `bytes` addresses that nothing used before: at `hint` if they are free.
+/// Maps `bytes` unused addresses, at `hint` if they are free there. Returns the start.
 fn find_addresses(bytes: u64, hint: u64) -> io::Result<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let hint = hint as *mut libc::c_void;
-    // SAFETY: without MAP_FIXED the kernel takes addresses that nothing uses.
+    // SAFETY: without MAP_FIXED, the kernel chooses unused addresses.
     let start = unsafe { libc::mmap(hint, length(bytes), libc::PROT_NONE, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -139,13 +139,13 @@ fn release(start: u64, bytes: u64) {
     if bytes == 0 {
         return;
     }
-    // SAFETY: 1. The callers own these addresses and forget them. 2. Nothing in Rust refers to
-    // device memory.
+    // SAFETY: 1. The callers own these addresses and no longer use them. 2. Nothing in Rust refers to device
+    // memory.
     let status = unsafe { libc::munmap(start as *mut _, length(bytes)) };
     assert_eq!(status, 0, "munmap: {}", io::Error::last_os_error());
 }
 
-/// Returns a file of `bytes` zeros that is in no directory; `name` shows in `/proc/self/fd`.
+/// Returns an unnamed file of `bytes` zeros. `name` is shown in `/proc/self/fd`.
 pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let name = CString::new(name)?;
     // SAFETY: `name` ends with a zero and outlives the call.
@@ -153,53 +153,54 @@ pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     if number < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the number was opened above, and by nobody else.
+    // SAFETY: the descriptor was opened above, and nothing else owns it.
     let file = unsafe { File::from_raw_fd(number) };
     file.set_len(bytes)?;
     Ok(file.into())
 }
 
-/// Lets the process open as many files as it may. Each piece of device memory is one, and 1024, the
-/// usual limit, would be 2 GiB in pages of 2 MiB.
+/// Raises the limit on open files as far as allowed. Each piece of device memory is a file, and the usual limit of
+/// 1024 would allow only 2 GiB in pages of 2 MiB.
 pub(crate) fn raise_file_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is writable and lives through the call.
+    // SAFETY: `limit` is writable and outlives the call.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
         limit.rlim_cur = limit.rlim_max;
-        // SAFETY: `limit` is readable and lives through the call. If it fails, the limit stays.
+        // SAFETY: `limit` is readable and outlives the call. If the call fails, the limit stays.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     }
 }
 
-/// Returns a second number for the file that `number` names in this process.
+/// Duplicates a file descriptor of this process.
 pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: this reads no memory; a number that is not open is an error.
+    // SAFETY: this reads no memory; a descriptor that is not open is an error.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the number was opened above, and by nobody else.
+    // SAFETY: the descriptor was opened above, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Copies `bytes` bytes; the two ranges may overlap.
+/// Copies `bytes` bytes. The two ranges may overlap.
 pub(crate) fn copy(destination: u64, source: u64, bytes: u64) {
-    // SAFETY: 1. What of both ranges is device memory was looked up in the table by the caller, who
-    // keeps it locked. 2. For host memory CUDA's contract makes the program answer.
+    // SAFETY: 1. The caller has looked up any device memory of both ranges in the table, and keeps the table
+    // locked. 2. For host memory, CUDA's contract makes the program responsible.
     unsafe { ptr::copy(source as *const u8, destination as *mut u8, length(bytes)) }
 }
 
-/// Returns the content of `bytes` bytes.
+/// Returns a copy of `bytes` bytes.
 pub(crate) fn read(source: u64, bytes: u64) -> Box<[u8]> {
-    // SAFETY: 1. This is host memory that a program asked to copy from; CUDA's contract makes it
-    // answer for that. 2. The slice is copied before anyone else can run.
+    // SAFETY: 1. This is host memory that a program asked to copy from; CUDA's contract makes the program
+    // responsible.
+    // 2. The slice is copied at once.
     unsafe { std::slice::from_raw_parts(source as *const u8, length(bytes)) }.into()
 }
 
-/// Sets `bytes` bytes to the bytes of `value`, one after the other and again.
+/// Fills `bytes` bytes with the repeated bytes of `value`.
 pub(crate) fn fill(destination: u64, value: u32, bytes: u64) {
     let [first, ..] = value.to_ne_bytes();
     if value == u32::from_ne_bytes([first; 4]) {
@@ -213,14 +214,14 @@ pub(crate) fn fill(destination: u64, value: u32, bytes: u64) {
     }
 }
 
-/// Calls `call` at the end of the process, before what was so registered earlier.
+/// Calls `call` when the process exits, before earlier registered functions.
 pub(crate) fn call_at_exit(call: extern "C" fn()) {
     // SAFETY: the function is ours, and the shared object is never unloaded (build.rs).
     let status = unsafe { libc::atexit(call) };
     assert_eq!(status, 0, "atexit takes at least 32 functions");
 }
 
-/// Lengths come from 64-bit machines only: the build fails elsewhere.
+/// Returns a length as a `usize`. The build fails on machines without 64 bits.
 fn length(bytes: u64) -> usize {
     const { assert!(size_of::<usize>() == size_of::<u64>()) };
     usize::try_from(bytes).expect("a usize has 64 bits")

@@ -1,4 +1,4 @@
-//! The process that started the driver: no other may call it, nor this one after its end.
+//! The process that initialized the driver: no other may call the driver, and this one not after its exit.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::os;
 use crate::sys::CUresult;
 
-/// The process that called `cuInit`; 0 before.
+/// The process that called `cuInit`, or 0 before that.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static HAS_EXITED: AtomicBool = AtomicBool::new(false);
 
-/// Makes this process the one that may call the driver, until its exit handlers have run.
+/// Allows this process to call the driver, until its exit handlers have run.
 pub(crate) fn start() {
     if PROCESS.swap(process::id(), Ordering::SeqCst) == 0 {
         os::raise_file_limit();
@@ -18,7 +18,7 @@ pub(crate) fn start() {
     }
 }
 
-/// After this, calls fail: the program has run its own exit handlers, and CUDA is gone.
+/// Makes later calls fail: the program has run its own exit handlers, and CUDA has shut down.
 extern "C" fn end() {
     HAS_EXITED.store(true, Ordering::SeqCst);
 }
@@ -27,9 +27,8 @@ extern "C" fn end() {
 ///
 /// # Errors
 ///
-/// `DEINITIALIZED` at the end of the process, with a line on stderr that tests can look for;
-/// `NOT_INITIALIZED` in a child of the process that called `cuInit`, where a card's driver does not
-/// work either.
+/// `DEINITIALIZED` when the process exits, with a line on stderr that tests can look for. `NOT_INITIALIZED` in a
+/// forked child of the process that called `cuInit`, where a card's driver does not work either.
 pub(crate) fn check(name: &str) -> Result<(), CUresult> {
     if HAS_EXITED.load(Ordering::SeqCst) {
         eprintln!("fakecuda: {name} was called after the driver was gone");

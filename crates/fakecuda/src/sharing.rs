@@ -1,4 +1,4 @@
-//! Memory of other processes: by file descriptor for handles, by name for allocations.
+//! Memory of other processes: handles by file descriptor, allocations by IPC handle.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ driver_calls! {
         let state = lock()?;
         let found = state.memory.handles.get(&handle);
         let physical = &found.ok_or(CUresult::INVALID_VALUE)?.physical;
-        // The manual: only of a type that was asked for when the memory was created.
+        // The manual: only types that were requested when the memory was created.
         if flags != 0
             || kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
             || physical.properties.requested_handle_types & kind == 0
@@ -41,7 +41,7 @@ driver_calls! {
         Ok(())
     }
 
-    /// The descriptor comes as the value of a pointer, and stays the caller's.
+    /// The descriptor is passed as the value of a pointer, and the caller still owns it.
     fn cuMemImportFromShareableHandle(
         handle: Out<CUmemGenericAllocationHandle>,
         shareable: *mut c_void,
@@ -65,7 +65,7 @@ driver_calls! {
         let out = handle.required()?;
         let state = lock()?;
         state.current()?;
-        // Any address of the allocation names the whole.
+        // Any address of an allocation identifies the whole allocation.
         let found = state.memory.mapping_at(address);
         let (_, mapping) = found.ok_or(CUresult::INVALID_VALUE)?;
         if !matches!(mapping.kind, Kind::Allocation) {
@@ -86,7 +86,7 @@ driver_calls! {
             return Err(CUresult::INVALID_VALUE);
         }
         let ticket = Ticket::read(&handle).ok_or(CUresult::INVALID_VALUE)?;
-        // The manual: a process cannot open its own; this is the code that PyTorch's users see then.
+        // The manual: a process cannot open its own handle. PyTorch's users see this code in that case.
         if ticket.process == process::id() {
             return Err(CUresult::INVALID_CONTEXT);
         }
@@ -110,15 +110,15 @@ driver_calls! {
     }
 }
 
-/// What an IPC handle's 64 bytes hold: where another process finds the memory. The process that
-/// allocated it must live and keep it, as on a card.
+/// The content of an IPC handle's 64 bytes: how another process finds the memory. The process that allocated the
+/// memory must be alive and keep it, as on a card.
 struct Ticket {
     process: u32,
     file: i32,
-    /// Which of the machine's devices has it.
+    /// The number of the device on this machine.
     number: u32,
     bytes: u64,
-    /// The manual: memory that comes to the same address later has another handle.
+    /// The manual: memory that is allocated later at the same address has another handle.
     key: u64,
 }
 
@@ -164,8 +164,8 @@ impl Ticket {
 }
 
 impl State {
-    /// Returns the memory that a file descriptor brought. Memory of this process is found again, so
-    /// that it costs its device nothing more.
+    /// Returns the physical memory of an imported file descriptor. Memory of this process is found again, so it
+    /// does not count as used twice.
     fn import(&self, file: OwnedFd) -> Result<Arc<Physical>, CUresult> {
         let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let name = name.map_err(|_| CUresult::INVALID_VALUE)?;
@@ -193,8 +193,8 @@ impl State {
         Ok(Physical::foreign(file, bytes, properties))
     }
 
-    /// Returns the address of another process's allocation; the same one each time, and as often
-    /// must it be closed.
+    /// Returns the address of another process's allocation. It is the same each time, and must be closed as often
+    /// as it was opened.
     fn open(&mut self, ticket: &Ticket, key: [u8; 64]) -> Result<u64, CUresult> {
         for (&address, mapping) in &mut self.memory.mappings {
             if let Kind::Opened { key: known, opens } = &mut mapping.kind

@@ -1,4 +1,4 @@
-//! All state, under one lock: what there is between `cuInit` and the end.
+//! All state between `cuInit` and the end, under one lock.
 
 pub(crate) mod capture;
 pub(crate) mod device;
@@ -20,35 +20,35 @@ use event::Event;
 use memory::Memory;
 use stream::Stream;
 
-/// Everything there is between `cuInit` and the end.
+/// The driver's state between `cuInit` and the end.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) devices: Vec<Device>,
     pub(crate) memory: Memory,
     pub(crate) streams: BTreeMap<CUstream, Stream>,
     pub(crate) events: BTreeMap<CUevent, Event>,
-    /// Captures that began and did not end, by their number.
+    /// Captures in progress, by their number.
     pub(crate) captures: BTreeMap<u64, Capture>,
-    /// What captures left: nothing can launch them, so they have only names.
+    /// Graphs of ended captures. They cannot be launched, so they have only names.
     pub(crate) graphs: BTreeSet<CUgraph>,
     /// `(from, to)`: the context of device `from` may use memory that `to` allocated.
     pub(crate) peers: BTreeSet<(usize, usize)>,
-    /// Whether streams do only what a call waits for or asks about: the latest that work can be done.
+    /// Whether streams run only work that a call waits for or queries: work then runs as late as possible.
     pub(crate) is_lazy: bool,
-    /// The contexts that each thread pushed and did not pop, its current one last.
+    /// Each thread's stack of contexts, its current one last.
     pub(crate) context_stacks: BTreeMap<Thread, Vec<CUcontext>>,
 }
 
-/// The state, locked.
+/// The locked state.
 pub(crate) struct Guard(MutexGuard<'static, Option<State>>);
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
-/// Makes the state of the devices that the environment names, unless there is one.
+/// Creates the state for the devices that the environment describes, unless it exists.
 ///
 /// # Errors
 ///
-/// `INVALID_VALUE` if the environment makes no sense, `NO_DEVICE` if there are no devices.
+/// `INVALID_VALUE` if the environment cannot be parsed, `NO_DEVICE` if there are no devices.
 pub(crate) fn start() -> Outcome {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if state.is_none() {
@@ -62,7 +62,7 @@ pub(crate) fn start() -> Outcome {
     Ok(())
 }
 
-/// Returns the state.
+/// Locks the state.
 ///
 /// # Errors
 ///
@@ -75,11 +75,11 @@ pub(crate) fn lock() -> Result<Guard, CUresult> {
     Ok(Guard(guard))
 }
 
-/// Lets others at the state until something has changed.
+/// Unlocks the state until something has changed.
 ///
 /// # Errors
 ///
-/// `DEINITIALIZED` if a test reset the driver meanwhile.
+/// `DEINITIALIZED` if a test has reset the driver meanwhile.
 pub(crate) fn wait_for_progress(guard: Guard) -> Result<Guard, CUresult> {
     let guard = progress::wait(guard.0);
     if guard.is_none() {
@@ -88,7 +88,7 @@ pub(crate) fn wait_for_progress(guard: Guard) -> Result<Guard, CUresult> {
     Ok(Guard(guard))
 }
 
-/// Forgets everything, `cuInit` included. Whoever waits is woken with an error.
+/// Resets everything, including `cuInit`. Threads that wait are woken with an error.
 pub(crate) fn reset() {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     *state = None;

@@ -1,4 +1,4 @@
-//! Streams: making and destroying them, waiting, and what a capture says of them.
+//! Streams: creation, destruction and waits.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -20,7 +20,7 @@ driver_calls! {
         Ok(())
     }
 
-    /// Priorities order nothing here, and a card clamps them too; so any is accepted.
+    /// A card clamps priorities to its range, so any is accepted. They have no effect here.
     fn cuStreamCreateWithPriority(stream: Out<CUstream>, flags: c_uint, _priority: c_int) {
         let out = stream.required()?;
         out.set(lock()?.create_stream(flags)?);
@@ -29,7 +29,7 @@ driver_calls! {
 
     fn cuStreamDestroy_v2(stream: CUstream) {
         let mut state = lock()?;
-        // The default streams are the context's; the code is an H200's with driver 580.
+        // The default streams belong to the context. The code is an H200's with driver 580.
         if stream <= CU_STREAM_PER_THREAD {
             return Err(CUresult::INVALID_HANDLE);
         }
@@ -83,7 +83,7 @@ driver_calls! {
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
         let mut state = lock()?;
         let name = state.stream_named(stream)?;
-        // 1 is CU_EVENT_WAIT_EXTERNAL, which only differs within a capture.
+        // 1 is CU_EVENT_WAIT_EXTERNAL, which makes a difference only in a capture.
         if flags > 1 {
             return Err(CUresult::INVALID_VALUE);
         }
@@ -100,11 +100,11 @@ driver_calls! {
 }
 
 impl State {
-    /// Returns the name of the stream that a caller means, default streams included.
+    /// Returns the name of the stream that a caller means, including default streams.
     ///
     /// # Errors
     ///
-    /// `INVALID_HANDLE` if there is none, and for default streams those of the current context.
+    /// `INVALID_HANDLE` if there is no such stream; for default streams, the errors of the current context.
     pub(crate) fn stream_named(&mut self, stream: CUstream) -> Result<CUstream, CUresult> {
         match stream {
             0 | CU_STREAM_LEGACY => Ok(self.current()?.1.legacy_stream),
@@ -130,7 +130,7 @@ impl State {
         }
     }
 
-    /// Returns a stream that is known to be there.
+    /// Returns a stream that is known to exist.
     pub(crate) fn stream_mut(&mut self, name: CUstream) -> &mut Stream {
         let found = self.streams.get_mut(&name);
         found.expect("the caller found it under the same lock")
@@ -146,7 +146,7 @@ impl State {
         Ok(name)
     }
 
-    /// Returns a new default stream of a device's context.
+    /// Creates a default stream of a device's context.
     pub(crate) fn add_stream(&mut self, device: usize, flags: c_uint) -> CUstream {
         let stream = Stream {
             device,
@@ -167,8 +167,8 @@ impl State {
         context.map(|context| context.legacy_stream)
     }
 
-    /// Returns what must be done before a stream counts as done. For the legacy default stream that
-    /// is the work of all blocking streams too, as its next task would wait for them.
+    /// Returns the markers that must be passed before a stream counts as done. The legacy stream includes the work
+    /// of all blocking streams, because its next task would wait for them.
     fn ends_of(&self, name: CUstream) -> Vec<Marker> {
         let stream = &self.streams[&name];
         let mut ends = vec![stream.queue.tail()];

@@ -1,21 +1,21 @@
-//! The types and constants of `cuda.h` that the calls here take, written from NVIDIA's manual.
+//! The types and constants of `cuda.h` that the calls take, written from NVIDIA's manual.
 //!
-//! CUDA's enumerations are plain integers here: a caller may pass any value, and one that no Rust
-//! enumeration lists would be undefined behaviour before it could be refused.
+//! CUDA's enumerations are plain integers here. A caller may pass any value, and a value that a Rust enumeration
+//! does not list would be undefined behaviour before it could be refused.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ushort, c_void};
 
-/// The outcome of every call.
+/// The result of every call.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CUresult(pub(crate) c_uint);
 
-/// Defines the codes, and the table behind `cuGetErrorName` and `cuGetErrorString`.
+/// Defines the error codes, and the table for `cuGetErrorName` and `cuGetErrorString`.
 macro_rules! results {
     ($($name:ident $cuda_name:literal = $value:literal, $text:literal;)*) => {
         impl CUresult {
             $(pub(crate) const $name: Self = Self($value);)*
-            /// Every code with its name in `cuda.h` and a description, both ended by a zero.
+            /// Every code with its name in `cuda.h` and a description, both zero-terminated.
             pub(crate) const ALL: &[(Self, &std::ffi::CStr, &std::ffi::CStr)] =
                 &[$((Self::$name, $cuda_name, $text)),*];
         }
@@ -55,12 +55,12 @@ results! {
     UNKNOWN c"CUDA_ERROR_UNKNOWN" = 999, c"unknown error";
 }
 
-/// What `cuDriverGetVersion` answers: CUDA 13.0.
+/// The version that `cuDriverGetVersion` returns: CUDA 13.0.
 pub(crate) const DRIVER_VERSION: c_int = 13000;
 
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
-/// Contexts, streams, events, graphs and their nodes are pointers in C and never followed here.
+/// Contexts, streams, events, graphs and their nodes are pointers in C. They are never dereferenced here.
 pub(crate) type CUcontext = u64;
 pub(crate) type CUstream = u64;
 pub(crate) type CUevent = u64;
@@ -69,7 +69,7 @@ pub(crate) type CUgraphNode = u64;
 pub(crate) type CUmemGenericAllocationHandle = u64;
 pub(crate) type CUhostFn = Option<unsafe extern "C" fn(*mut c_void)>;
 
-/// The default streams have fixed names: null, and these two.
+/// The default streams have fixed handles: null, and these two.
 pub(crate) const CU_STREAM_LEGACY: CUstream = 1;
 pub(crate) const CU_STREAM_PER_THREAD: CUstream = 2;
 
@@ -131,7 +131,7 @@ pub(crate) const CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_uint
 pub(crate) const CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_uint = 103;
 pub(crate) const CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: c_uint = 110;
 pub(crate) const CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: c_uint = 115;
-/// The first value that is no attribute, in CUDA 13.3. Those below and not listed here are zero.
+/// The first value that is not an attribute, in CUDA 13.3. Smaller values that are not listed here are zero.
 pub(crate) const CU_DEVICE_ATTRIBUTE_MAX: c_uint = 150;
 
 pub(crate) const CU_GET_PROC_ADDRESS_SUCCESS: c_uint = 0;
@@ -167,7 +167,7 @@ pub(crate) struct CUmemAllocationProp {
     pub(crate) kind: c_uint,
     pub(crate) requested_handle_types: c_uint,
     pub(crate) location: CUmemLocation,
-    /// A pointer in C, null but on Windows; a number here, so that the type may cross threads.
+    /// A pointer in C, null except on Windows. It is a number here, so that threads can share the type.
     pub(crate) win32_metadata: usize,
     pub(crate) flags: CUmemAllocationFlags,
 }

@@ -1,8 +1,8 @@
-//! Addresses without memory, memory without addresses, and bringing them together.
+//! Virtual memory management: reserving addresses, creating physical memory, mapping it.
 //!
-//! None of these calls needs a context, none waits for the device's work, and all are allowed during
-//! a capture, as an H200 with driver 580 allows them: PyTorch maps pages under captures, and the card
-//! ran each call as fast beside a kernel as without.
+//! None of these calls needs a context or waits for the device's work, and all are allowed during a capture. An
+//! H200 with driver 580 behaves so: PyTorch maps pages during captures, and each call was as fast while a kernel
+//! ran as without one.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_uint, c_ulonglong};
@@ -104,8 +104,8 @@ driver_calls! {
 
     fn cuMemUnmap(address: CUdeviceptr, bytes: usize) {
         let mut state = lock()?;
-        // As an H200 with driver 580 answers: it asks only where the range starts, that it is not
-        // empty and that it cuts no mapping. Gaps are fine, even a range that is one.
+        // An H200 with driver 580 requires only that the range starts in a reservation, is not empty and cuts no
+        // mapping. Gaps are allowed, even if nothing in the range is mapped.
         let reservation = state.memory.reservation_at(address);
         let reservation = reservation.ok_or(CUresult::INVALID_VALUE)?;
         if reservation.is_allocation || bytes == 0 {
@@ -177,7 +177,7 @@ driver_calls! {
             return Err(CUresult::INVALID_VALUE);
         };
         let physical = mapping.physical.clone();
-        // The manual: the handle is the one that was mapped, even if it was released since.
+        // The manual: the handle is the one that was mapped, even if it has been released since.
         let retained = memory.handles.entry(handle);
         retained.or_insert(Handle { physical, references: 0 }).references += 1;
         out.set(handle);
@@ -211,15 +211,15 @@ impl State {
         if !is_whole(bytes) || !address.is_multiple_of(GRANULARITY_BYTES) || flags != 0 {
             return Err(CUresult::INVALID_VALUE);
         }
-        // As an H200 with driver 580 answers: a handle is mapped whole.
+        // An H200 with driver 580 maps only whole handles.
         if offset != 0 || bytes != physical.bytes {
             return Err(CUresult::NOT_SUPPORTED);
         }
         let reservation = memory.reservation_at(address);
         let reservation = reservation.ok_or(CUresult::INVALID_VALUE)?;
         let room = reservation.range.start() + reservation.range.bytes() - address;
-        // That card lets a mapping hang over the end of its reservation, whether another follows or
-        // nothing does. Here those addresses may be anyone's, so it is refused.
+        // That card lets a mapping extend beyond its reservation, whether another reservation follows or not. Here
+        // those addresses may belong to anything, so this is refused.
         if reservation.is_allocation
             || bytes > room
             || memory.mappings_in(address, bytes).next().is_some()
@@ -261,7 +261,7 @@ impl State {
                 unreachable!("checked above");
             };
             access.extend(wanted.iter().copied());
-            // The host has one set of rights: what some device may do does not fault.
+            // The host has one set of access rights: access that some device has does not fault.
             let widest = access.values().max().copied().unwrap_or(Access::None);
             let bytes = mapping.bytes;
             let reservation = self
@@ -274,7 +274,7 @@ impl State {
         Ok(())
     }
 
-    /// Fails if one of the mappings is an allocation, whose access is not for the program to change.
+    /// Fails if one of the mappings is an allocation, whose access rights a program cannot change.
     fn check_virtual(&self, starts: &[u64]) -> Result<(), CUresult> {
         let is_virtual = |start| matches!(self.memory.mappings[start].kind, Kind::Virtual { .. });
         if starts.iter().all(is_virtual) {
@@ -284,13 +284,13 @@ impl State {
         }
     }
 
-    /// Returns the device that such memory would lie on.
+    /// Returns the device of memory with these properties.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` for what makes no sense, `INVALID_DEVICE` for a device that is not there,
-    /// `NOT_SUPPORTED` for what the device says it cannot do, `NOT_PERMITTED` for handles of a
-    /// fabric, as an H200 with driver 580 answers where no such network is set up.
+    /// `INVALID_VALUE` for invalid properties, `INVALID_DEVICE` for a missing device, and `NOT_SUPPORTED` for
+    /// capabilities that the device does not report. `NOT_PERMITTED` for fabric handles, as on an H200 with driver
+    /// 580 where no fabric is set up.
     fn check_properties(&self, properties: &CUmemAllocationProp) -> Result<usize, CUresult> {
         if properties.kind != CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(CUresult::INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! The work of streams: tasks in a queue, done in order by a thread of the stream's own.
+//! The work of streams: tasks in a queue, which a thread per stream runs in order.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::state::stream::{Marker, Source, Task, Work};
 use crate::state::{self, Guard, State};
 use crate::sys::{CUresult, CUstream};
 
-/// Lets others at the state until every marker is passed.
+/// Unlocks the state until every marker is passed.
 pub(crate) fn wait_for(mut guard: Guard, markers: &[Marker]) -> Result<Guard, CUresult> {
     markers.iter().for_each(Marker::want);
     while !markers.iter().all(Marker::is_passed) {
@@ -24,11 +24,11 @@ pub(crate) fn wait_for(mut guard: Guard, markers: &[Marker]) -> Result<Guard, CU
 }
 
 impl State {
-    /// Gives a stream work to do, or to its capture to remember.
+    /// Submits work to a stream, or to its capture.
     ///
     /// # Errors
     ///
-    /// Those of the capture rules, or `OUT_OF_MEMORY` if the host has no thread left.
+    /// The errors of the capture rules, or `OUT_OF_MEMORY` if the host cannot create a thread.
     pub(crate) fn submit(&mut self, stream: CUstream, work: Work) -> Outcome {
         capture::refuse_implicit_wait(self, stream)?;
         if capture::remember(self, stream)? {
@@ -56,8 +56,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns what new work of a stream waits for without being told to: the legacy default stream
-    /// for all blocking streams of its context, and each of them for it.
+    /// Returns the implicit dependencies of a stream's new work. The legacy stream waits for all blocking streams
+    /// of its context, and each of them waits for the legacy stream.
     pub(crate) fn default_stream_order(&self, name: CUstream) -> Vec<Marker> {
         let stream = &self.streams[&name];
         let Some(legacy) = self.legacy_stream_of(stream.device) else {
@@ -87,8 +87,7 @@ impl State {
         streams.map(|stream| stream.queue.tail()).collect()
     }
 
-    /// Does work that needs the lock. Work that touches what it may not is not done, and neither is
-    /// any that follows on its device.
+    /// Runs work under the lock. After an illegal access, neither that work nor any later work of its device runs.
     fn perform(&mut self, device: usize, work: Work) {
         if self.devices[device].fault.is_none() && !self.try_to_perform(device, work) {
             self.devices[device].fault = Some(CUresult::ILLEGAL_ADDRESS);
@@ -130,7 +129,7 @@ impl State {
                 true
             }
             Work::Free { address } => {
-                // A second free was queued before the first one was done.
+                // The memory was freed after this free was queued.
                 let is_there = self.memory.mappings.contains_key(&address);
                 if is_there {
                     self.memory.free(address);
@@ -142,14 +141,14 @@ impl State {
     }
 }
 
-/// Does a stream's tasks until the stream is gone.
+/// Runs a stream's tasks until the stream no longer exists.
 fn serve(name: CUstream) {
     calls::forbid_on_this_thread();
     let Ok(mut guard) = state::lock() else {
         return;
     };
-    // A stream that was destroyed first ends its work (the manual: "resources will be released
-    // automatically once the device has completed all work").
+    // A destroyed stream finishes its work first (the manual: "resources will be released automatically once the
+    // device has completed all work").
     loop {
         let is_lazy = guard.is_lazy;
         let Some(stream) = guard.streams.get_mut(&name) else {
@@ -172,8 +171,8 @@ fn serve(name: CUstream) {
             // The manual: host functions do not run once the context has an error.
             if guard.devices[device].fault.is_none() {
                 drop(guard);
-                // SAFETY: the caller of cuLaunchHostFunc gave both, and answers for their use
-                // together on another thread.
+                // SAFETY: the caller of cuLaunchHostFunc passed both, and is responsible for their use together on
+                // another thread.
                 unsafe { function(argument as *mut c_void) };
                 match state::lock() {
                     Ok(again) => guard = again,

@@ -161,8 +161,7 @@ fn save(
 fn content_mut<'a>(range: MemoryRange) -> &'a mut [u8] {
     let start = ptr::with_exposed_provenance_mut(host_address(range.address));
     // SAFETY: 1. the range is memory from the world's driver, and only the test uses it while no backup is in
-    // progress.
-    // 2. No test keeps the returned slice.
+    // progress. 2. No test keeps the returned slice.
     unsafe { std::slice::from_raw_parts_mut(start, usize::try_from(range.size.get()).unwrap()) }
 }
 

@@ -1,4 +1,4 @@
-//! A capture: the order of the work that it was given instead of being done.
+//! A capture: the dependencies of the work that it recorded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_uint;
@@ -7,22 +7,22 @@ use crate::calls::Outcome;
 use crate::names::Thread;
 use crate::sys::*;
 
-/// A capture that has begun and not ended.
+/// A capture in progress.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    /// The stream it began in, which must end it.
+    /// The stream that the capture began in, which must end it.
     pub(crate) origin: CUstream,
     pub(crate) mode: c_uint,
     pub(crate) thread: Thread,
     pub(crate) is_valid: bool,
     pub(crate) graph: CUgraph,
-    /// For each stream that takes part, the nodes that its next work comes directly after.
+    /// For each stream that takes part, the nodes that its next work directly depends on.
     pub(crate) frontiers: BTreeMap<CUstream, Vec<CUgraphNode>>,
-    /// What each node comes directly after.
+    /// The direct dependencies of each node.
     pub(crate) nodes: BTreeMap<CUgraphNode, Vec<CUgraphNode>>,
 }
 
-/// Where in a capture an event was recorded.
+/// The position in a capture at which an event was recorded.
 #[derive(Clone, Debug)]
 pub(crate) struct Position {
     pub(crate) capture: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Position {
 }
 
 impl Capture {
-    /// Returns whether it may end so: valid, and with all work joined to the stream it began in.
+    /// Returns whether the capture can end: it must be valid, and all work joined to the stream that it began in.
     pub(crate) fn outcome(&self) -> Outcome {
         if !self.is_valid {
             return Err(CUresult::STREAM_CAPTURE_INVALIDATED);

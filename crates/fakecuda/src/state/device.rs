@@ -1,4 +1,4 @@
-//! A device: how much memory it has, its primary context, and what it says about itself.
+//! A device: its memory, its primary context and its attributes.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::names::Thread;
 use crate::sys::*;
 
-/// Unit of physical memory and of mapping: 2 MiB, as measured on an H200, minimum and recommended.
+/// The granularity of physical memory and of mappings, minimum and recommended: 2 MiB, as measured on an H200.
 pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
 
 const DEFAULT_CAPACITY_BYTES: u64 = 8 << 30;
@@ -15,44 +15,44 @@ const DEFAULT_CAPACITY_BYTES: u64 = 8 << 30;
 /// One device.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// Which of the machine's devices it is; the same in every process.
+    /// The device's number on this machine, the same in every process.
     pub(crate) number: usize,
     pub(crate) capacity_bytes: u64,
     usage: Arc<Mutex<Usage>>,
-    /// What a test set; the others have the values of [`default_attribute`].
+    /// Attributes that a test set. The others have the values of [`default_attribute`].
     pub(crate) attributes: BTreeMap<c_uint, c_int>,
-    /// The primary context, while someone retains it.
+    /// The primary context, while it is retained.
     pub(crate) context: Option<Context>,
-    /// Set by work that touched memory it may not; every later call that needs the context fails so.
+    /// The error after an illegal access by the device's work. Every later call that needs the context returns it.
     pub(crate) fault: Option<CUresult>,
 }
 
-/// A device's primary context. Others cannot be made: `cuCtxCreate` is not exported.
+/// A device's primary context. There are no other contexts: `cuCtxCreate` is not exported.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) name: CUcontext,
     pub(crate) retains: u64,
-    /// The default stream, which blocking streams wait for and which waits for them.
+    /// The legacy default stream. It waits for blocking streams, and they wait for it.
     pub(crate) legacy_stream: CUstream,
-    /// Each thread's own default stream, once it was used.
+    /// The per-thread default streams that have been used.
     pub(crate) thread_streams: BTreeMap<Thread, CUstream>,
 }
 
-/// Memory of a device that is taken until this is dropped.
+/// A part of a device's memory that counts as used until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
     usage: Arc<Mutex<Usage>>,
     bytes: u64,
-    /// The shared page that the bytes are part of; `None` if they are the charge's alone.
+    /// The index of the shared page that the bytes are part of. `None` if they have their own pages.
     shared_page: Option<usize>,
 }
 
-/// What of a device's memory is taken.
+/// The used memory of a device.
 #[derive(Debug, Default)]
 struct Usage {
     bytes: u64,
-    /// Of each page that small allocations share, how many bytes they take; 0 where no page is.
-    /// Where in the page they lie is not kept, so holes between them cost nothing.
+    /// The number of used bytes of each page that small allocations share; 0 if the entry is unused. Offsets in a
+    /// page are not tracked, so holes cost nothing.
     shared_pages: Vec<u64>,
 }
 
@@ -75,12 +75,13 @@ fn lock_usage(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
 }
 
 impl Device {
-    /// Returns as many devices as `FAKECUDA_DEVICES` says, one without it, each with
-    /// `FAKECUDA_CAPACITY` bytes; of these the ones that `FAKECUDA_VISIBLE` lists, in its order.
+    /// Creates the devices that the environment describes: `FAKECUDA_DEVICES` of them (1 by default), with
+    /// `FAKECUDA_CAPACITY` bytes each. If `FAKECUDA_VISIBLE` is set, returns only those that it lists, in its
+    /// order.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if one of them is no number.
+    /// `INVALID_VALUE` if a variable is not a number, or lists a device that does not exist.
     pub(crate) fn all_from_environment() -> Result<Vec<Self>, CUresult> {
         let count = number_from_environment("FAKECUDA_DEVICES", 1)?;
         let capacity_bytes = number_from_environment("FAKECUDA_CAPACITY", DEFAULT_CAPACITY_BYTES)?;
@@ -117,11 +118,11 @@ impl Device {
         lock_usage(&self.usage).bytes
     }
 
-    /// Takes `bytes` of the device's memory.
+    /// Counts `bytes` of the device's memory as used.
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` if there is less left.
+    /// `OUT_OF_MEMORY` if less is free.
     pub(crate) fn charge(&self, bytes: u64) -> Result<Charge, CUresult> {
         self.take(&mut lock_usage(&self.usage), bytes)?;
         Ok(Charge {
@@ -131,12 +132,12 @@ impl Device {
         })
     }
 
-    /// Takes `bytes` of a page that others share, at most all of it: of a new page if no other has
-    /// room. A page goes back with the last that shares it.
+    /// Counts `bytes` of a shared page as used, at most a whole page. Uses a new page if no shared page has room. A
+    /// page is released with the last charge that shares it.
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` if the device has no page left.
+    /// `OUT_OF_MEMORY` if the device has no free page.
     pub(crate) fn charge_shared(&self, bytes: u64) -> Result<Charge, CUresult> {
         let mut usage = lock_usage(&self.usage);
         let has_room = |&taken: &u64| taken > 0 && taken + bytes <= GRANULARITY_BYTES;
@@ -172,7 +173,7 @@ impl Device {
     }
 }
 
-/// What an H200 says, as far as an allocator asks.
+/// Returns an H200's value of the attributes that an allocator queries; 0 for the others.
 fn default_attribute(attribute: c_uint, number: usize) -> c_int {
     match attribute {
         CU_DEVICE_ATTRIBUTE_WARP_SIZE => 32,
@@ -192,12 +193,12 @@ fn default_attribute(attribute: c_uint, number: usize) -> c_int {
     }
 }
 
-/// Returns a device's number as CUDA writes it.
+/// Returns a device's index as CUDA's `int`.
 pub(crate) fn ordinal(index: usize) -> c_int {
     c_int::try_from(index).expect("the number of devices came from an environment variable")
 }
 
-/// Returns a size as C writes it.
+/// Returns a size as C's `size_t`.
 pub(crate) fn host_size(bytes: u64) -> usize {
     usize::try_from(bytes).expect("a usize has 64 bits")
 }

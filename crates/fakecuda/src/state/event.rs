@@ -1,4 +1,4 @@
-//! An event: a point in a stream, or in a capture.
+//! An event: a point in a stream or in a capture.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::capture::Position;
 use super::stream::Marker;
 
-/// One event.
+/// An event.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: usize,
@@ -14,7 +14,7 @@ pub(crate) struct Event {
     pub(crate) record: Record,
 }
 
-/// Where an event was recorded last.
+/// The last record of an event.
 #[derive(Clone, Debug)]
 pub(crate) enum Record {
     Never,
@@ -22,6 +22,6 @@ pub(crate) enum Record {
         marker: Marker,
         time: Arc<OnceLock<Instant>>,
     },
-    /// In a stream that was captured: no point in time.
+    /// Recorded in a captured stream, so there is no point in time.
     InCapture(Position),
 }

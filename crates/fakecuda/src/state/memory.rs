@@ -1,4 +1,4 @@
-//! The table of memory: the device addresses that are reserved, what is mapped there, and the host's pinned memory.
+//! The table of memory: reserved device addresses, mappings, and pinned host memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,83 +10,82 @@ use super::device::{Charge, GRANULARITY_BYTES};
 use crate::os::{self, Access, HostRange, PAGE_BYTES};
 use crate::sys::*;
 
-/// All memory of all devices, and the host's pinned memory.
+/// All memory of all devices, and pinned host memory.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// Ranges of addresses by their start; none overlap. Both those that the program reserved and
-    /// those under allocations.
+    /// Address ranges by their start: those that the program reserved and those of allocations. None overlap.
     pub(crate) reservations: BTreeMap<u64, Reservation>,
-    /// What is mapped, by address; each mapping lies within one reservation, and none overlap.
+    /// Mappings by address. Each lies within one reservation, and none overlap.
     pub(crate) mappings: BTreeMap<u64, Mapping>,
-    /// Handles that were not released, by name.
+    /// Handles that have not been released, by name.
     pub(crate) handles: BTreeMap<CUmemGenericAllocationHandle, Handle>,
-    /// Pinned host memory by its start.
+    /// Pinned host memory, by its start.
     pub(crate) host: BTreeMap<u64, HostMemory>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) range: HostRange,
-    /// Under an allocation: the program never reserved it and cannot free or map it.
+    /// Whether this is an allocation's range: the program cannot free its addresses or map there.
     pub(crate) is_allocation: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// As asked for. What the host maps is this, rounded up to its pages.
+    /// The requested size. The host maps this, rounded up to its pages.
     pub(crate) bytes: u64,
     pub(crate) physical: Arc<Physical>,
     pub(crate) kind: Kind,
 }
 
-/// Where a mapping comes from, and so who may use it.
+/// The origin of a mapping, which decides who may use it.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// `cuMemMap` of a handle. What each device may do, in `cuMemSetAccess`'s words.
+    /// Mapped from a handle by `cuMemMap`. `access` has each device's rights from `cuMemSetAccess`.
     Virtual {
         handle: CUmemGenericAllocationHandle,
         access: BTreeMap<usize, Access>,
     },
-    /// `cuMemAlloc` or `cuMemAllocAsync`.
+    /// Allocated by `cuMemAlloc` or `cuMemAllocAsync`.
     Allocation,
-    /// `cuMemAllocManaged`: every device and the host may use it.
+    /// Allocated by `cuMemAllocManaged`: every device and the host may use it.
     Managed,
-    /// `cuIpcOpenMemHandle`, and how often.
+    /// Opened by `cuIpcOpenMemHandle`, `opens` times.
     Opened { key: [u8; 64], opens: u64 },
 }
 
-/// Physical memory. It is there until no handle and no mapping refers to it, in any process.
+/// Physical memory. It exists as long as a handle or a mapping refers to it, in any process.
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) file: OwnedFd,
     pub(crate) bytes: u64,
     pub(crate) device: usize,
     pub(crate) properties: CUmemAllocationProp,
-    /// `None` if another process pays, or nobody.
+    /// `None` if the memory counts as used in another process, or not at all.
     _charge: Option<Charge>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) physical: Arc<Physical>,
-    /// How often it must be released.
+    /// How often the handle must be released.
     pub(crate) references: u64,
 }
 
-/// Host memory that copies need not stage.
+/// Pinned host memory, which copies do not have to stage.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     pub(crate) bytes: u64,
-    /// `None` if it is the program's own and only registered.
+    /// `None` if the program owns the memory and only registered it.
     pub(crate) range: Option<HostRange>,
 }
 
 impl Physical {
-    /// Returns new physical memory of the device with this number.
+    /// Creates physical memory of the device with this number.
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` if the host has too little.
+    /// `OUT_OF_MEMORY` if the host has too little memory.
     pub(crate) fn new(
         number: usize,
         bytes: u64,
@@ -104,7 +103,7 @@ impl Physical {
         }))
     }
 
-    /// Returns memory that this process did not create.
+    /// Returns memory that another process created.
     pub(crate) fn foreign(file: OwnedFd, bytes: u64, properties: CUmemAllocationProp) -> Arc<Self> {
         Arc::new(Self {
             file,
@@ -115,24 +114,24 @@ impl Physical {
         })
     }
 
-    /// Returns what tells this memory from any other of the machine: the file's number.
+    /// Returns a key that identifies this memory on the machine: the file's inode number.
     pub(crate) fn key(&self) -> Option<u64> {
         file_key(&self.file)
     }
 }
 
-/// Returns the number of the file, which all its copies share.
+/// Returns the inode number of a file, which all its duplicates share.
 pub(crate) fn file_key(file: &OwnedFd) -> Option<u64> {
     let file = File::from(file.try_clone().ok()?);
     Some(file.metadata().ok()?.ino())
 }
 
-/// Returns the name of files that hold memory of the device with this number. An importer reads it back.
+/// Returns the name of files that hold memory of the device with this number. An import reads the number back.
 pub(crate) fn file_name(number: usize) -> String {
     format!("fakecuda-device-{number}")
 }
 
-/// Returns the properties of memory of `device` that is asked for in no particular way.
+/// Returns the default properties of memory on `device`.
 pub(crate) fn plain_properties(device: CUdevice, handle_types: u32) -> CUmemAllocationProp {
     CUmemAllocationProp {
         kind: CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -152,25 +151,25 @@ pub(crate) fn plain_properties(device: CUdevice, handle_types: u32) -> CUmemAllo
 }
 
 impl Memory {
-    /// Returns the reservation around an address, and its start.
+    /// Returns the reservation that contains an address.
     pub(crate) fn reservation_at(&self, address: u64) -> Option<&Reservation> {
         let (&start, reservation) = self.reservations.range(..=address).next_back()?;
         (address - start < reservation.range.bytes()).then_some(reservation)
     }
 
-    /// Returns the mapping around an address, and its start.
+    /// Returns the mapping that contains an address, and its start.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (&start, mapping) = self.mappings.range(..=address).next_back()?;
         (address - start < mapping.bytes).then_some((start, mapping))
     }
 
-    /// Returns the start and size of the pinned host memory around an address.
+    /// Returns the start and size of the pinned host memory that contains an address.
     pub(crate) fn host_at(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, memory) = self.host.range(..=address).next_back()?;
         (address - start < memory.bytes).then_some((start, memory.bytes))
     }
 
-    /// Returns the mappings that share an address with the range, lowest first.
+    /// Returns the mappings that overlap the range, ordered by address.
     pub(crate) fn mappings_in(
         &self,
         address: u64,
@@ -186,7 +185,7 @@ impl Memory {
             .map(|(&start, mapping)| (start, mapping))
     }
 
-    /// Returns whether every byte of the range is mapped, and every mapping there is `fine`.
+    /// Returns whether every byte of the range is mapped, and `fine` returns true for every mapping there.
     pub(crate) fn covers(&self, address: u64, bytes: u64, fine: impl Fn(&Mapping) -> bool) -> bool {
         let Some(end) = address.checked_add(bytes) else {
             return false;
@@ -201,7 +200,7 @@ impl Memory {
         next >= end
     }
 
-    /// Returns the starts of the mappings in the range, first to last. It may have gaps.
+    /// Returns the starts of the mappings in the range, in order. The range may have gaps.
     ///
     /// # Errors
     ///
@@ -215,7 +214,7 @@ impl Memory {
         self.mappings_in(address, bytes).map(whole).collect()
     }
 
-    /// Returns the starts of mappings that fill the range exactly, first to last.
+    /// Returns the starts of the mappings that fill the range exactly, in order.
     ///
     /// # Errors
     ///
@@ -235,11 +234,11 @@ impl Memory {
         Ok(starts)
     }
 
-    /// Allocates: addresses, and all of `physical` there, readable and writable.
+    /// Maps all of `physical` at new addresses, readable and writable. Returns the start.
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` if the host has too little.
+    /// `OUT_OF_MEMORY` if the host has too little memory.
     pub(crate) fn allocate(
         &mut self,
         physical: Arc<Physical>,
@@ -247,7 +246,7 @@ impl Memory {
     ) -> Result<u64, CUresult> {
         let host_bytes = physical.bytes.next_multiple_of(PAGE_BYTES);
         let map = || {
-            // Allocations lie 2 MiB apart at least, so one that is overrun ends in a fault.
+            // Allocations begin 2 MiB apart at least, so an overrun ends in a fault.
             let range = HostRange::reserve(host_bytes, GRANULARITY_BYTES, 0)?;
             range.map(range.start(), host_bytes, &physical.file)?;
             range.protect(range.start(), host_bytes, Access::ReadWrite)?;
@@ -269,13 +268,13 @@ impl Memory {
         Ok(address)
     }
 
-    /// Takes back what [`Memory::allocate`] returned: from now on any access faults.
+    /// Unmaps memory that [`Memory::allocate`] returned: any later access faults.
     pub(crate) fn free(&mut self, address: u64) {
         self.mappings.remove(&address);
         self.reservations.remove(&address);
     }
 
-    /// Takes every allocation on a device back.
+    /// Frees every allocation on a device.
     pub(crate) fn free_allocations_of(&mut self, device: usize) {
         let is_gone = |mapping: &Mapping| {
             mapping.physical.device == device && !matches!(mapping.kind, Kind::Virtual { .. })
@@ -290,7 +289,7 @@ impl Memory {
         }
     }
 
-    /// Returns how many allocations there are.
+    /// Returns the number of allocations.
     pub(crate) fn allocation_count(&self) -> usize {
         let reservations = self.reservations.values();
         reservations.filter(|range| range.is_allocation).count()

@@ -8,24 +8,24 @@ use std::time::Instant;
 
 use crate::progress;
 
-/// One stream.
+/// A stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) device: usize,
-    /// Ordered with the legacy default stream.
+    /// Whether it is ordered with the legacy default stream.
     pub(crate) is_blocking: bool,
-    /// A test keeps its next task from starting.
+    /// Whether a test keeps its next task from starting.
     pub(crate) is_held: bool,
     pub(crate) is_destroyed: bool,
-    /// The context's own, not made by `cuStreamCreate`.
+    /// Whether it is a default stream of the context, not created by `cuStreamCreate`.
     pub(crate) is_default: bool,
-    /// The capture that takes its work.
+    /// The capture that the stream is part of.
     pub(crate) capture: Option<u64>,
     pub(crate) queue: Queue,
 }
 
 impl Stream {
-    /// Takes the next task if it may begin now.
+    /// Removes and returns the next task if it may start now.
     pub(crate) fn next_task(&mut self, is_lazy: bool) -> Option<Task> {
         let is_wanted = !is_lazy || self.queue.is_wanted();
         if self.is_held || !is_wanted {
@@ -41,19 +41,19 @@ impl Stream {
     }
 }
 
-/// A point in a stream's work. It stays valid when the stream is gone.
+/// A point in a stream's work. It stays valid after the stream no longer exists.
 #[derive(Clone, Debug)]
 pub(crate) struct Marker {
     progress: Arc<Progress>,
-    /// How many of the stream's tasks lie before it.
+    /// The number of the stream's tasks before it.
     number: u64,
 }
 
-/// How far a stream is, in tasks.
+/// A stream's progress, counted in tasks.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) done: AtomicU64,
-    /// How many of them somebody asked for: a lazy stream does no others.
+    /// The number of tasks that a call has waited for or queried. A lazy stream runs no others.
     wanted: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ impl Marker {
         self.progress.done.load(Ordering::Acquire) >= self.number
     }
 
-    /// Asks for the work before it, which a lazy stream does not do otherwise.
+    /// Requests the work before it, which a lazy stream would not run otherwise.
     pub(crate) fn want(&self) {
         let before = self
             .progress
@@ -85,7 +85,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Returns the point after all that was submitted.
+    /// Returns the point after all submitted work.
     pub(crate) fn tail(&self) -> Marker {
         Marker {
             progress: Arc::clone(&self.progress),
@@ -93,27 +93,27 @@ impl Queue {
         }
     }
 
-    /// Returns whether somebody asked for the next task.
+    /// Returns whether the next task was requested.
     fn is_wanted(&self) -> bool {
         let Progress { done, wanted } = &*self.progress;
         wanted.load(Ordering::Relaxed) > done.load(Ordering::Relaxed)
     }
 }
 
-/// One piece of a stream's work.
+/// A task of a stream.
 #[derive(Debug)]
 pub(crate) struct Task {
-    /// Points in other streams that come first.
+    /// Points in other streams that the task waits for.
     pub(crate) after: Vec<Marker>,
     pub(crate) work: Work,
 }
 
-/// What a stream can do. There are no kernels.
+/// The kinds of work of a stream. There are no kernels.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Nothing, but after what it waits for.
+    /// Waits for a marker, and does nothing.
     Wait { marker: Marker },
-    /// Notes the time.
+    /// Records the time.
     Stamp { time: Arc<OnceLock<Instant>> },
     Copy {
         destination: Place,
@@ -122,21 +122,21 @@ pub(crate) enum Work {
     },
     Fill {
         destination: Place,
-        /// Repeated.
+        /// The word that is repeated.
         value: u32,
         bytes: u64,
     },
     Call {
         function: unsafe extern "C" fn(*mut c_void),
-        /// The caller's pointer, as a number so that it may cross threads.
+        /// The caller's pointer, as a number so that threads can share it.
         argument: usize,
     },
-    /// The end of `cuMemFreeAsync`.
+    /// The free of a `cuMemFreeAsync`.
     Free { address: u64 },
 }
 
-/// An address, and what it was when the work was asked for: device memory that is gone when the work
-/// is done must not be taken for the host's, and pinned memory must be pinned still.
+/// An address, and the kind of memory that was there when the work was submitted. If that memory no longer exists
+/// when the work runs, it must not be used as host memory. Pinned memory must still be pinned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) address: u64,
@@ -147,6 +147,6 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) enum Source {
     Place(Place),
-    /// Pageable host memory is read when the copy is asked for.
+    /// A copy of pageable host memory, which is read when the copy is submitted.
     Staged(Box<[u8]>),
 }

@@ -1,4 +1,4 @@
-//! Our reading of `cuda.h` against one that was generated from it.
+//! Compares our types and constants of `cuda.h` with bindings that were generated from it.
 
 use std::mem::{align_of, offset_of, size_of};
 

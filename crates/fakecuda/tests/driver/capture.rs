@@ -35,7 +35,7 @@ fn status(stream: CUstream) -> Status {
     get(|out| unsafe { cuStreamIsCapturing(stream, out) }).unwrap()
 }
 
-/// What `cuStreamGetCaptureInfo` says.
+/// The results of `cuStreamGetCaptureInfo`.
 struct Info {
     status: Status,
     capture: cuuint64_t,
@@ -67,7 +67,7 @@ fn info(stream: CUstream) -> Info {
     }
 }
 
-/// Returns what a node comes directly after, at most `room` of it.
+/// Returns the direct dependencies of a node, at most `room` of them.
 fn dependencies(node: CUgraphNode, room: usize) -> Result<Vec<CUgraphNode>, CUresult> {
     let mut count = room;
     let mut found = vec![null_mut(); room];
@@ -243,7 +243,7 @@ fn captured_streams_and_events_cannot_be_asked_or_awaited() {
     let _driver = Driver::start();
     let point = event();
     let mut mode = RELAXED;
-    // Even a relaxed thread must not.
+    // Not even a relaxed thread may make these calls.
     assert_eq!(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) }, OK);
     type Call<'a> = &'a dyn Fn(CUstream) -> CUresult;
     let calls: [(&str, Call, CUresult); 5] = [
@@ -277,7 +277,7 @@ fn captured_streams_and_events_cannot_be_asked_or_awaited() {
         assert_eq!(end(stream), Err(LOST), "{name}");
     }
     assert_eq!(unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) }, OK);
-    // The capture is over, and the event still has no point in time.
+    // The capture has ended, and the event still has no point in time.
     assert_eq!(
         unsafe { cuEventQuery(point) },
         CUresult::CUDA_ERROR_CAPTURED_EVENT
@@ -327,7 +327,7 @@ fn nodes_say_what_they_come_after() {
     let address = allocate(PAGE).unwrap();
     let (fork, join) = (event(), event());
     let (origin, side) = (capturing(GLOBAL), non_blocking_stream());
-    // An event is a place in the graph and no node of it.
+    // An event is a position in the graph, not a node.
     record(fork, origin);
     assert_eq!(wait(side, fork), OK);
     assert_eq!((info(origin).after, info(side).after), (vec![], vec![]));
@@ -394,7 +394,7 @@ fn the_legacy_stream_cannot_capture_nor_wait_for_what_does() {
         implicit
     );
     assert_eq!(end(blocking), Err(LOST));
-    // A stream that does not block is none of its business.
+    // A non-blocking stream does not affect the legacy stream.
     let stream = capturing(GLOBAL);
     assert_eq!(unsafe { cuMemsetD8Async(address, 1, 1, null_mut()) }, OK);
     assert!(end(stream).is_ok());

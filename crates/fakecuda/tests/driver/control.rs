@@ -93,7 +93,7 @@ fn a_reset_forgets_everything() {
     assert_eq!(driver.calls("cuMemCreate"), 0);
     assert!(!can_be_read(address));
     assert_eq!(unsafe { cuInit(0) }, OK);
-    // The context that was current is gone with the rest.
+    // The context that was current no longer exists.
     assert_eq!(allocate(PAGE), Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
     make_current(0);
     assert!(create(PAGE).is_ok());

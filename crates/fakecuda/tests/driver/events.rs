@@ -25,7 +25,7 @@ fn an_event_is_a_point_in_its_stream() {
     fill_in(stream, address, 2, 1);
     record(late, stream);
     assert_eq!((query(early), query(late)), (OK, NOT_READY));
-    // Recorded anew, it is the newer point.
+    // After another record, the event is the newer point.
     record(early, stream);
     assert_eq!(query(early), NOT_READY);
     driver.release(stream);
@@ -44,7 +44,7 @@ fn a_stream_waits_for_the_event_as_it_was_recorded_then() {
     record(point, first);
     assert_eq!(unsafe { cuStreamWaitEvent(second, point, 0) }, OK);
     copy_in(second, to, from, 10);
-    // Neither of these can take the wait back.
+    // Neither of these calls changes the wait.
     record(point, second);
     assert_eq!(unsafe { cuEventDestroy_v2(point) }, OK);
     assert_eq!(unsafe { cuStreamQuery(second) }, NOT_READY);

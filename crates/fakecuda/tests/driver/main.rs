@@ -1,7 +1,7 @@
-//! The shared object as its callers see it, called through the bindings of `cudarc`: their
-//! signatures, layouts and constants were written by others than ours.
+//! Tests of the shared object from a caller's view, through the bindings of `cudarc`: others wrote their
+//! signatures, layouts and constants.
 //!
-//! Not covered: what a card does where neither its manual nor a measurement says anything.
+//! Not covered: a card's behaviour in cases that neither its manual nor a measurement describes.
 
 #![expect(unsafe_code, reason = "every call of CUDA's interface is unsafe")]
 #![expect(

@@ -58,7 +58,7 @@ fn capacity_is_a_limit_and_both_devices_have_their_own() {
 #[test]
 fn allocations_smaller_than_a_page_share_pages() {
     let driver = Driver::start();
-    // What an H200 took for each, in pages.
+    // The number of pages that an H200 used for each case.
     let cases: [(&[usize], usize); 12] = [
         (&[512; 64], 1),
         (&[MIB; 64], 32),

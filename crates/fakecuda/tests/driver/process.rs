@@ -1,4 +1,4 @@
-//! What needs a process of its own: a C program, compiled against the header.
+//! Tests that need their own process: a C program, compiled against the header.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command, Output};
 use std::sync::OnceLock;
 
-/// Compiles `tests/c/program.c` once, beside a directory in which the shared object has the name
-/// under which programs look for it. Other processes of the same tests may do so at the same time, so
-/// each makes files of its own and moves them into place.
+/// Compiles `tests/c/program.c` once. In the same directory, the shared object gets the name under which programs
+/// look for it. Other test processes may do the same at the same time, so each creates its own files and renames
+/// them.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     output.unwrap()
 }
 
-/// Returns what the program printed, if it ended well.
+/// Returns what the program printed. Panics if it failed.
 pub(crate) fn printed(output: &Output) -> &str {
     let errors = str::from_utf8(&output.stderr).unwrap();
     assert!(output.status.success(), "{errors}");

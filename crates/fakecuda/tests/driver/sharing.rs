@@ -44,13 +44,13 @@ fn a_descriptor_brings_the_same_memory_and_keeps_it() {
     assert_eq!(kept, Ok(properties(0)));
     let other = map_anew(imported);
     assert_eq!(read(other, 6).unwrap(), b"shared");
-    // It is one piece of memory, and in use until the last name of it is gone.
+    // Both handles are one piece of memory, which is used until the last of them and its mapping are gone.
     for (handle, address, left) in [(handle, address, PAGE), (imported, other, 0)] {
         assert_eq!(unsafe { cuMemRelease(handle) }, OK);
         assert_eq!(unsafe { cuMemUnmap(address, PAGE) }, OK);
         assert_eq!(driver.used_bytes(0), left);
     }
-    // The descriptor alone still has it.
+    // Only the descriptor still refers to the memory.
     let last = import(&file).unwrap();
     assert_eq!(read(map_anew(last), 6).unwrap(), b"shared");
 }
@@ -73,7 +73,7 @@ fn another_process_imports_a_descriptor() {
     let address = map_anew(handle);
     assert_eq!(write(address, &[41]), OK);
     let file = export(handle).unwrap();
-    // The child gets a copy that is not closed when its program starts.
+    // The child inherits a duplicate that is not closed when its program starts.
     let inherited = unsafe { OwnedFd::from_raw_fd(libc::dup(file.as_raw_fd())) };
     let output = run(&["import", &inherited.as_raw_fd().to_string()], &[]);
     assert_eq!(printed(&output), "used: 0\n");
@@ -93,7 +93,7 @@ fn another_process_opens_an_allocation() {
     let output = run(&["open", &text], &[]);
     assert_eq!(printed(&output), "same: 1\nclosed: 0 0 1\nused: 0\n");
     assert_eq!(read(address, 1).unwrap(), [42]);
-    // In one process a handle cannot be opened where it was made.
+    // A process cannot open its own handle.
     let opened = get(|out| unsafe { cuIpcOpenMemHandle_v2(out, handle, 1) });
     assert_eq!(opened, Err(CUresult::CUDA_ERROR_INVALID_CONTEXT));
     let mapped = map_anew(create(PAGE).unwrap());

@@ -8,13 +8,13 @@ use crate::support::*;
 
 const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
 
-/// Calls `work` on another thread, and returns what it returned once `meanwhile` has run. Fails if
-/// `work` did not wait for that.
+/// Calls `work` on another thread, runs `meanwhile`, and returns the result of `work`. Fails if `work` did not wait
+/// for `meanwhile`.
 fn waits_for<T: Send>(work: impl FnOnce() -> T + Send, meanwhile: impl FnOnce()) -> T {
     let (send, done) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || send.send(work()).unwrap());
-        // Long enough for what does not wait; what waits is not rushed.
+        // Long enough for work that does not wait. Work that waits is given all the time it needs.
         let early = done.recv_timeout(std::time::Duration::from_millis(50));
         assert!(early.is_err(), "did not wait");
         meanwhile();
@@ -79,14 +79,14 @@ fn a_lazy_stream_works_once_it_is_waited_for_or_asked() {
     fill_in(first, address, 1, 1);
     fill_in(second, address, 2, 1);
     assert_eq!(synchronize(second), OK);
-    // So nothing of the first was done before.
+    // So no work of the first stream ran before.
     assert_eq!(unsafe { *(address as *const u8) }, 2);
     assert_eq!(synchronize(first), OK);
     assert_eq!(unsafe { *(address as *const u8) }, 1);
     fill_in(first, address, 3, 1);
     while unsafe { cuStreamQuery(first) } != OK {}
     fill_in(first, address, 4, 1);
-    // What a stream waits for comes first.
+    // Work that a stream waits for runs first.
     let event: CUevent = get(|event| unsafe { cuEventCreate(event, 0) }).unwrap();
     assert_eq!(unsafe { cuEventRecord(event, first) }, OK);
     assert_eq!(unsafe { cuStreamWaitEvent(second, event, 0) }, OK);
@@ -123,7 +123,7 @@ fn memory_reused_too_early_is_overwritten() {
     assert_eq!(synchronize(writer), OK);
     driver.hold(reader);
     copy_in(reader, result, shared, 100);
-    // The reader's work is still to come, and nobody waited for it.
+    // The reader's work is still to come, and nothing waited for it.
     fill_in(writer, shared, 2, 100);
     assert_eq!(synchronize(writer), OK);
     driver.release(reader);
@@ -153,7 +153,7 @@ fn freeing_waits_for_the_device_and_unmapping_does_not() {
     fill_in(stream, range, 1, PAGE);
     assert_eq!(unsafe { cuMemUnmap(range, PAGE) }, OK);
     driver.release(stream);
-    // So the work found nothing there, and the context is lost, as on a card.
+    // The work found no mapping there, so the context is unusable, as on a card.
     assert_eq!(synchronize(stream), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_eq!(allocate(PAGE), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
 }
@@ -281,7 +281,7 @@ fn pageable_memory_is_read_when_the_copy_is_asked_for() {
     driver.release(stream);
     assert_eq!(synchronize(stream), OK);
     assert_eq!(read(address, 20).unwrap(), [[1; 10], [2; 10]].concat());
-    // The other way there is nothing to see before the call returns.
+    // In the other direction, the call returns only after the copy.
     let to = pageable.as_mut_ptr().cast::<c_void>();
     assert_eq!(unsafe { cuMemcpyDtoHAsync_v2(to, address, 10, stream) }, OK);
     assert_eq!(pageable, [1; 10]);

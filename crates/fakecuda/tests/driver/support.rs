@@ -1,4 +1,4 @@
-//! The driver for one test at a time, and short forms of the calls that most tests make.
+//! The driver for one test at a time, and short forms of the most common calls.
 
 use std::ffi::{CString, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -11,12 +11,12 @@ use libloading::Library;
 use libloading::os::unix::{Library as UnixLibrary, RTLD_GLOBAL, RTLD_NOW};
 
 pub(crate) const MIB: usize = 1 << 20;
-/// One page of a card: 2 MiB.
+/// A page of a card: 2 MiB.
 pub(crate) const PAGE: usize = 2 * MIB;
 
 pub(crate) const OK: CUresult = CUresult::CUDA_SUCCESS;
 
-/// The driver, reset and initialized, with the context of device 0 current; no other test uses it.
+/// The driver, reset and initialized, with the context of device 0 current. No other test uses it meanwhile.
 #[must_use = "the next test may begin once this is dropped"]
 pub(crate) struct Driver {
     library: &'static Library,
@@ -27,7 +27,7 @@ fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let path = fakecuda::library_path();
-        // From here on, whoever asks for libcuda.so.1 gets this one: cudarc too.
+        // From here on, a dlopen of libcuda.so.1 gets this library, also from cudarc.
         unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
             .expect("the shared object loads")
             .into()
@@ -35,7 +35,7 @@ fn library() -> &'static Library {
 }
 
 impl Driver {
-    /// Two devices of 1 GiB each.
+    /// Starts the driver with two devices of 1 GiB each.
     pub(crate) fn start() -> Self {
         let driver = Self::before_init();
         assert_eq!(unsafe { cuInit(0) }, OK);
@@ -49,7 +49,7 @@ impl Driver {
     pub(crate) fn before_init() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only ever set to this, by whoever has the turn.
+        // The variable is only ever set to this value, under the lock.
         unsafe { std::env::set_var("FAKECUDA_DEVICES", "2") };
         let driver = Self {
             library: library(),
@@ -67,12 +67,12 @@ impl Driver {
         driver
     }
 
-    /// Calls one of the functions of `include/fakecuda.h`.
+    /// Returns a function of `include/fakecuda.h`.
     fn function<F: Copy>(&self, name: &str) -> F {
         *unsafe { self.library.get::<F>(name) }.expect("the header's functions are exported")
     }
 
-    /// Returns where the shared object has an exported function.
+    /// Returns the address of an exported function of the shared object.
     pub(crate) fn address_of(&self, name: &str) -> *const c_void {
         self.function::<*const c_void>(name)
     }
@@ -145,7 +145,7 @@ impl Driver {
     }
 }
 
-/// Returns what a call writes through its first pointer.
+/// Returns the value that a call writes through its pointer.
 pub(crate) fn get<T>(call: impl FnOnce(*mut T) -> CUresult) -> Result<T, CUresult> {
     let mut value = MaybeUninit::uninit();
     match call(value.as_mut_ptr()) {
@@ -192,7 +192,7 @@ pub(crate) fn copy_in(stream: CUstream, to: CUdeviceptr, from: CUdeviceptr, byte
     assert_eq!(unsafe { cuMemcpyDtoDAsync_v2(to, from, bytes, stream) }, OK);
 }
 
-/// Returns the bytes at a device address, by a copy that waits.
+/// Returns the bytes at a device address, by a synchronous copy.
 pub(crate) fn read(address: CUdeviceptr, bytes: usize) -> Result<Vec<u8>, CUresult> {
     let mut content = vec![0; bytes];
     let to = content.as_mut_ptr().cast::<c_void>();
@@ -207,7 +207,7 @@ pub(crate) fn write(address: CUdeviceptr, content: &[u8]) -> CUresult {
     unsafe { cuMemcpyHtoD_v2(address, from, content.len()) }
 }
 
-/// Returns whether the host can read the address: `write` to a pipe fails where a load would fault.
+/// Returns whether the host can read the address. A `write` to a pipe fails where a load would fault.
 pub(crate) fn can_be_read(address: CUdeviceptr) -> bool {
     let mut ends = [0; 2];
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);

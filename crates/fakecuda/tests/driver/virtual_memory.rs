@@ -181,7 +181,7 @@ fn many_mappings_are_unmapped_in_one_call() {
     assert_eq!(read(range + 7 * PAGE as u64, 2).unwrap(), [3, 3]);
     assert_eq!(unmap(range + 2 * PAGE as u64, 4 * PAGE), OK);
     assert_eq!(driver.live().mappings, 4);
-    // The gap is no hindrance, nor is that nothing is left.
+    // Neither gaps nor an empty range are errors.
     assert_eq!(unmap(range, 8 * PAGE), OK);
     assert_eq!(driver.live().mappings, 0);
     assert!(!can_be_read(range));
@@ -275,7 +275,7 @@ fn a_reservation_may_be_far_larger_than_the_device_and_lies_where_it_is_asked_to
     assert_eq!(unreserve(range, bytes), OK);
     let again = get(|out| unsafe { cuMemAddressReserve(out, PAGE, 0, range, 0) }).unwrap();
     assert_eq!(again, range);
-    // What is taken is not given again.
+    // Addresses in use are not returned again.
     let other = get(|out| unsafe { cuMemAddressReserve(out, PAGE, 0, range, 0) }).unwrap();
     assert_ne!(other, range);
     let aligned = get(|out| unsafe { cuMemAddressReserve(out, PAGE, 1 << 30, 0, 0) }).unwrap();
@@ -294,7 +294,7 @@ fn access_is_each_devices_own() {
         get(|out| unsafe { cuMemGetAccess(out, &location, range) }).unwrap()
     };
     assert_eq!((access_of(0), access_of(1)), (0, 3));
-    // Device 0 has the memory and may not touch it; the error stays with its context.
+    // Device 0 has the memory but no access to it. The error affects only its context.
     let stream = non_blocking_stream();
     fill_in(stream, range, 1, 100);
     assert_eq!(synchronize(stream), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
