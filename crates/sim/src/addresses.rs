@@ -1,4 +1,4 @@
-//! Where memory and reserved ranges lie: first fit, or whatever a replay was recorded with.
+//! The addresses of memory and reserved ranges: first fit, or those of a recording that is replayed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,50 +9,49 @@ use crate::memory::{PAGE, footprint};
 
 /// Chooses addresses for [`SimDriver`](crate::SimDriver).
 ///
-/// What an implementation answers is checked: allocations may not overlap each other or mapped memory.
-/// Reserved ranges may overlap, because a recording does not tell how far they went.
+/// The chosen addresses are checked: allocations must not overlap each other or mapped memory. Reserved ranges may
+/// overlap, because a recording does not contain their sizes.
 pub trait AddressSource {
-    /// Returns where `size` bytes of memory lie.
+    /// Returns the address of an allocation of `size` bytes.
     ///
     /// # Errors
     ///
-    /// Whatever the caller of [`lowtide_core::Driver::allocate`] shall see.
+    /// The error that the caller of [`lowtide_core::Driver::allocate`] is to get.
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError>;
 
-    /// Takes memory back that [`AddressSource::allocate`] placed.
+    /// Frees an allocation that [`AddressSource::allocate`] placed.
     fn freed(&mut self, address: DeviceAddress, size: Bytes);
 
-    /// Returns where a reserved range of `size` bytes lies.
+    /// Returns the address of a reserved range of `size` bytes.
     ///
     /// # Errors
     ///
-    /// Whatever the caller of [`lowtide_core::Driver::reserve`] shall see.
+    /// The error that the caller of [`lowtide_core::Driver::reserve`] is to get.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError>;
 
-    /// Takes a range back that [`AddressSource::reserve`] placed.
+    /// Frees a range that [`AddressSource::reserve`] placed.
     fn unreserved(&mut self, address: DeviceAddress, size: Bytes);
 
-    /// Is asked before `size` bytes of physical memory are created.
+    /// Called before `size` bytes of physical memory are created.
     ///
     /// # Errors
     ///
-    /// Whatever the caller of [`lowtide_core::Driver::create`] shall see.
+    /// The error that the caller of [`lowtide_core::Driver::create`] is to get.
     fn create(&mut self, _size: Bytes) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// Hears of a range that was mapped and made accessible.
+    /// Called when a range was mapped and made accessible.
     fn mapped(&mut self, _address: DeviceAddress, _size: Bytes) {}
 
-    /// Hears of a range that was unmapped.
+    /// Called when a range was unmapped.
     fn unmapped(&mut self, _address: DeviceAddress, _size: Bytes) {}
 }
 
-/// The lowest free addresses, in units of 2 MiB; up to 1 MiB, in units of 512 bytes.
+/// Chooses the lowest free addresses, in units of 2 MiB; up to 1 MiB, in units of 512 bytes.
 ///
-/// Addresses are used again as soon as they are free, so that a stale one is likely to hit something.
-/// Fresh allocations are adjacent. Small allocations, large allocations and reserved ranges each have
-/// an area of their own.
+/// Free addresses are reused at once, so a stale address is likely to hit other memory. New allocations are
+/// adjacent. Small allocations, large allocations and reserved ranges each have their own area.
 #[derive(Debug)]
 pub struct FirstFit {
     small: Area,
@@ -61,16 +60,16 @@ pub struct FirstFit {
 }
 
 impl FirstFit {
-    /// The addresses that reserved ranges have. No allocation lies there.
+    /// The addresses of reserved ranges. No allocation lies there.
     pub const RESERVED: Range<DeviceAddress> = DeviceAddress(1 << 48)..DeviceAddress(1 << 62);
 
-    /// Returns a source that has given out nothing.
+    /// Returns a source whose addresses are all free.
     pub fn new() -> FirstFit {
         FirstFit {
             small: Area::new(1 << 40, 2 << 40),
             large: Area::new(16 << 40, 240 << 40),
-            // Far larger than any device: a caching allocator reserves more than the device's memory for
-            // each of its streams.
+            // Far larger than any device: a caching allocator reserves more than the device's memory for each of
+            // its streams.
             reserved: Area::new(FirstFit::RESERVED.start.get(), FirstFit::RESERVED.end.get()),
         }
     }
@@ -110,7 +109,7 @@ impl AddressSource for FirstFit {
     }
 }
 
-/// Free address ranges, from start to size. No two of them touch.
+/// Free address ranges, from start to size. No two of them are adjacent.
 #[derive(Debug)]
 struct Area {
     free: BTreeMap<u64, u64>,
@@ -123,7 +122,7 @@ impl Area {
         }
     }
 
-    /// Linear in the number of free ranges below the one that fits.
+    /// Returns the lowest range that fits. Linear in the number of free ranges below it.
     fn take(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let size = size.get();
         let fit = self.free.iter().find(|&(_, &free)| free >= size);

@@ -1,4 +1,4 @@
-//! The calls of the driver, by name, and what is counted about them.
+//! The driver's calls, and the statistics of each.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Every call, in the order of the trait.
+    /// All calls, in the order of the trait.
     pub const ALL: [Call; 16] = [
         Call::Allocate,
         Call::Free,
@@ -62,7 +62,7 @@ impl Call {
         Call::MemoryInfo,
     ];
 
-    /// Returns the name of the CUDA function behind the call.
+    /// Returns the name of the CUDA function that the call stands for.
     pub const fn name(self) -> &'static str {
         match self {
             Call::Allocate => "cudaMalloc",
@@ -91,17 +91,17 @@ impl fmt::Display for Call {
     }
 }
 
-/// What is known about all calls of one kind.
+/// The statistics of one kind of call.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CallStats {
-    /// How often it was called, failures included.
+    /// The number of calls, including failed ones.
     pub count: u64,
-    /// How often it failed.
+    /// The number of failed calls.
     pub failures: u64,
-    /// The bytes of the calls that did not fail, as their caller stated them.
+    /// The sum of the sizes that were passed to calls that succeeded.
     pub bytes: Bytes,
-    /// What the calls themselves cost the host, in nanoseconds.
+    /// The host time of the calls, in nanoseconds, without waits.
     pub cost_ns: u64,
-    /// How long they waited for the device's work, in nanoseconds.
+    /// The time that the calls waited for the device's work, in nanoseconds.
     pub wait_ns: u64,
 }

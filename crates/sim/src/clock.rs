@@ -1,4 +1,4 @@
-//! Logical time: the host's clock, the work queued on each stream, and the events between them.
+//! Logical time: the host's clock, the work queued on each stream, and events.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ pub(crate) struct Clock {
     host_ns: u64,
     streams: BTreeMap<Stream, Timeline>,
     events: BTreeMap<EventHandle, Event>,
-    /// How many events there ever were.
+    /// The number of events that were ever recorded.
     recorded: u64,
 }
 
-/// What is known of one stream.
+/// The state of one stream.
 #[derive(Debug, Default)]
 struct Timeline {
-    /// When the work queued so far is done.
+    /// The time when the work queued so far is done.
     done_ns: u64,
-    /// Whether events recorded now wait to be told that they have passed.
+    /// Whether events recorded now are held until [`Clock::complete`].
     held: bool,
 }
 
 #[derive(Debug)]
 struct Event {
     stream: Stream,
-    /// When the work before it is done.
+    /// The time when the work before the event is done.
     passes_ns: u64,
-    /// Whether it waits to be told, whatever the time.
+    /// Whether the event is held: it does not pass, whatever the time, before [`Clock::complete`] or a wait.
     held: bool,
 }
 
@@ -47,14 +47,14 @@ impl Clock {
         timeline.done_ns = timeline.done_ns.max(self.host_ns).saturating_add(ns);
     }
 
-    /// Has the work that comes to `stream` from now on wait for what is now in `other`.
+    /// Makes later work of `stream` wait for the current work of `other`.
     pub(crate) fn wait_for(&mut self, stream: Stream, other: Stream) {
         let other_done_ns = self.streams.get(&other).map_or(0, |other| other.done_ns);
         let timeline = self.streams.entry(stream).or_default();
         timeline.done_ns = timeline.done_ns.max(other_done_ns);
     }
 
-    /// Makes the events that are recorded in `stream` from now on wait for [`Clock::complete`].
+    /// Holds the events that are recorded in `stream` from now on until [`Clock::complete`].
     pub(crate) fn hold(&mut self, stream: Stream) {
         self.streams.entry(stream).or_default().held = true;
     }
@@ -83,13 +83,13 @@ impl Clock {
         EventHandle(self.recorded)
     }
 
-    /// Returns whether an event has passed; `None`: there is no such event.
+    /// Returns whether an event has passed, or `None` if there is no such event.
     pub(crate) fn passed(&self, handle: EventHandle) -> Option<bool> {
         let event = self.events.get(&handle)?;
         Some(!event.held && event.passes_ns <= self.host_ns)
     }
 
-    /// Makes an event pass now; returns whether there is such an event.
+    /// Makes an event pass now. Returns whether the event exists.
     pub(crate) fn complete(&mut self, handle: EventHandle) -> bool {
         let Some(event) = self.events.get_mut(&handle) else {
             return false;
@@ -99,7 +99,7 @@ impl Clock {
         true
     }
 
-    /// Waits for an event; returns whether there is such an event.
+    /// Waits for an event. Returns whether the event exists.
     pub(crate) fn wait_for_event(&mut self, handle: EventHandle) -> bool {
         let Some(event) = self.events.get_mut(&handle) else {
             return false;
@@ -109,8 +109,8 @@ impl Clock {
         true
     }
 
-    /// Makes the work that comes to `stream` from now on wait for an event; returns whether there is such an event. A
-    /// stream that waits for a held event is held itself.
+    /// Makes later work of `stream` wait for an event. Returns whether the event exists. A stream that waits for a
+    /// held event is held itself.
     pub(crate) fn wait_in_stream(&mut self, stream: Stream, handle: EventHandle) -> bool {
         let Some(event) = self.events.get(&handle) else {
             return false;
@@ -143,12 +143,12 @@ impl Clock {
         self.let_go(|_| true);
     }
 
-    /// Forgets an event; returns whether there was such an event.
+    /// Removes an event. Returns whether the event existed.
     pub(crate) fn release(&mut self, handle: EventHandle) -> bool {
         self.events.remove(&handle).is_some()
     }
 
-    /// Returns the events that were not given back, oldest first.
+    /// Returns the events that were not released, oldest first.
     pub(crate) fn events(&self) -> impl Iterator<Item = (EventHandle, Stream)> {
         self.events
             .iter()

@@ -1,17 +1,17 @@
-//! What a call costs the host, measured on one H200 (driver 580, CUDA 13.0), medians of idle calls.
+//! The host time of each call, measured on one H200 (driver 580, CUDA 13.0); medians of calls on an idle device.
 //!
-//! Absolute times differ between machines: they serve to compare strategies, not to predict a job.
+//! Absolute times differ between machines. They serve to compare strategies, not to predict a job's time.
 
 use lowtide_core::Bytes;
 
 use crate::call::Call;
 
-/// Returns what a call costs the host, in nanoseconds; `size` is that of one piece of physical memory,
-/// or of the address range.
+/// Returns the host time of a call, in nanoseconds. `size` is the size of one piece of physical memory or of the
+/// address range.
 ///
-/// Between the measured sizes the cost is interpolated, below the smallest it is that one's, and above
-/// the largest it goes on as between the last two; but not for address ranges, behind which there is
-/// no memory and which may be many times larger than any card.
+/// Between the measured sizes, the cost is interpolated. Below the smallest size, it is that size's cost. Above the
+/// largest, it is extrapolated from the last two sizes. For address ranges it then stays constant: they have no
+/// memory behind them, and may be many times larger than any card.
 pub(crate) fn cost_ns(call: Call, size: Bytes) -> u64 {
     let Some(costs) = by_size(call) else {
         return fixed(call);
@@ -33,18 +33,18 @@ pub(crate) fn cost_ns(call: Call, size: Bytes) -> u64 {
     }
 }
 
-/// What allocating or freeing costs where the memory shares 2 MiB that are on the device anyway,
-/// measured for 512 bytes to 64 KiB.
+/// The cost of allocating or freeing memory that shares a 2 MiB page which stays on the device, measured for 512
+/// bytes to 64 KiB.
 pub(crate) const SHARED_NS: u64 = 900;
 
-/// The sizes that were measured, in MiB.
+/// The measured sizes, in MiB.
 const SIZES_MIB: [u64; 7] = [2, 20, 64, 256, 1024, 8192, 32768];
 
-/// The costs at [`SIZES_MIB`], in nanoseconds. Where a larger size measured up to 2 % less than a
-/// smaller one, it has the smaller one's cost: that is noise.
+/// The costs at [`SIZES_MIB`], in nanoseconds. Where a larger size measured up to 2 % less than a smaller one, this
+/// is noise, and the smaller size's cost is used.
 ///
-/// Allocating 32 GiB took 85 ms and creating them 124 ms, because the card was still clearing the same
-/// pages, released just before; here they cost what the slope from 1 to 8 GiB gives.
+/// Allocating 32 GiB took 85 ms and creating 32 GiB took 124 ms, because the card was still clearing pages that had
+/// been released just before. Here their costs are extrapolated from 1 and 8 GiB.
 const fn by_size(call: Call) -> Option<&'static [u64; 7]> {
     Some(match call {
         Call::Allocate => &[26_500, 31_800, 46_300, 56_800, 70_700, 422_000, 1_626_000],
@@ -64,11 +64,11 @@ const fn by_size(call: Call) -> Option<&'static [u64; 7]> {
     })
 }
 
-/// The cost of a call that has no size, in nanoseconds; of those that wait, where nothing is left to
-/// wait for.
+/// The cost of a call without a size, in nanoseconds. For a call that waits, the cost when there is nothing to wait
+/// for.
 const fn fixed(call: Call) -> u64 {
     match call {
-        // A wait was not measured; it puts as much into its stream as an event does.
+        // A stream wait was not measured. It submits as much to its stream as an event does.
         Call::RecordEvent | Call::QueryEvent | Call::WaitEvent => 150,
         Call::SynchronizeEvent => 170,
         Call::ReleaseEvent => 100,

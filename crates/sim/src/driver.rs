@@ -1,4 +1,5 @@
-//! The simulated driver: faults first, then the rules, then the books.
+//! The simulated driver. Each call applies injected faults first, then checks the rules, then updates the
+//! statistics.
 
 use lowtide_core::{
     Bytes, CapturePoint, DeviceAddress, Driver, DriverError, EventHandle, GraphNode, Handle,
@@ -13,15 +14,15 @@ use crate::fault::FaultPlan;
 use crate::graph::Captures;
 use crate::memory::{Memory, PAGE, Refusal, broken_rule};
 
-/// What device is simulated.
+/// The properties of the simulated device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SimConfig {
-    /// How much memory the device has; `None`, or more than that: 64 TiB, which stands for no limit.
+    /// The device's memory. `None`, or more than 64 TiB, means 64 TiB, which stands for no limit.
     pub capacity: Option<Bytes>,
-    /// What the device says that it has in all, where that is not its capacity: a job may be refused memory by others
-    /// that use the device, or at moments that were chosen.
+    /// The total memory that the device reports, if that is not its capacity. They differ when other programs use
+    /// the device, or when requests fail at chosen moments.
     pub total: Option<Bytes>,
-    /// Whether the device can reserve addresses and map memory, as all but old ones can.
+    /// Whether the device supports virtual memory management, as all but old devices do.
     pub virtual_memory: bool,
 }
 
@@ -37,12 +38,12 @@ impl Default for SimConfig {
 
 /// A driver without a device.
 ///
-/// It keeps to the contract of [`Driver`] and checks that its caller does: a broken rule is answered
-/// with [`DriverError::Failed`], never with a panic, and noted in [`SimDriver::violations`]. The same
-/// calls always have the same answers.
+/// It implements the contract of [`Driver`] and checks that its caller keeps to it. A broken rule returns
+/// [`DriverError::Failed`], never panics, and is listed in [`SimDriver::violations`]. The same calls always have
+/// the same results.
 ///
-/// Time is logical: the host's clock moves by what each call costs, by what a call waits for, and by
-/// [`SimDriver::advance`]; each stream works off what [`SimDriver::launch`] queued.
+/// Time is logical. The host's clock advances by the cost of each call, by the time a call waits, and by
+/// [`SimDriver::advance`]. Each stream runs the work that [`SimDriver::launch`] queued.
 #[derive(Debug)]
 pub struct SimDriver<A = FirstFit> {
     device: Device<A>,
@@ -51,20 +52,20 @@ pub struct SimDriver<A = FirstFit> {
     violations: Vec<String>,
 }
 
-/// Everything that calls change.
+/// The state that calls change.
 #[derive(Debug)]
 struct Device<A> {
     addresses: A,
     memory: Memory,
     clock: Clock,
     captures: Captures,
-    /// What it says that it has.
+    /// The total memory that it reports.
     total: Bytes,
     virtual_memory: bool,
 }
 
 impl SimDriver {
-    /// Returns a device that gives out the lowest free addresses.
+    /// Returns a device that uses the lowest free addresses.
     pub fn new(config: SimConfig) -> SimDriver {
         SimDriver::with_addresses(config, FirstFit::new())
     }
@@ -77,7 +78,7 @@ impl Default for SimDriver {
 }
 
 impl<A: AddressSource> SimDriver<A> {
-    /// Returns a device that gives out the addresses that `addresses` chooses.
+    /// Returns a device that uses the addresses chosen by `addresses`.
     pub fn with_addresses(config: SimConfig, addresses: A) -> SimDriver<A> {
         let capacity = config
             .capacity
@@ -97,12 +98,12 @@ impl<A: AddressSource> SimDriver<A> {
         }
     }
 
-    /// Returns what chooses the addresses.
+    /// Returns the source of the addresses.
     pub fn addresses_mut(&mut self) -> &mut A {
         &mut self.device.addresses
     }
 
-    /// Replaces the plan of failures; it counts calls from here.
+    /// Replaces the plan of failures. It counts calls from here.
     pub fn set_faults(&mut self, faults: FaultPlan) {
         self.faults = faults;
     }
@@ -112,22 +113,22 @@ impl<A: AddressSource> SimDriver<A> {
         self.device.clock.now_ns()
     }
 
-    /// Moves the host's clock on, as work on the host would.
+    /// Advances the host's clock, as work on the host would.
     pub fn advance(&mut self, ns: u64) {
         self.device.clock.advance(ns);
     }
 
-    /// Queues work of `ns` nanoseconds on a stream, as starting a kernel does; if the stream is being
-    /// captured, the work goes into the graph and does not run.
+    /// Queues work of `ns` nanoseconds on a stream, as launching a kernel does. If the stream is being captured,
+    /// the work becomes a node of the graph and does not run.
     pub fn launch(&mut self, stream: Stream, ns: u64) {
         if !self.device.captures.launch(stream) {
             self.device.clock.launch(stream, ns);
         }
     }
 
-    /// Has the work that comes to `stream` from now on wait for what is now in `other`. If `other` is being
-    /// captured, `stream` takes part in the capture from then on. Returns whether the device allows it: a
-    /// captured stream cannot wait for what is not in its capture.
+    /// Makes later work of `stream` wait for the current work of `other`. If `other` is being captured, `stream`
+    /// joins the capture. Returns whether the device allows it: a captured stream cannot wait for work outside its
+    /// capture.
     pub fn wait(&mut self, stream: Stream, other: Stream) -> bool {
         let Device {
             captures, clock, ..
@@ -142,13 +143,13 @@ impl<A: AddressSource> SimDriver<A> {
         true
     }
 
-    /// Has the next work of a captured stream come after `after` of its capture's work, and nothing else
+    /// Sets the dependencies of a captured stream's next work to `after`, replacing the current ones
     /// (`cudaStreamUpdateCaptureDependencies`).
     pub fn set_capture_order(&mut self, stream: Stream, after: &[GraphNode]) {
         self.device.captures.set_order(stream, after);
     }
 
-    /// Begins to capture a stream; returns whether it was not being captured.
+    /// Begins the capture of a stream. Returns false if the stream is already being captured.
     pub fn begin_capture(&mut self, stream: Stream) -> bool {
         let is_new = self.device.captures.point(stream).is_none();
         if is_new {
@@ -157,57 +158,56 @@ impl<A: AddressSource> SimDriver<A> {
         is_new
     }
 
-    /// Ends the capture that a stream takes part in, in all its streams; returns whether there was one.
+    /// Ends the capture that a stream is part of, in all its streams. Returns whether there was one.
     pub fn end_capture(&mut self, stream: Stream) -> bool {
         self.capture_of(stream)
             .inspect(|&capture| self.device.captures.end(capture))
             .is_some()
     }
 
-    /// Makes the events recorded in `stream` from now on pass only when [`SimDriver::complete_event`]
-    /// says so, or when the host waits for them: a replay knows when they passed.
+    /// Holds the events recorded in `stream` from now on: they pass only by [`SimDriver::complete_event`], or when
+    /// the host waits for them. A replay uses this, because it knows when they passed.
     pub fn hold_stream(&mut self, stream: Stream) {
         self.device.clock.hold(stream);
     }
 
-    /// Lets the events of `stream`, those recorded before too, pass by time again.
+    /// Lets all events of `stream` pass by time again, including those already recorded.
     pub fn resume_stream(&mut self, stream: Stream) {
         self.device.clock.resume(stream);
     }
 
-    /// Returns the handle that the next event will have; handles count up.
+    /// Returns the handle that the next event will have. Handles count up.
     pub fn next_event(&self) -> EventHandle {
         self.device.clock.next_event()
     }
 
-    /// Makes an event pass now; returns whether there is such an event.
+    /// Makes an event pass now. Returns whether the event exists.
     pub fn complete_event(&mut self, event: EventHandle) -> bool {
         self.device.clock.complete(event)
     }
 
-    /// Checks what a kernel would find that reads and writes `size` bytes at `address`.
+    /// Checks the access of a kernel that reads and writes `size` bytes at `address`.
     ///
     /// # Errors
     ///
-    /// [`DriverError::Failed`] where a byte has no memory or the device may not touch it; that is a
+    /// [`DriverError::Failed`] if a byte has no memory or the device has no access to it. This counts as a
     /// violation.
     pub fn access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         let answer = self.device.memory.check_access(address, size);
         answer.map_err(|refusal| self.refuse("kernel", refusal))
     }
 
-    /// Returns what is known about the calls of one kind.
+    /// Returns the statistics of one kind of call.
     pub fn stats(&self, call: Call) -> CallStats {
         self.stats[call as usize]
     }
 
-    /// Returns what all calls cost the host, in nanoseconds, without the time they waited for the
-    /// device's work.
+    /// Returns the host time of all calls, in nanoseconds, without the time they waited for the device's work.
     pub fn driver_time_ns(&self) -> u64 {
         self.stats.iter().map(|stats| stats.cost_ns).sum()
     }
 
-    /// Returns the physical memory under allocations, in whole pages of 2 MiB.
+    /// Returns the physical memory of allocations, in whole pages of 2 MiB.
     pub fn allocated_bytes(&self) -> Bytes {
         self.device.memory.allocated()
     }
@@ -217,23 +217,23 @@ impl<A: AddressSource> SimDriver<A> {
         self.device.memory.created()
     }
 
-    /// Returns the physical memory in use: allocations and handles.
+    /// Returns the physical memory in use, by allocations and handles.
     pub fn physical_bytes(&self) -> Bytes {
         self.device.memory.physical()
     }
 
-    /// Returns the most physical memory that was ever in use.
+    /// Returns the peak of the physical memory in use.
     pub fn physical_bytes_max(&self) -> Bytes {
         self.device.memory.physical_max()
     }
 
-    /// Returns one line for each rule that was broken, in order.
+    /// Returns one line for each broken rule, in order.
     pub fn violations(&self) -> &[String] {
         &self.violations
     }
 
-    /// Returns one line for each thing that was not given back: memory, mappings, handles, reserved
-    /// ranges, events.
+    /// Returns one line for each resource that was not released: memory, mappings, handles, reserved ranges,
+    /// events.
     pub fn leaks(&self) -> Vec<String> {
         let events = self.device.clock.events();
         let events =
@@ -241,9 +241,9 @@ impl<A: AddressSource> SimDriver<A> {
         self.device.memory.leaks().chain(events).collect()
     }
 
-    /// Makes a call: fails it if the plan says so, keeps the books, moves the clock.
+    /// Makes a call: fails it if the plan says so, updates the statistics, advances the clock.
     ///
-    /// `act` returns the answer and what the call costs, in nanoseconds.
+    /// `act` returns the result and the call's cost in nanoseconds.
     fn call<T>(
         &mut self,
         call: Call,
@@ -258,7 +258,7 @@ impl<A: AddressSource> SimDriver<A> {
         let wait_ns = self.now_ns() - before_ns;
         let (answer, cost_ns) = match outcome {
             Ok((answer, cost_ns)) => (Ok(answer), cost_ns),
-            // A refusal takes about as long as the smallest success.
+            // A failed call takes about as long as the smallest successful one.
             Err(refusal) => (
                 Err(self.refuse(call.name(), refusal)),
                 cost_ns(call, Bytes::ZERO),
@@ -277,7 +277,7 @@ impl<A: AddressSource> SimDriver<A> {
         answer
     }
 
-    /// Returns the error that the caller sees; a broken rule is noted.
+    /// Returns the caller's error. A broken rule is added to the violations.
     fn refuse(&mut self, call: &'static str, refusal: Refusal) -> DriverError {
         match refusal {
             Refusal::Driver(error) => error,
@@ -491,7 +491,7 @@ impl<A: AddressSource> Driver for SimDriver<A> {
 }
 
 impl<A> Device<A> {
-    /// Checks that an event may be asked about.
+    /// Checks that events may be queried and waited for.
     fn check_captures(&self) -> Result<(), Refusal> {
         if self.captures.are_none() {
             return Ok(());
@@ -499,7 +499,7 @@ impl<A> Device<A> {
         broken_rule("a stream is being captured".into())
     }
 
-    /// Checks what all calls about virtual memory have in common.
+    /// Checks the rules that all virtual-memory calls share.
     fn check_virtual(&self, call: Call, size: Bytes) -> Result<(), Refusal> {
         if !self.virtual_memory {
             return Err(DriverError::Unsupported { call: call.name() }.into());
@@ -511,7 +511,7 @@ impl<A> Device<A> {
     }
 }
 
-/// Returns what allocating or freeing costs that takes or returns `pages` of physical memory.
+/// Returns the cost of allocating or freeing `pages` bytes of physical memory.
 fn cost_of_pages(call: Call, pages: Bytes) -> u64 {
     if pages.is_zero() {
         SHARED_NS

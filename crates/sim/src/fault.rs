@@ -1,12 +1,12 @@
-//! Which calls fail though nothing is wrong with them.
+//! Injected failures of driver calls.
 
 use lowtide_core::DriverError;
 
 use crate::call::Call;
 
-/// A plan of failures: which of the calls made from now on fail, and how.
+/// A plan of failures: which of the later calls fail, and with which error.
 ///
-/// A call that the plan fails has no effect. [`Call::ReleaseEvent`] never fails, and is not counted.
+/// A failed call has no effect. [`Call::ReleaseEvent`] never fails, and is not counted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FaultPlan {
     when: When,
@@ -16,7 +16,8 @@ pub struct FaultPlan {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum When {
     Never,
-    /// When `left` calls of this kind, or of any, have been made; not at all if that is zero.
+    /// The call that makes `left` zero fails, counting calls of this kind or of any. If `left` starts at zero, none
+    /// fails.
     Nth {
         call: Option<Call>,
         left: u64,
@@ -29,7 +30,7 @@ enum When {
 }
 
 impl FaultPlan {
-    /// Returns the plan that fails nothing.
+    /// Returns a plan without failures.
     pub const fn none() -> FaultPlan {
         FaultPlan {
             when: When::Never,
@@ -37,7 +38,7 @@ impl FaultPlan {
         }
     }
 
-    /// Returns the plan that fails the `n`-th call of one kind, counted from 1, once.
+    /// Returns a plan that fails the `n`-th call of one kind, counted from 1, once.
     pub const fn nth(call: Call, n: u64, error: DriverError) -> FaultPlan {
         let call = Some(call);
         let when = When::Nth { call, left: n };
@@ -51,8 +52,7 @@ impl FaultPlan {
         FaultPlan { when, error }
     }
 
-    /// Returns the plan that fails one call in `one_in` on average, at random; the same calls for the
-    /// same `seed`.
+    /// Returns a plan that fails one call in `one_in` on average, at random. The same `seed` fails the same calls.
     ///
     /// # Panics
     ///
@@ -64,13 +64,13 @@ impl FaultPlan {
         FaultPlan { when, error }
     }
 
-    /// Returns the plan that fails every call of some kinds.
+    /// Returns a plan that fails every call of some kinds.
     pub const fn every(calls: &'static [Call], error: DriverError) -> FaultPlan {
         let when = When::Every(calls);
         FaultPlan { when, error }
     }
 
-    /// Returns the error that this call fails with, if it does.
+    /// Returns the error of this call if it is to fail.
     pub(crate) fn next(&mut self, call: Call) -> Option<DriverError> {
         let fails = match &mut self.when {
             When::Never => false,
@@ -92,7 +92,7 @@ impl Default for FaultPlan {
     }
 }
 
-/// Returns the next number of Steele, Lea and Flood's SplitMix64.
+/// Returns the next number of SplitMix64 (Steele, Lea and Flood).
 pub(crate) fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;

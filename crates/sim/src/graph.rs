@@ -1,24 +1,24 @@
-//! Graphs that are being captured: which work comes after which.
+//! Graphs that are being captured: the dependencies between their nodes.
 
 use std::collections::BTreeMap;
 
 use lowtide_core::{CapturePoint, GraphNode, Stream};
 
-/// The streams that are being captured, and the work that they captured.
+/// The streams that are being captured, and the captured nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     points: BTreeMap<Stream, CapturePoint>,
     nodes: BTreeMap<GraphNode, Node>,
-    /// The names of nodes of captures that have ended: others have them next, as on a device.
+    /// The numbers of nodes of ended captures. Later nodes get them again, as on a device.
     unused: Vec<GraphNode>,
-    /// How many captures there ever were.
+    /// The number of captures that ever began.
     begun: u64,
 }
 
 #[derive(Debug)]
 struct Node {
     capture: u64,
-    /// What it comes directly after.
+    /// The direct dependencies.
     after: Vec<GraphNode>,
 }
 
@@ -49,7 +49,7 @@ impl Captures {
         self.points.get(&stream)
     }
 
-    /// Returns what a node comes directly after; `None`: there is no such node.
+    /// Returns the direct dependencies of a node, or `None` if there is no such node.
     pub(crate) fn dependencies(&self, node: GraphNode) -> Option<&[GraphNode]> {
         self.nodes.get(&node).map(|node| &node.after[..])
     }
@@ -58,7 +58,7 @@ impl Captures {
         self.points.is_empty()
     }
 
-    /// Adds work to a stream's graph; returns whether the stream is being captured.
+    /// Adds a node to a stream's graph. Returns whether the stream is being captured.
     pub(crate) fn launch(&mut self, stream: Stream) -> bool {
         let Some(point) = self.points.get_mut(&stream) else {
             return false;
@@ -71,14 +71,14 @@ impl Captures {
         true
     }
 
-    /// Has the next work of a captured stream come after `after` and nothing else.
+    /// Sets the dependencies of a captured stream's next work to `after`.
     pub(crate) fn set_order(&mut self, stream: Stream, after: &[GraphNode]) {
         if let Some(point) = self.points.get_mut(&stream) {
             point.after = after.to_vec();
         }
     }
 
-    /// Has the next work of `stream` come after what `other` captured; `stream` takes part from then on.
+    /// Makes the next work of `stream` depend on the captured work of `other`. `stream` joins the capture.
     pub(crate) fn wait(&mut self, stream: Stream, other: &CapturePoint) {
         let joined = self.points.entry(stream).or_insert_with(|| CapturePoint {
             capture: other.capture,

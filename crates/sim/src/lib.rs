@@ -1,5 +1,5 @@
-//! A device without a device: [`SimDriver`] answers every call of [`lowtide_core::Driver`] as a GPU's
-//! driver would, holds no memory, and checks the rules that a real driver leaves to its caller.
+//! A simulated device: [`SimDriver`] implements [`lowtide_core::Driver`] as a GPU's driver would. It holds no
+//! memory, and checks the rules that a real driver leaves to its caller.
 //!
 //! ```
 //! use lowtide_core::{Bytes, Driver, DriverError, Stream};
@@ -21,8 +21,8 @@
 //! # Ok::<(), DriverError>(())
 //! ```
 //!
-//! What it does not model: peers and sharing between processes, the running of captured graphs, the
-//! contents of memory, and the gaps that a real driver leaves between large allocations to align them.
+//! Not modelled: peers and sharing between processes, the execution of captured graphs, the contents of memory, and
+//! the gaps that a real driver leaves between large allocations to align them.
 #![forbid(unsafe_code)]
 
 mod addresses;

@@ -1,4 +1,4 @@
-//! The device's memory and the rules of its use: what is allocated, reserved, created and mapped.
+//! The device's memory and the rules of its use: allocations, reservations, handles and mappings.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::cost::cost_ns;
 /// The unit of physical memory and of mapping.
 pub(crate) const PAGE: Bytes = Bytes::mib(2);
 
-/// Returns the addresses that an allocation of `size` takes.
+/// Returns the number of address bytes that an allocation of `size` occupies.
 ///
-/// A real driver packs requests of up to 1 MiB into shared pages in units of 512 bytes, and gives
-/// larger ones whole pages (seen on an H200: 64 allocations of each of 18 sizes).
+/// A real driver packs requests of up to 1 MiB into shared pages in units of 512 bytes, and gives larger ones whole
+/// pages (measured on an H200: 64 allocations of each of 18 sizes).
 pub fn footprint(size: Bytes) -> Bytes {
     let unit = if size <= Bytes::mib(1) {
         Bytes(512)
@@ -23,12 +23,12 @@ pub fn footprint(size: Bytes) -> Bytes {
     size.round_up(unit)
 }
 
-/// Why the device does not do what it was asked.
+/// The reason why the device refuses a call.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// It was asked well.
+    /// The call was valid.
     Driver(DriverError),
-    /// A rule was broken.
+    /// The call broke a rule.
     Rule { code: i32, message: String },
 }
 
@@ -38,34 +38,33 @@ impl From<DriverError> for Refusal {
     }
 }
 
-/// Returns the refusal that CUDA calls an invalid value.
+/// Returns the refusal with CUDA's code for an invalid value.
 pub(crate) fn broken_rule<T>(message: String) -> Result<T, Refusal> {
     Err(Refusal::Rule { code: 1, message })
 }
 
-/// What lies where. A method that fails has changed nothing.
+/// The state of the device's memory. A method that fails has changed nothing.
 #[derive(Debug)]
 pub(crate) struct Memory {
     capacity: Bytes,
-    /// Physical memory under the allocations, in whole pages.
+    /// Physical memory of the allocations, in whole pages.
     allocated: Bytes,
     /// Physical memory of the handles, mapped or not.
     created: Bytes,
     physical_max: Bytes,
-    /// The size that was asked for, by address. Footprints are disjoint from each other and from every
-    /// mapping.
+    /// The requested size of each allocation, by address. Footprints do not overlap each other or any mapping.
     allocations: BTreeMap<u64, Bytes>,
-    /// How many small allocations touch a page, by the page's number; none is zero.
+    /// The number of small allocations in each page, by the page's number. None is zero.
     shared_pages: BTreeMap<u64, u32>,
-    /// How often a range is reserved, by start and end; none is zero.
+    /// The number of reservations of each range, by start and end. None is zero.
     reservations: BTreeMap<(u64, u64), u32>,
     handles: BTreeMap<Handle, Physical>,
-    /// By address. Disjoint, and each within a reservation.
+    /// Sorted by address. They do not overlap, and each lies within a reservation.
     mappings: BTreeMap<u64, Mapping>,
     handles_ever: u64,
 }
 
-/// Physical memory from `create`. It is forgotten once it is released and mapped nowhere.
+/// Physical memory from `create`. It is removed once it is released and mapped nowhere.
 #[derive(Debug)]
 struct Physical {
     size: Bytes,
@@ -116,7 +115,7 @@ impl Memory {
         self.physical_max
     }
 
-    /// Refuses sizes that no address is worth looking for.
+    /// Refuses sizes that cannot succeed at any address.
     pub(crate) fn check_size(&self, size: Bytes) -> Result<(), Refusal> {
         if size.is_zero() {
             return broken_rule("the size is zero".into());
@@ -127,8 +126,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Puts an allocation at `address`; returns how much physical memory that took, which is nothing
-    /// where it shares pages with others.
+    /// Adds an allocation at `address`. Returns how much physical memory it took, which is zero if it lies in
+    /// shared pages that exist.
     pub(crate) fn allocate(
         &mut self,
         address: DeviceAddress,
@@ -158,7 +157,7 @@ impl Memory {
         Ok(taken)
     }
 
-    /// Ends an allocation; returns how much physical memory came back.
+    /// Removes an allocation. Returns how much physical memory was released.
     pub(crate) fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<Bytes, Refusal> {
         match self.allocations.get(&address.get()) {
             None => return broken_rule(format!("nothing is allocated at {address}")),
@@ -179,7 +178,7 @@ impl Memory {
         Ok(returned)
     }
 
-    /// Takes one small allocation off a page; returns whether it was the last.
+    /// Removes one small allocation from a page. Returns whether it was the last.
     fn leave_page(&mut self, page: u64) -> bool {
         let Some(users) = self.shared_pages.get_mut(&page) else {
             return false;
@@ -205,7 +204,7 @@ impl Memory {
                 "{size:?} at {address} were never reserved as one range"
             ));
         };
-        // Another reservation over the same addresses may still hold what is mapped there.
+        // Another reservation of the same addresses may still contain the mapping.
         let mapped = self
             .mappings
             .range(key.0..key.1)
@@ -244,7 +243,7 @@ impl Memory {
         Ok(handle)
     }
 
-    /// Returns how long it takes to release a handle, in nanoseconds, and releases it.
+    /// Releases a handle. Returns the cost in nanoseconds.
     pub(crate) fn release(&mut self, handle: Handle) -> Result<u64, Refusal> {
         let physical = self
             .handles
@@ -254,7 +253,7 @@ impl Memory {
             return broken_rule(format!("{handle:?} does not exist or was released before"));
         };
         physical.released = true;
-        // What is still mapped stays on the device; the last unmap pays for it.
+        // Memory that is still mapped stays on the device. The cost is paid by the last unmap.
         Ok(self
             .collect(handle)
             .unwrap_or(cost_ns(Call::Release, Bytes::ZERO)))
@@ -304,7 +303,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns how long it takes to open a range to the device, in nanoseconds, and opens it.
+    /// Gives the device access to a range. Returns the cost in nanoseconds.
     pub(crate) fn set_access(
         &mut self,
         address: DeviceAddress,
@@ -320,7 +319,7 @@ impl Memory {
         Ok(cost)
     }
 
-    /// Returns how long it takes to unmap a range, in nanoseconds, and unmaps it.
+    /// Unmaps a range. Returns the cost in nanoseconds.
     pub(crate) fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<u64, Refusal> {
         let mut cost = 0;
         for start in self.whole_mappings(address, size)? {
@@ -336,7 +335,8 @@ impl Memory {
         Ok(cost)
     }
 
-    /// Gives physical memory back once nothing holds it; returns how long that took, if it did.
+    /// Removes physical memory that is released and mapped nowhere. Returns the cost in nanoseconds if it was
+    /// removed.
     fn collect(&mut self, handle: Handle) -> Option<u64> {
         let physical = self.handles.get(&handle)?;
         if !physical.released || physical.mappings > 0 {
@@ -378,7 +378,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns one line for each thing that was not given back.
+    /// Returns one line for each resource that was not released.
     pub(crate) fn leaks(&self) -> impl Iterator<Item = String> {
         let allocations = self
             .allocations
@@ -406,7 +406,7 @@ impl Memory {
             .chain(reservations)
     }
 
-    /// Returns the starts of the mappings that make up a range exactly.
+    /// Returns the starts of the mappings that fill a range exactly.
     fn whole_mappings(&self, address: DeviceAddress, size: Bytes) -> Result<Vec<u64>, Refusal> {
         let end = range_end(address, size)?;
         let mut starts = Vec::new();
@@ -424,7 +424,7 @@ impl Memory {
         Ok(starts)
     }
 
-    /// Returns how many reservations hold a whole range.
+    /// Returns how many reservations contain the whole range.
     fn reservations_around(&self, start: u64, end: u64) -> u32 {
         let below = self.reservations.range(..=(start, u64::MAX));
         below
@@ -468,11 +468,11 @@ impl Memory {
     }
 }
 
-/// CUDA's number for an illegal memory access.
+/// CUDA's error code for an illegal memory access.
 const ILLEGAL_ADDRESS: i32 = 700;
 
-/// Returns the numbers of the pages that a small allocation touches; `None` for a large one, which
-/// has its pages for itself.
+/// Returns the numbers of the pages that a small allocation lies in. Returns `None` for a large one, which shares
+/// no pages.
 fn pages(start: u64, footprint: Bytes) -> Option<std::ops::RangeInclusive<u64>> {
     let page = |address: u64| address / PAGE.get();
     (footprint < PAGE).then(|| page(start)..=page(start + footprint.get() - 1))

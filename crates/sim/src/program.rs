@@ -1,8 +1,8 @@
-//! Programs of operations, and a [`Runner`] that executes them on an allocator over the simulated
-//! device and checks the allocator against a model after every one.
+//! Programs of operations. A [`Runner`] executes them with an allocator on the simulated device, and checks the
+//! allocator against a model after each operation.
 //!
-//! The same programs serve the property tests, the exhaustive tests, the million-event run and the
-//! fuzz targets: [`Op::decode`] makes one of any bytes.
+//! The property tests, the exhaustive tests, the million-event run and the fuzz targets use the same programs:
+//! [`Op::decode`] makes an operation of any bytes.
 //!
 //! ```
 //! use lowtide_core::{Bytes, Stream};
@@ -16,8 +16,8 @@
 //! Runner::run(&"caching".parse().unwrap(), Bytes::gib(1), &program).unwrap();
 //! ```
 //!
-//! Not covered: several threads (the allocator is not synchronised), several devices, and what is in
-//! the memory, of which the simulated device has none.
+//! Not covered: several threads (the allocator is not synchronised), several devices, and the contents of memory,
+//! which the simulated device does not have.
 
 mod capture_clocks;
 mod checkpoints;
@@ -37,133 +37,133 @@ pub use runner::{Effect, Runner};
 
 /// One operation of a program.
 ///
-/// Blocks are named by their place among those that the program holds, modulo their number, so that
-/// any operation makes sense anywhere; where the program holds none, nothing is done.
+/// An index names an allocated block of the program, modulo the number of blocks, so every operation is valid
+/// anywhere. If no block is allocated, the operation does nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Asks for memory.
+    /// Allocates memory.
     Alloc {
-        /// How much: zero, and more than there can be, included.
+        /// The size, which may be zero or impossibly large.
         size: Bytes,
-        /// For work in which stream.
+        /// The stream of the block.
         stream: Stream,
-        /// From which pool; `None`: wherever the stream is routed.
+        /// The pool; `None` for the pool that the stream is routed to.
         pool: Option<MempoolId>,
     },
-    /// Lets go of a held block.
+    /// Frees a block.
     Free {
-        /// Which.
+        /// The block.
         index: u16,
     },
-    /// Lets go of an address that is not a held block's: one just inside the block.
+    /// Frees an address that is not a block's: one byte after the block's start.
     FreeStray {
-        /// Of which held block; of none where none is held.
+        /// The block; if no block is allocated, an address outside of all memory.
         index: u16,
     },
-    /// Says that a stream uses a held block.
+    /// Calls `record_stream` for a block.
     RecordStream {
-        /// Which block.
+        /// The block.
         index: u16,
-        /// Which stream.
+        /// The stream.
         stream: Stream,
     },
     /// Queues work on a stream.
     Launch {
-        /// Which stream.
+        /// The stream.
         stream: Stream,
-        /// How long the work takes, in nanoseconds.
+        /// The duration of the work, in nanoseconds.
         ns: u64,
     },
-    /// Lets time pass on the host.
+    /// Advances the host's clock.
     Advance {
-        /// How much, in nanoseconds.
+        /// The time, in nanoseconds.
         ns: u64,
     },
-    /// Asks which events have passed.
+    /// Queries which events have passed.
     ProcessEvents,
-    /// Gives back what is not in use.
+    /// Releases the memory that is not in use.
     EmptyCache,
     /// Routes a stream's requests to a pool.
     BeginPool {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
-        /// Which stream.
+        /// The stream.
         stream: Stream,
     },
     /// Ends the routing to a pool.
     EndPool {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
     },
-    /// Makes a pool, or holds it once more.
+    /// Creates a pool, or increments its use count.
     RetainPool {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
     },
-    /// Lets go of a pool.
+    /// Decrements a pool's use count.
     ReleasePool {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
     },
-    /// Lets a pool serve others' requests before they fail, or not.
+    /// Sets whether a pool may serve other requests before they fail.
     UseOnOom {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
         /// Whether it may.
         allow: bool,
     },
-    /// Hands a pool's blocks out whole.
+    /// Makes a pool return its blocks without splitting them.
     NoSplit {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
     },
-    /// Takes note of what a pool holds, in place of what was noted before.
+    /// Checkpoints a pool. Replaces its earlier checkpoint.
     Checkpoint {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
     },
-    /// Brings a pool back to what it held when it was last noted.
+    /// Restores a pool to its last checkpoint.
     Restore {
-        /// Which pool.
+        /// The pool.
         pool: MempoolId,
     },
-    /// Changes the options of `caching`; the others refuse.
+    /// Changes the options of `caching`. Other strategies refuse.
     Reconfigure {
         /// Whether new segments are expandable.
         expandable_segments: bool,
         /// The size from which blocks are not split.
         max_split_size: Option<Bytes>,
     },
-    /// Has the work that comes to a stream wait for what is now in another, unless a capture forbids it.
+    /// Makes later work of a stream wait for the current work of another, unless a capture forbids it.
     Wait {
-        /// Which stream waits.
+        /// The stream that waits.
         stream: Stream,
-        /// Which stream it waits for.
+        /// The stream that it waits for.
         other: Stream,
     },
     /// Begins a graph capture; captures nest.
     CaptureBegin {
-        /// In which stream, if that is not in a capture.
+        /// The stream to capture, unless it is in a capture.
         stream: Stream,
     },
     /// Ends the graph capture that began first.
     CaptureEnd,
-    /// Sets or removes the limit on what is held from the driver.
+    /// Sets or removes the limit on reserved memory.
     SetLimit {
         /// The limit.
         limit: Option<Bytes>,
     },
-    /// Makes a later driver call fail, once. Replaces a fault that has not struck.
+    /// Makes a later driver call fail, once. Replaces a fault that has not happened.
     Fault {
-        /// Which call, counted from 1.
+        /// The number of the call, counted from 1.
         nth: u64,
-        /// Whether it fails for lack of memory, or otherwise.
+        /// Whether the error is out of memory, or another.
         out_of_memory: bool,
     },
-    /// Resets the peaks of the figures.
+    /// Resets the peaks of the statistics.
     ResetPeaks,
-    /// Resets the sums of the figures.
+    /// Resets the accumulated statistics.
     ResetSums,
-    /// Takes a snapshot, and checks everything that can be checked.
+    /// Takes a snapshot and runs every check.
     Snapshot,
 }

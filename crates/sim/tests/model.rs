@@ -1,7 +1,7 @@
-//! Programs of calls, good and bad, against a model that keeps lists and compares every page.
+//! Programs of valid and invalid calls, against a model that keeps lists and compares every page.
 //!
-//! Not covered: time and events (tests/time.rs), and the addresses themselves beyond that they do not
-//! overlap (the source's own tests).
+//! Not covered: time and events (tests/time.rs), and the addresses, except that they must not overlap (tests of the
+//! address source).
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use proptest::prelude::*;
 const PAGE: u64 = 2 << 20;
 const CAPACITY_PAGES: u64 = 24;
 
-/// One call. Things are named by their number among those that exist; offsets and sizes are in pages,
-/// and `wrong` makes them miss.
+/// One call. An index names one of the existing objects. Offsets and sizes are in pages, and `wrong` makes the call
+/// invalid.
 #[derive(Clone, Debug)]
 enum Op {
     Allocate {
@@ -68,7 +68,7 @@ fn op() -> impl Strategy<Value = Op> {
         (1..12u64).prop_map(|pages| pages * PAGE),
         Just(3 * PAGE + 1),
     ];
-    // Mostly right, so that programs get somewhere.
+    // Mostly valid, so that programs make progress.
     let wrong = || prop_oneof![9 => Just(0u64), 1 => Just(1)];
     let range = || (0..4usize, 0..6u64, 1..5u64);
     prop_oneof![
@@ -88,7 +88,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the model expects of a call.
+/// The model's prediction for a call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Verdict {
     Done,
@@ -107,16 +107,16 @@ fn verdict<T>(answer: &Result<T, DriverError>) -> Verdict {
 #[derive(Default)]
 struct Model {
     allocations: Vec<(u64, u64)>,
-    /// Start and pages.
+    /// Start and number of pages.
     reservations: Vec<(u64, u64)>,
-    /// Handle, pages, whether it is released.
+    /// Handle, number of pages, whether it is released.
     handles: Vec<(Handle, u64, bool)>,
-    /// Start, pages, handle, whether the device has access.
+    /// Start, number of pages, handle, whether the device has access.
     mappings: Vec<(u64, u64, Handle, bool)>,
 }
 
 impl Model {
-    /// Every page that holds an allocation, and those of every handle that something still holds.
+    /// Returns the bytes of every page with an allocation, and of every handle that is unreleased or mapped.
     fn physical(&self) -> u64 {
         let pages = |&(start, size): &(u64, u64)| start / PAGE..=(start + size - 1) / PAGE;
         let allocated: BTreeSet<u64> = self.allocations.iter().flat_map(pages).collect();
@@ -153,7 +153,7 @@ impl Model {
         self.mappings.iter().position(holds)
     }
 
-    /// The mappings that make up a range, where they do so exactly.
+    /// Returns the mappings that fill a range exactly, if they do.
     fn whole(&self, start: u64, pages: u64) -> Option<BTreeSet<usize>> {
         let each = (0..pages).map(|page| self.mapping_at(start + page * PAGE));
         let found = each.collect::<Option<BTreeSet<usize>>>()?;
@@ -169,7 +169,7 @@ struct Run {
 }
 
 impl Run {
-    /// Makes one call on both sides and compares the outcome.
+    /// Makes one call on both sides and compares the results.
     fn step(&mut self, op: &Op) {
         let (expected, answer) = self.apply(op);
         assert_eq!(answer, expected, "{op:?}");
@@ -220,7 +220,7 @@ impl Run {
         let expected = match size {
             0 => Verdict::Broken,
             _ if size <= 1 << 20 => {
-                // Whether it fits depends on the page it lands on, so the answer is checked instead.
+                // Whether the allocation fits depends on the page that it gets, so the result is checked instead.
                 let Ok(DeviceAddress(address)) = answer else {
                     return (self.model.room_for(PAGE), verdict(&answer));
                 };
@@ -312,7 +312,7 @@ impl Run {
             return (Verdict::Done, Verdict::Done);
         };
         let each = || (0..pages).map(|page| start + page * PAGE);
-        // Neighbouring reservations are two reservations all the same.
+        // A range must lie in one reservation; two adjacent ones do not count as one.
         let within = self.model.reservations.iter().any(|&(from, reserved)| {
             from <= start && start + pages * PAGE <= from + reserved * PAGE
         });
@@ -368,7 +368,7 @@ impl Run {
         (broken_if(!open), verdict(&answer))
     }
 
-    /// A call that would succeed, failed by the plan.
+    /// Makes a call that would succeed, but is failed by the plan.
     fn fail(&mut self) -> (Verdict, Verdict) {
         self.driver
             .set_faults(FaultPlan::nth_of_any(1, DriverError::OutOfMemory));
@@ -376,7 +376,7 @@ impl Run {
         (Verdict::OutOfMemory, verdict(&answer))
     }
 
-    /// An address some pages into the reservation with this number.
+    /// Returns an address some pages into the reservation with this number.
     fn place(&self, range: usize, offset: u64) -> Option<u64> {
         let &(start, _) = self.model.reservations.get(range)?;
         Some(start + offset * PAGE)

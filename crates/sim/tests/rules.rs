@@ -1,4 +1,4 @@
-//! Every rule of the device broken once, and the books around them.
+//! Breaks every rule of the device once, and checks the statistics.
 
 use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, Stream};
 use lowtide_sim::{AddressSource, Call, FaultPlan, SimConfig, SimDriver};
@@ -40,7 +40,7 @@ fn scene() -> Scene {
 
 type Break = fn(&mut Scene) -> Result<(), DriverError>;
 
-/// Breaks one rule in a fresh scene each time; the violation begins with the text beside it.
+/// Breaks one rule in a new scene for each case. The violation must begin with the text beside it.
 fn check(cases: &[(&str, Break)]) {
     for (message, broken) in cases {
         let mut scene = scene();
@@ -252,7 +252,7 @@ fn a_released_handle_leaves_the_device_with_its_last_mapping() {
         handle,
         ..
     } = scene();
-    // The same memory at two addresses: how pages are handed on under a running kernel.
+    // The same memory at two addresses, as when pages move to another range while a kernel runs.
     driver
         .map(range + Bytes::mib(8), Bytes::mib(4), handle)
         .unwrap();
@@ -375,7 +375,7 @@ fn an_old_device_has_no_virtual_memory() {
     assert!(driver.violations().is_empty());
 }
 
-/// Gives every allocation the same address, and ranges the first page or, later, the second.
+/// Gives every allocation the same address. Reserved ranges get the first page or, later, the second.
 #[derive(Default)]
 struct Recorded {
     reserved: u64,
@@ -427,7 +427,7 @@ fn reserved_ranges_of_a_recording_may_overlap() {
     assert_eq!(driver.reserve(Bytes::mib(8)), Ok(second));
     let handle = driver.create(PAGE).unwrap();
     driver.map(second, PAGE, handle).unwrap();
-    // The first range still holds it; the last one around it may not go.
+    // The first range still contains the mapping. The last range around it must not be removed.
     driver.unreserve(second, Bytes::mib(8)).unwrap();
     driver.unreserve(second, Bytes::mib(8)).unwrap();
     assert!(driver.unreserve(first, Bytes::mib(8)).is_err());

@@ -1,4 +1,4 @@
-//! Logical time: what waits for what, and what calls cost.
+//! Logical time: which calls wait for which work, and the costs of calls.
 
 use lowtide_core::{Bytes, Driver, DriverError, Stream};
 use lowtide_sim::{Call, FaultPlan, SimDriver};
@@ -210,7 +210,7 @@ fn mapping_piece_by_piece_costs_by_the_piece() {
     }
     driver.set_access(range, Bytes::mib(40)).unwrap();
     assert_eq!(driver.stats(Call::SetAccess).cost_ns, 2 * 18_100);
-    // The last unmap also pays for the memory's way back.
+    // The cost of the last unmap includes the release of the memory.
     driver.unmap(range, Bytes::mib(40)).unwrap();
     assert_eq!(driver.stats(Call::Unmap).cost_ns, 2 * (12_800 + 12_200));
 }

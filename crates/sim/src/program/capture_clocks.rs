@@ -1,5 +1,4 @@
-//! What the program knows of the graphs that it captures: vector clocks, where the simulated driver and the
-//! allocator have nodes.
+//! The model's view of captured graphs: vector clocks, where the simulated driver and the allocator have nodes.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +8,23 @@ use lowtide_core::Stream;
 #[derive(Debug, Default)]
 pub(super) struct CaptureClocks {
     clocks: BTreeMap<Stream, CaptureClock>,
-    /// How many captures there ever were.
+    /// The number of captures that ever began.
     begun: u64,
 }
 
-/// How much of each stream's captured work comes before a stream's next.
+/// For each stream, how much of its captured work precedes a stream's next work.
 #[derive(Clone, Default, Debug)]
 struct CaptureClock {
     capture: u64,
     pieces: BTreeMap<Stream, u64>,
 }
 
-/// The captured work of some streams, up to a moment.
+/// The captured work of some streams at one moment.
 #[derive(Debug)]
 pub(super) struct CapturedWork {
-    /// How many captures there had been.
+    /// The number of captures that had begun.
     begun: u64,
-    /// What it was, if one capture had all of it.
+    /// The work, if all of it was in one capture.
     clock: Option<CaptureClock>,
 }
 
@@ -41,7 +40,7 @@ impl CaptureClocks {
         self.clocks.entry(stream).or_insert_with(clock);
     }
 
-    /// Ends the capture that began first, in all its streams; returns one of them, if there is any.
+    /// Ends the capture that began first, in all its streams. Returns one of them, if there is one.
     pub(super) fn end_first(&mut self) -> Option<Stream> {
         let first = self.clocks.iter().min_by_key(|(_, clock)| clock.capture);
         let (stream, capture) = first.map(|(&stream, clock)| (stream, clock.capture))?;
@@ -49,12 +48,12 @@ impl CaptureClocks {
         Some(stream)
     }
 
-    /// Returns which capture a stream is in.
+    /// Returns the capture that a stream is in.
     pub(super) fn capture_of(&self, stream: Stream) -> Option<u64> {
         self.clocks.get(&stream).map(|clock| clock.capture)
     }
 
-    /// Takes note of a piece of work, if the stream is being captured.
+    /// Adds work to the stream's clock, if the stream is being captured.
     pub(super) fn launch(&mut self, stream: Stream) {
         if let Some(clock) = self.clocks.get_mut(&stream) {
             *clock.pieces.entry(stream).or_default() += 1;
@@ -67,7 +66,7 @@ impl CaptureClocks {
         own.is_none() || self.capture_of(other) == own
     }
 
-    /// Has a stream's next work come after what another captured.
+    /// Makes a stream's next work depend on the captured work of another.
     pub(super) fn wait(&mut self, stream: Stream, other: Stream) {
         let Some(others) = self.clocks.get(&other).cloned() else {
             return;
@@ -88,7 +87,7 @@ impl CaptureClocks {
         }
     }
 
-    /// Returns how much some streams have done, if there are any and all of them are in one capture.
+    /// Returns the clock of some streams' work, if there are any and all of them are in one capture.
     fn clock_of(&self, mut streams: impl Iterator<Item = Stream>) -> Option<CaptureClock> {
         let sum = streams.try_fold(CaptureClock::default(), |mut sum, stream| {
             let clock = self.clocks.get(&stream)?;
@@ -101,8 +100,8 @@ impl CaptureClocks {
         sum.filter(|sum| !sum.pieces.is_empty())
     }
 
-    /// Returns whether all of `work` comes before what a stream does next: its captures have ended, or the
-    /// order of one that has all of it says so.
+    /// Returns whether all of `work` precedes a stream's next work: its captures have ended, or the order within
+    /// one capture says so.
     pub(super) fn is_over(&self, stream: Stream, work: &CapturedWork) -> bool {
         let mut captures = self.clocks.values().map(|clock| clock.capture);
         let clocks = work.clock.as_ref().zip(self.clocks.get(&stream));

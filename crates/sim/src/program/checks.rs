@@ -1,4 +1,4 @@
-//! What must be true between any two operations, and after the last.
+//! The checks that run between any two operations, and after the last.
 
 use lowtide_core::{AllocError, BlockStatus, Bytes, CheckLevel, SegmentSnapshot, Stream};
 
@@ -8,8 +8,8 @@ use super::runner::{Effect, Runner};
 use crate::FaultPlan;
 
 impl Runner {
-    /// Checks everything: the allocator's own invariants, the snapshot, that the events alone lead to
-    /// the same blocks, and that the device may touch every held block. O(n log n) for n blocks.
+    /// Checks everything: the allocator's own invariants, the snapshot, that the events alone give the same blocks,
+    /// and that the device may access every allocated block. O(n log n) for n blocks.
     ///
     /// # Errors
     ///
@@ -42,8 +42,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Frees every block, ends every pool and capture, gives everything back, and checks that the
-    /// device has all of it and that the allocator serves again.
+    /// Frees every block, ends every pool and capture, and releases everything. Checks that the device has all its
+    /// memory again, and that the allocator still serves a request.
     ///
     /// # Errors
     ///
@@ -165,7 +165,8 @@ impl Runner {
         )
     }
 
-    /// What is held grows up to the limit; `before` the operation it was perhaps above that.
+    /// Checks that reserved memory does not grow above the limit. `before` is what was reserved before the
+    /// operation, possibly above the limit.
     pub(super) fn check_limit(&self, before: Bytes) -> Result<(), String> {
         let Some(limit) = self.allocator.limit() else {
             return Ok(());
@@ -183,8 +184,8 @@ impl Runner {
         })
     }
 
-    /// The segments of a snapshot are disjoint and in order, their blocks cover them exactly, and all
-    /// of it agrees with the figures.
+    /// Checks that the segments of a snapshot are sorted and do not overlap, that their blocks cover them exactly,
+    /// and that all of it agrees with the statistics.
     fn check_snapshot(&mut self) -> Result<(), String> {
         let segments = self.allocator.snapshot();
         for pair in segments.windows(2) {
@@ -255,7 +256,7 @@ impl Runner {
         self.check_sums()
     }
 
-    /// What came less what went is what there is.
+    /// Checks that each current value is the sum of what was allocated less the sum of what was freed.
     fn check_sums(&self) -> Result<(), String> {
         if self.had_reset {
             return Ok(());

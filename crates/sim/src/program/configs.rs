@@ -1,12 +1,12 @@
-//! The configurations that every suite runs over.
+//! The configurations that every suite runs with.
 
 use lowtide_core::{Bytes, Config, StrategyName};
 
-/// The device memory that [`configs`] are meant for: small enough that programs run out of it.
+/// The device memory for [`configs`]: small enough that programs run out of it.
 pub const CAPACITY: Bytes = Bytes::mib(128);
 
-/// Returns every strategy with its defaults, then the variants that take other branches. A new
-/// strategy joins by being in [`StrategyName::ALL`].
+/// Returns every strategy with its defaults, then variants that reach other branches. A new strategy is included
+/// through [`StrategyName::ALL`].
 ///
 /// # Panics
 ///
@@ -21,7 +21,7 @@ pub fn configs() -> Vec<Config> {
     texts.map(parse).collect()
 }
 
-/// Options that decide between branches, alone and where they meet. Sizes fit [`CAPACITY`].
+/// Options that select branches, alone and in combination. The sizes fit [`CAPACITY`].
 const VARIANTS: [&str; 22] = [
     "pool:slab_size_mb:2",
     "pool:slab_size_mb:32",

@@ -1,17 +1,17 @@
-//! Operations from bytes: every sequence of bytes is a program, and changing one byte changes one
-//! operation, which is what a fuzzer and a shrinker want.
+//! Decodes operations from bytes. Every sequence of bytes is a program, and changing one byte changes one
+//! operation, as fuzzers and shrinkers need.
 
 use lowtide_core::{Bytes, MempoolId, Stream};
 
 use super::Op;
 use crate::fault::random;
 
-/// How many bytes make one operation.
+/// The number of bytes of one operation.
 pub const ENCODED_SIZE: usize = 6;
 
 impl Op {
-    /// Returns the operation that `bytes` stand for. The first byte chooses the kind, in proportions
-    /// that free about as often as they allocate; zeros are the plainest operation.
+    /// Decodes an operation. The first byte selects its kind, with frequencies that free about as often as they
+    /// allocate. Zeros are the plainest operation.
     pub fn decode(bytes: [u8; ENCODED_SIZE]) -> Op {
         let [kind, a, b, c, d, e] = bytes;
         let index = u16::from_le_bytes([a, b]);
@@ -72,7 +72,7 @@ impl Op {
         }
     }
 
-    /// Returns the program that `bytes` stand for; what does not fill an operation is dropped.
+    /// Decodes a program. Bytes at the end that do not fill an operation are dropped.
     pub fn decode_all(bytes: &[u8]) -> Vec<Op> {
         bytes
             .as_chunks()
@@ -84,7 +84,7 @@ impl Op {
     }
 }
 
-/// Returns an endless program, the same for the same `seed`.
+/// Returns an endless program. The same `seed` gives the same program.
 pub fn random_program(seed: u64) -> impl Iterator<Item = Op> {
     let mut state = seed;
     std::iter::repeat_with(move || {
@@ -93,7 +93,7 @@ pub fn random_program(seed: u64) -> impl Iterator<Item = Op> {
     })
 }
 
-/// Sizes at which some strategy changes its mind.
+/// Sizes at which a strategy's behaviour changes.
 const EDGES: [u64; 32] = [
     512,
     1,
@@ -133,7 +133,7 @@ fn size(class: u8, fraction: u16) -> Bytes {
     if let Some(&edge) = EDGES.get(usize::from(class)) {
         return Bytes(edge);
     }
-    // Otherwise a power of two up to 16 MiB and some of the next, small ones more often.
+    // Otherwise a power of two up to 8 MiB plus a part of it, so up to 16 MiB. Small sizes are more frequent.
     let octave =
         [9, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23][usize::from(class % 16)];
     let floor = 1 << octave;

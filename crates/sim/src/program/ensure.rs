@@ -1,8 +1,8 @@
-//! Conditions that must hold; each that does not becomes a sentence.
+//! Conditions that must hold. A broken condition becomes an error sentence.
 
 use lowtide_core::Stats;
 
-/// Returns the sentence `otherwise` as an error unless something holds.
+/// Returns the sentence `otherwise` as an error unless `holds` is true.
 pub(super) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(otherwise()) }
 }

@@ -1,18 +1,18 @@
-//! What the events alone say: an interpreter that knows the meaning of each event and nothing of the
-//! allocator that wrote it. Whoever reads a recording has no more than this.
+//! The state that follows from the events alone: an interpreter that knows the meaning of each event and nothing of
+//! the allocator that wrote it. A reader of a recording has no more information.
 
 use std::collections::BTreeMap;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 
-/// Who may use a range.
+/// The pool and stream that may use a range.
 type Owner = (MempoolId, Stream);
 
-/// What is held and what is mapped after the events so far.
+/// The blocks and the mapped memory after the events so far.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     active: BTreeMap<DeviceAddress, Active>,
-    /// By start. Disjoint; neighbours are not joined.
+    /// Sorted by start. Ranges do not overlap; adjacent ranges are not joined.
     memory: BTreeMap<DeviceAddress, Memory>,
     active_requested: Bytes,
     /// Bytes of plain segments.
@@ -20,7 +20,7 @@ pub(super) struct Ledger {
     /// Bytes mapped into expandable segments.
     pub(super) mapped_bytes: Bytes,
     pub(super) ooms: u64,
-    /// How many events were read.
+    /// The number of events that were read.
     pub(super) events: u64,
 }
 
@@ -40,11 +40,11 @@ struct Memory {
 }
 
 impl Ledger {
-    /// Takes note of an event.
+    /// Applies an event.
     ///
     /// # Errors
     ///
-    /// A sentence that says why it cannot be true after those before it.
+    /// A sentence that says why the event contradicts the events before it.
     pub(super) fn apply(&mut self, event: &Event) -> Result<(), String> {
         self.events += 1;
         let &Event {
@@ -91,13 +91,13 @@ impl Ledger {
         .map_err(|error| format!("after {event:?}: {error}"))
     }
 
-    /// Returns the addresses and requested sizes of the blocks that the program holds.
+    /// Returns the addresses and requested sizes of the allocated blocks.
     pub(super) fn held(&self) -> impl Iterator<Item = (DeviceAddress, Bytes)> {
         let held = self.active.iter().filter(|(_, active)| active.is_held);
         held.map(|(&address, active)| (address, active.requested))
     }
 
-    /// Returns the bytes that were asked for, over the blocks that are held or wait for an event.
+    /// Returns the requested bytes of all blocks that are allocated or pending.
     pub(super) fn active_requested(&self) -> Bytes {
         self.active_requested
     }
@@ -154,7 +154,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Removes a range: a plain segment goes as it came, pages go in any grouping.
+    /// Removes a range. A plain segment must be removed as it was added; pages may be removed in any grouping.
     fn lose(
         &mut self,
         (start, end): (DeviceAddress, DeviceAddress),

@@ -1,4 +1,4 @@
-//! Pools that are brought back to what they held before.
+//! Checkpoints and restores of pools.
 
 use lowtide_core::{Action, AllocError, Allocation, DeviceAddress, MempoolId};
 
@@ -54,7 +54,7 @@ impl Runner {
         }
     }
 
-    /// Takes note of the blocks that a pool exchanged, and reads the events of it.
+    /// Updates the model with the blocks that a restore exchanged, and reads its events.
     fn exchange(&mut self, freed: &[Allocation], allocated: &[Allocation]) -> Result<(), String> {
         for block in freed {
             self.shadow.let_go(block.address);
@@ -65,7 +65,7 @@ impl Runner {
         for event in &events {
             self.ledger.apply(event)?;
             hands_out |= event.action == Action::Alloc;
-            // Free blocks are only shown to be handed out and taken back, as PyTorch does it.
+            // From the first `alloc` event on, blocks are allocated and freed only for show, as PyTorch does it.
             if !hands_out {
                 self.shadow.witness(event, now_ns)?;
             }

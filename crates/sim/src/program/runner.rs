@@ -1,4 +1,4 @@
-//! Executes programs and compares the allocator with what must be true of it.
+//! Executes programs and compares the allocator with the model.
 
 use lowtide_core::{
     AllocError, Bytes, CachingConfig, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
@@ -14,47 +14,46 @@ use crate::{Call, FaultPlan, SimConfig, SimDriver};
 
 /// An allocator on a simulated device, and the model that it is checked against.
 ///
-/// Every check answers with a sentence that says what is wrong; only what the allocator itself asserts
-/// panics.
+/// A failed check returns a sentence that says what is wrong. Only the allocator's own assertions panic.
 #[derive(Debug)]
 pub struct Runner {
     pub(super) allocator: DeviceAllocator<SimDriver>,
-    /// Of the blocks' addresses, in bytes.
+    /// The alignment of block addresses, in bytes.
     alignment: u64,
-    /// What may be held above the limit: where segments expand, PyTorch compares the limit with the
-    /// segment that a request would get without.
+    /// How much may be reserved above the limit. With expandable segments, PyTorch compares the limit with the
+    /// segment that the request would get without them.
     pub(super) limit_slack: Bytes,
     pub(super) shadow: Shadow,
     pub(super) pools: Pools,
     pub(super) ledger: Ledger,
     pub(super) checkpoints: Checkpoints,
     config: Config,
-    /// The fault that may strike: only then may a call fail that way.
+    /// The fault that may happen. A call may fail with this error only.
     pub(super) fault: Option<DriverError>,
-    /// Whether a fault was planned: memory may be kept that the driver did not take back.
+    /// Whether a fault was ever injected. The allocator may then keep memory that the driver refused to release.
     pub(super) had_fault: bool,
-    /// Whether the program reset the sums, which then no longer make up the current figures.
+    /// Whether the program reset the accumulated statistics, which then no longer add up to the current values.
     pub(super) had_reset: bool,
-    /// Requests that ran out of memory.
+    /// The number of requests that ran out of memory.
     pub(super) ooms: u64,
-    /// Kept for its capacity.
+    /// Kept between calls for its capacity.
     pub(super) events: Vec<Event>,
 }
 
-/// What an operation did.
+/// The effect of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// What it says.
+    /// The operation was done.
     Done,
-    /// Nothing: it named a block where none is held.
+    /// Nothing happened: no block is allocated, there is no checkpoint, or a capture forbids the wait.
     Nothing,
-    /// The allocator refused it, as it should.
+    /// The allocator refused the operation, as it should.
     Refused,
 }
 
 impl Runner {
-    /// Executes a program on a new device with `capacity` bytes, checks everything, takes everything
-    /// apart again and checks that nothing is left.
+    /// Executes a program on a new device with `capacity` bytes and checks everything after each operation. Then
+    /// frees and releases everything, and checks that nothing is left.
     ///
     /// # Errors
     ///
@@ -70,7 +69,7 @@ impl Runner {
             .map_err(|error| format!("{config}: at the end: {error}"))
     }
 
-    /// Returns an allocator that holds nothing yet, on a device with `capacity` bytes.
+    /// Returns an allocator that has allocated nothing, on a device with `capacity` bytes.
     pub fn new(config: &Config, capacity: Bytes) -> Runner {
         let capacity = Some(capacity);
         let driver = SimDriver::new(SimConfig {
@@ -105,8 +104,8 @@ impl Runner {
         }
     }
 
-    /// Executes one operation, and checks what can be checked in about constant time: the answer, the
-    /// new block's place and its neighbours in use, the events, the figures.
+    /// Executes one operation and makes the checks that take about constant time: the result, the new block's range
+    /// and the allocated blocks next to it, the events, the statistics.
     ///
     /// # Errors
     ///
@@ -140,7 +139,7 @@ impl Runner {
             .sum()
     }
 
-    /// Returns how many events the allocator wrote down so far.
+    /// Returns how many events the allocator has recorded so far.
     pub fn events(&self) -> u64 {
         self.ledger.events
     }
@@ -182,7 +181,7 @@ impl Runner {
         }
     }
 
-    /// Operations that cannot fail and say nothing.
+    /// Performs an operation that cannot fail and returns nothing.
     fn turn(&mut self, op: &Op) -> Effect {
         match *op {
             Op::Launch { stream, ns } => {
@@ -234,7 +233,7 @@ impl Runner {
             Some(pool) => self.allocator.allocate_in(pool, size, stream),
             None => self.allocator.allocate(size, stream),
         };
-        // What was freed, mapped and unmapped on the way comes before the new block.
+        // Events of memory that was freed, mapped or unmapped for this request come before the new block.
         self.read_events()?;
         if let Some(pool) = named {
             self.check_named(pool, &result)?;
@@ -258,7 +257,7 @@ impl Runner {
             Err(AllocError::OutOfMemory(error))
                 if !size.is_zero() && size <= Bytes::REQUEST_MAX =>
             {
-                // What is rejected has not run out, and leaves no event.
+                // A rejected request has not run out of memory and records no event.
                 self.ooms += u64::from(!error.is_rejected);
                 self.check_out_of_memory(&error, size)?;
                 Ok(Effect::Refused)
@@ -267,7 +266,7 @@ impl Runner {
         }
     }
 
-    /// Checks a block that was just handed out, and takes note of it.
+    /// Checks a block that was just allocated, and adds it to the model.
     fn check_block(
         &mut self,
         address: DeviceAddress,
@@ -480,8 +479,8 @@ impl Runner {
         Ok(Effect::Done)
     }
 
-    /// A request that names a pool makes it if need be, and holds it if nothing else does, unless it is
-    /// refused before memory is looked for.
+    /// Checks the pool that a request named. The request creates the pool if it does not exist, and sets a use
+    /// count of zero to one, unless it is refused before memory is searched.
     fn check_named(
         &mut self,
         pool: MempoolId,
@@ -490,7 +489,7 @@ impl Runner {
         let was_looked_for = match result {
             Ok(address) => *address != DeviceAddress::NULL,
             Err(AllocError::OutOfMemory(_)) => true,
-            // The call that failed may have come before or after.
+            // The failed call may have come before or after the pool was created.
             Err(AllocError::Driver(_)) => self.allocator.lane().pool_use_count(pool) == Ok(1),
             Err(_) => false,
         };
@@ -525,7 +524,7 @@ impl Runner {
         self.had_fault = true;
     }
 
-    /// Accepts an error of the driver's only where one was planned.
+    /// Accepts a driver error only if it was injected.
     pub(super) fn unless_fault(
         &mut self,
         result: Result<(), AllocError>,
@@ -560,7 +559,7 @@ impl Runner {
     }
 }
 
-/// Returns what an allocator says of a pool that is in the wrong state, if it is there.
+/// Returns the allocator's error for a pool in the wrong state, or for a pool that does not exist.
 fn said_of(lane: &Lane<SimDriver>, pool: MempoolId, error: AllocError) -> Result<(), AllocError> {
     lane.pool_use_count(pool)?;
     Err(error)

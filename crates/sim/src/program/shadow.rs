@@ -1,7 +1,7 @@
-//! What the program itself knows: which blocks it holds, and until when work may touch them.
+//! The program's own view: its allocated blocks, and until when work may access their memory.
 //!
-//! The model keeps its own clocks for the streams, so that a mistake about events in the allocator or
-//! in the simulated driver shows.
+//! The model keeps its own stream clocks, so that mistakes about events in the allocator or in the simulated driver
+//! are found.
 
 use std::collections::BTreeMap;
 
@@ -13,28 +13,28 @@ use super::capture_clocks::{CaptureClocks, CapturedWork};
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     held: BTreeMap<DeviceAddress, Held>,
-    /// The same blocks in an order in which an operation can name them.
+    /// The same blocks, in the order in which an operation's index names them.
     addresses: Vec<DeviceAddress>,
-    /// Freed memory that work may still touch, or that the allocator has not said is free.
+    /// Freed memory that work may still access, or that has no `free_completed` event yet.
     resting: Vec<Resting>,
-    /// When the work queued on a stream is done.
+    /// The time when the queued work of each stream is done.
     done_ns: BTreeMap<Stream, u64>,
     pub(super) captures: u32,
     pub(super) captured: CaptureClocks,
-    /// Whether memory that a capture freed may serve it again.
+    /// Whether memory that a capture freed may be reused in the same capture.
     reuses_in_capture: bool,
-    /// Bytes of the held blocks, and of the blocks that wait for an event.
+    /// The bytes of the allocated blocks and of the pending blocks.
     pub(super) held_bytes: Bytes,
     pub(super) pending_bytes: Bytes,
     pub(super) pending: usize,
-    /// Bytes asked for, over both.
+    /// The requested bytes of both.
     pub(super) requested: Bytes,
 }
 
 #[derive(Debug)]
 struct Held {
     allocation: Allocation,
-    /// Its place in [`Shadow::addresses`].
+    /// Its index in [`Shadow::addresses`].
     place: usize,
     uses: Vec<Use>,
 }
@@ -42,19 +42,19 @@ struct Held {
 #[derive(Clone, Copy, Debug)]
 struct Use {
     stream: Stream,
-    /// The capture that used it there, if that was one and nothing else did: while it goes on, its order is
-    /// enough.
+    /// The capture that used the block in this stream, if nothing else used it there. During this capture, its
+    /// order is enough.
     captured_in: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Resting {
     allocation: Allocation,
-    /// When the last work of each stream that used it is done, that of its own stream first.
+    /// The time when the last work of each stream that used the block is done, that of its own stream first.
     ends_ns: Vec<(Stream, u64)>,
-    /// Whether other streams, captured ones included, used it.
+    /// Whether other streams used the block, including captured ones.
     has_uses: bool,
-    /// What of that was captured, and in no capture that had ended, if it was let go of during one.
+    /// The uses in captures that were in progress, if the block was freed during a capture.
     captured: Option<CapturedWork>,
     is_completed: bool,
 }
@@ -70,18 +70,18 @@ impl Shadow {
         }
     }
 
-    /// Returns how many blocks the program holds.
+    /// Returns the number of allocated blocks.
     pub(super) fn len(&self) -> usize {
         self.addresses.len()
     }
 
-    /// Returns the held block that an operation names.
+    /// Returns the allocated block that an operation names.
     pub(super) fn address(&self, index: u16) -> Option<DeviceAddress> {
         let position = usize::from(index).checked_rem(self.addresses.len())?;
         Some(self.addresses[position])
     }
 
-    /// Returns every held block, by address.
+    /// Returns every allocated block, by address.
     pub(super) fn allocations(&self) -> impl Iterator<Item = &Allocation> {
         self.held.values().map(|held| &held.allocation)
     }
@@ -95,7 +95,7 @@ impl Shadow {
         *done_ns = (*done_ns).max(now_ns) + ns;
     }
 
-    /// Has the next work of `stream` wait for what is now in `other`.
+    /// Makes the next work of `stream` wait for the current work of `other`.
     pub(super) fn wait(&mut self, stream: Stream, other: Stream) {
         if self.captured.capture_of(other).is_some() {
             self.captured.wait(stream, other);
@@ -106,12 +106,12 @@ impl Shadow {
         *done_ns = other_done_ns.max(*done_ns);
     }
 
-    /// Takes note of a block that was handed out.
+    /// Adds a block that was allocated.
     ///
     /// # Errors
     ///
-    /// A sentence, where it overlaps a block that is held, or memory that work may still touch and
-    /// that is not ordered before the new owner's work.
+    /// A sentence if the block overlaps an allocated block, or memory that work may still access without being
+    /// ordered before the new owner's work.
     pub(super) fn hand_out(&mut self, allocation: Allocation, now_ns: u64) -> Result<(), String> {
         let Allocation {
             address,
@@ -159,7 +159,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Takes note that a stream uses a held block.
+    /// Records that a stream uses an allocated block.
     pub(super) fn record_stream(&mut self, address: DeviceAddress, stream: Stream) {
         let captured_in = self.captured.capture_of(stream);
         let held = self
@@ -179,7 +179,7 @@ impl Shadow {
         }
     }
 
-    /// Takes note that the program let go of a block; the events say whether it is free yet.
+    /// Removes a block that the program freed. The events say whether it is free yet.
     pub(super) fn let_go(&mut self, address: DeviceAddress) {
         let held = self
             .held
@@ -224,11 +224,11 @@ impl Shadow {
         });
     }
 
-    /// Checks an event against what the program knows.
+    /// Checks an event against the model.
     ///
     /// # Errors
     ///
-    /// A sentence, where memory is free, or gone, that work may still touch.
+    /// A sentence if memory that work may still access is free or unmapped.
     pub(super) fn witness(&mut self, event: &Event, now_ns: u64) -> Result<(), String> {
         match event.action {
             Action::FreeCompleted => self.complete(event.address, now_ns),
@@ -249,7 +249,7 @@ impl Shadow {
         }
     }
 
-    /// Forgets freed memory that no work touches any more.
+    /// Removes freed memory that no work accesses any more.
     pub(super) fn forget_idle(&mut self, now_ns: u64) {
         self.resting.retain(|resting| {
             !resting.is_completed || resting.ends_ns.iter().any(|&(_, end_ns)| end_ns > now_ns)
@@ -285,14 +285,14 @@ impl Shadow {
     }
 }
 
-/// Which pools there are, and which requests go to them.
+/// The program's pools and the routes to them.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
-    /// How often each pool is held; one that is not held may have ended.
+    /// The use count of each pool. A pool with a count of zero may have ended.
     pub(super) use_counts: BTreeMap<MempoolId, u32>,
-    /// In the order in which they began; the first that matches decides.
+    /// In the order in which they began. The last one that matches a stream applies.
     pub(super) routes: Vec<(MempoolId, Stream)>,
-    /// Those that ever served others' requests.
+    /// The pools that were ever allowed to serve other requests.
     pub(super) open: Vec<MempoolId>,
 }
 
