@@ -1,4 +1,4 @@
-//! What each command runs.
+//! The commands and what they run.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -20,19 +20,20 @@ pub(crate) struct Arguments {
 /// One command with its arguments.
 #[derive(Debug, Subcommand, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// Formatting, tidy, clippy, documentation, the Python package, the report's page, then all tests.
+    /// Checks formatting, tidy, clippy, documentation, the Python package and the report's page, then runs all
+    /// tests.
     Test,
-    /// The project's own rules, which no other tool checks.
+    /// Checks the project's own rules, which no other tool checks.
     Tidy,
-    /// Writes crates/capi/include/lowtide.h, which `test` checks, from the source.
+    /// Generates crates/capi/include/lowtide.h, which `test` checks, from the source.
     Header,
     /// Builds the page of `lowtide report`, which `test` checks, from its sources in `web`.
     Web,
-    /// Writes pictures of that page's views to `docs/report`; needs chromium.
+    /// Takes screenshots of that page's views into `docs/report`; needs chromium.
     Screenshots,
     /// Builds the Python package into `dist`.
     Wheel,
-    /// Tests and measures on a GPU, and records it; `gpu --help` lists ARGS.
+    /// Tests and measures on a GPU, and records the results; `gpu --help` lists ARGS.
     #[command(disable_help_flag = true)]
     Gpu {
         /// What and how to measure.
@@ -43,7 +44,7 @@ pub(crate) enum Command {
         )]
         arguments: Vec<String>,
     },
-    /// Tests the shim with a release of PyTorch, from PyPI, without a GPU.
+    /// Tests the shim on a release of PyTorch from PyPI, without a GPU.
     Torch {
         /// PyTorch's version, and arguments for pytest.
         #[arg(
@@ -60,13 +61,13 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
         minutes: u32,
     },
-    /// Changes the source in one place after the other, and counts which changes a test notices; needs cargo-mutants.
+    /// Mutates the source in one place after another, and counts the mutants that tests catch; needs cargo-mutants.
     Mutants(mutants::Options),
     /// Runs the unit tests of lowtide-core under Miri; needs nightly with the miri component.
     Miri,
     /// Runs the tests of lowtide-capi under ThreadSanitizer; needs nightly with rust-src.
     Tsan {
-        /// How many requests each thread makes: the default takes some minutes.
+        /// Number of requests of each thread; the default takes some minutes.
         #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = value_parser!(u32).range(1..))]
         operations: u32,
     },
@@ -104,8 +105,8 @@ impl Command {
     }
 }
 
-/// The cheapest check comes first. The tests come last, without a word after them, so that the
-/// output closes on the test runner's own summary and the exit status is the runner's.
+/// The cheapest check runs first. The tests run last and nothing is printed after them: the output then ends with
+/// the test runner's summary, and the exit status is the runner's.
 fn test(root: &Path) -> Result<(), Stop> {
     step("formatting", &mut cargo(root, &["fmt", "--all", "--check"]))?;
     if root.join("fuzz/Cargo.toml").exists() {
@@ -129,7 +130,7 @@ fn test(root: &Path) -> Result<(), Stop> {
     )?;
     python::test(root)?;
     web::test(root)?;
-    // Before the tests, because nextest does not run examples of the documentation.
+    // Before the tests, because nextest does not run documentation examples.
     let arguments = ["test", "--workspace", "--doc", "--no-fail-fast"];
     step("documentation examples", &mut cargo(root, &arguments))?;
 
@@ -176,15 +177,15 @@ fn miri(root: &Path) -> Result<(), Stop> {
         root,
         &["+nightly", "miri", "test", "-p", "lowtide-core", "--lib"],
     );
-    // Proptest looks for the failures it has recorded, which are files; and Miri is some hundred
-    // times slower than the processor, so that its default of 256 programs a test takes too long.
+    // Proptest reads recorded failures from files, so isolation is off. Miri is some hundred times slower than the
+    // processor, so proptest's default of 256 programs per test takes too long.
     tests
         .env("MIRIFLAGS", "-Zmiri-disable-isolation")
         .env("PROPTEST_CASES", "4");
     step("miri", &mut tests)
 }
 
-/// Only a whole run is recorded: one that was narrowed by arguments is for looking.
+/// Records only a whole run. A run that arguments narrow is not recorded.
 fn bench(root: &Path, arguments: &[String]) -> Result<(), Stop> {
     let mut benches = cargo(root, &["bench", "-p", "lowtide-bench"]);
     step("benchmarks", benches.args(arguments))?;

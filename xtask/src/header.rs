@@ -7,7 +7,7 @@ use crate::process::Stop;
 
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
-/// The files with something that C sees, in the order in which a reader wants it.
+/// The files with items for C, in the order in which a reader wants them.
 const SOURCES: [&str; 15] = [
     "error",
     "boundary",
@@ -26,13 +26,13 @@ const SOURCES: [&str; 15] = [
     "tms",
 ];
 
-/// Writes the header in the project at `root` anew.
+/// Generates the header in the project at `root`.
 pub(crate) fn write(root: &Path) -> Result<(), Stop> {
     let header = generate(root).map_err(|message| Stop::new(1, message))?;
     fs::write(root.join(HEADER), header).map_err(|error| Stop::new(1, format!("{HEADER}: {error}")))
 }
 
-/// Returns what the header should be.
+/// Returns the generated header.
 fn generate(root: &Path) -> Result<String, String> {
     let directory = root.join(CRATE);
     let config = cbindgen::Config::from_file(directory.join("cbindgen.toml"))?;
@@ -44,7 +44,7 @@ fn generate(root: &Path) -> Result<String, String> {
     let mut header = Vec::new();
     bindings.write(&mut header);
     let header = String::from_utf8(header).map_err(|error| error.to_string())?;
-    // What Rust calls safety is what C calls the caller's side of the contract.
+    // What Rust calls safety is the caller's side of the contract in C.
     Ok(header.replace("* # Safety\n", "* The caller promises:\n"))
 }
 

@@ -1,7 +1,7 @@
 //! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | gpu | torch | fuzz | mutants | miri | tsan | bench`.
 //!
-//! `test` needs what rustup installs, Python and Node.js; a tool that a command needs and does not find is named in
-//! one line. Nothing is ever installed from here, but Python's tools among what cargo builds, and Node's in `web`.
+//! `test` needs rustup's toolchain, Python and Node.js. If a command's tool is missing, one line names it. Nothing
+//! is installed outside this project: Python's tools go into cargo's build directory, Node's into `web`.
 #![forbid(unsafe_code)]
 
 mod command;
@@ -34,8 +34,8 @@ fn main() -> ExitCode {
 
 /// Returns the directory of the workspace.
 ///
-/// Read from the environment and not compiled in: a build directory may be carried to another
-/// checkout, and the binary in it must then look at that one.
+/// The path is read from the environment, not compiled in. A build directory may be moved to another checkout, and
+/// its binary must then use that checkout.
 fn root() -> Result<PathBuf, Stop> {
     env::var_os("CARGO_MANIFEST_DIR")
         .and_then(|xtask| Some(PathBuf::from(xtask).parent()?.to_path_buf()))

@@ -1,4 +1,4 @@
-//! Mutation testing: one small change to the source at a time, and whether a test fails because of it.
+//! Mutation testing: makes one small change to the source at a time, and checks whether a test fails.
 
 use std::fmt;
 use std::fs;
@@ -12,10 +12,10 @@ use clap::{Args, value_parser};
 
 use crate::process::{Stop, cargo, is_available};
 
-/// The crates whose source is mutated. Each mutant is tried with the tests of its own crate first.
+/// The crates whose source is mutated. The tests of a mutant's own crate run first.
 const MUTATED: [&str; 3] = ["lowtide-core", "lowtide-region", "lowtide-trace"];
 
-/// The crates above those, with whose tests a mutant is tried that its own crate's tests miss.
+/// The crates above those. Their tests run for mutants that the own crate's tests miss.
 const ABOVE: [&str; 5] = [
     "lowtide-sim",
     "lowtide-shared",
@@ -24,24 +24,24 @@ const ABOVE: [&str; 5] = [
     "lowtide-capi",
 ];
 
-/// How many percent of the mutants the tests have to catch. Some mutants change nothing that a program could see.
+/// The percentage of mutants that the tests must catch. Some mutants change nothing that a program could observe.
 const CAUGHT_PERCENT_MIN: usize = 95;
 
-/// How many mutants are tried, which ones, and for how long.
+/// The number and the choice of mutants, and the time limit.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// In how many places.
+    /// Number of mutants to try.
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = value_parser!(u32).range(1..))]
     pub(crate) sample: u32,
-    /// Chooses the places.
+    /// Seed that chooses them.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u32,
-    /// Ends it, in minutes.
+    /// Time limit in minutes.
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = value_parser!(u32).range(1..))]
     pub(crate) minutes: u32,
 }
 
-/// Tries a sample of all mutants, and fails if the tests catch too few of them.
+/// Tries a sample of all mutants. Fails if the tests catch too few of them.
 pub(crate) fn run(root: &Path, options: Options) -> Result<(), Stop> {
     if !is_available(root, &["mutants"]) {
         let line = "mutants needs cargo-mutants: cargo install cargo-mutants --locked";
@@ -53,7 +53,7 @@ pub(crate) fn run(root: &Path, options: Options) -> Result<(), Stop> {
     eprintln!("xtask: mutants: {count} of {total}, seed {}", options.seed);
     let limit = Duration::from_secs(60 * u64::from(options.minutes));
     let start = Instant::now();
-    // The second round is for the few that the first one misses, and builds more.
+    // The second round is for the few mutants that the first one misses, and takes longer to build.
     let own = try_mutants(root, "own", (&all, &sampled), &[], limit * 3 / 4)?;
     let left = limit.saturating_sub(start.elapsed());
     let above = try_mutants(root, "above", (&all, &own.missed), &ABOVE, left)?;
@@ -76,7 +76,7 @@ fn list(root: &Path) -> Result<Vec<String>, Stop> {
     Ok(lines(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// Returns as many mutants as the options say, chosen by their seed.
+/// Returns a sample of `options.sample` mutants, chosen by the seed.
 fn sample(all: &[String], options: Options) -> Vec<String> {
     let rank = |mutant: &String| {
         let mut hasher = DefaultHasher::new();
@@ -89,8 +89,8 @@ fn sample(all: &[String], options: Options) -> Vec<String> {
     sampled
 }
 
-/// Tries `mutants`, which are some of `all`, until the time is over, and returns what became of them. Runs the tests of
-/// the crates in `tested`, or of the mutant's own crate if that is empty.
+/// Tries `mutants`, a subset of `all`, until the time is over, and returns the outcomes. Runs the tests of the
+/// crates in `tested`, or of the mutant's own crate if `tested` is empty.
 fn try_mutants(
     root: &Path,
     name: &str,
@@ -107,7 +107,7 @@ fn try_mutants(
         let line = format!("could not write {}: {error}", outcomes.display());
         Stop::new(1, line)
     })?;
-    // On SIGTERM cargo-mutants ends its tests and removes its copy of the source.
+    // On SIGTERM, cargo-mutants ends its tests and removes its copy of the source.
     let mut command = Command::new("timeout");
     command
         .arg(limit.as_secs().to_string())
@@ -120,7 +120,7 @@ fn try_mutants(
         .current_dir(root)
         .stdin(Stdio::null());
     if is_available(root, &["nextest"]) {
-        // It stops at the first test that fails.
+        // nextest stops at the first test that fails.
         command.arg("--test-tool=nextest");
     }
     let status = command
@@ -133,8 +133,8 @@ fn try_mutants(
     Ok(Outcome::read(&outcomes))
 }
 
-/// Makes a directory for cargo-mutants that says of all other mutants that they were caught before: `--iterate` leaves
-/// those out. Its regular expressions do not apply to every kind of mutant.
+/// Creates a directory for cargo-mutants in which all other mutants are listed as caught before, so that
+/// `--iterate` leaves them out. Its regular expressions do not match every kind of mutant.
 fn leave_out(directory: &Path, all: &[String], mutants: &[String]) -> io::Result<()> {
     if directory.exists() {
         fs::remove_dir_all(directory)?;
@@ -159,7 +159,7 @@ fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// What became of mutants, each by its name.
+/// The names of mutants by outcome.
 #[derive(Debug, Default)]
 struct Outcome {
     caught: Vec<String>,
@@ -169,7 +169,8 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Returns what the directory that cargo-mutants writes says. It has no file of an outcome that no mutant had.
+    /// Reads the outcomes from the directory that cargo-mutants writes. It has no file for an outcome without
+    /// mutants.
     fn read(directory: &Path) -> Outcome {
         let read = |name: &str| {
             let path: PathBuf = directory.join(name);
@@ -184,7 +185,7 @@ impl Outcome {
     }
 }
 
-/// What became of a sample.
+/// The outcome of a sample.
 #[derive(Debug)]
 struct Summary {
     own: usize,
@@ -211,7 +212,8 @@ impl Summary {
         }
     }
 
-    /// Tests that do not end notice the mutant, too. What does not compile is no mutant.
+    /// Checks that enough mutants were caught. Tests that do not end catch the mutant as well. Mutants that do not
+    /// compile do not count.
     fn verdict(&self) -> Result<(), Stop> {
         let caught = self.own + self.above + self.timed_out;
         let viable = caught + self.missed.len();
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(one, sample(&all, options(1)));
         let other = sample(&all, options(2));
         assert!(one.iter().any(|mutant| !other.contains(mutant)));
-        // No mutant comes twice.
+        // No mutant occurs twice.
         let mut distinct = one.clone();
         distinct.sort_unstable();
         distinct.dedup();

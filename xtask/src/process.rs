@@ -1,14 +1,14 @@
-//! Programs that a command starts, and how it ends.
+//! Programs that a command starts, and how the command ends.
 
 use std::path::Path;
 use std::process::{self, Stdio};
 
-/// Why a command did not end well.
+/// The reason why a command failed.
 #[derive(Debug)]
 pub(crate) struct Stop {
     /// The exit status of the whole command.
     pub(crate) status: u8,
-    /// What to print last; `None` if the program that failed has said it all.
+    /// The line to print last; `None` if the failed program has printed everything.
     pub(crate) line: Option<String>,
 }
 
@@ -21,7 +21,7 @@ impl Stop {
     }
 }
 
-/// Returns a cargo command that will run in `root`, with nothing to read.
+/// Returns a cargo command that will run in `root`, without input.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> process::Command {
     let mut command = process::Command::new("cargo");
     command
@@ -31,7 +31,7 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> process::Command {
     command
 }
 
-/// Returns whether cargo knows a subcommand, for instance `["+nightly", "miri"]`.
+/// Returns whether cargo has a subcommand, for instance `["+nightly", "miri"]`.
 pub(crate) fn is_available(root: &Path, subcommand: &[&str]) -> bool {
     cargo(root, subcommand)
         .arg("--version")
@@ -41,7 +41,7 @@ pub(crate) fn is_available(root: &Path, subcommand: &[&str]) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Says what runs, runs it, and stops the whole command with its exit status if it fails.
+/// Prints and runs a command. If it fails, stops the whole command with its exit status.
 pub(crate) fn step(name: &str, command: &mut process::Command) -> Result<(), Stop> {
     let program = Path::new(command.get_program()).file_name();
     let program = program.unwrap_or_default().to_string_lossy().into_owned();
@@ -56,7 +56,7 @@ pub(crate) fn step(name: &str, command: &mut process::Command) -> Result<(), Sto
     if status.success() {
         return Ok(());
     }
-    // No code, or none that fits: the process was killed by a signal.
+    // There is no exit code if the process was killed by a signal.
     let code = status
         .code()
         .and_then(|code| u8::try_from(code).ok())

@@ -1,4 +1,4 @@
-//! The Python package: its wheel, and what is checked of it.
+//! The Python package: its checks and its wheel.
 
 use std::env;
 use std::fs;
@@ -7,10 +7,10 @@ use std::process::{Command, Stdio};
 
 use crate::process::{Stop, step};
 
-/// The tools, each at the one version whose opinion counts.
+/// The tools, each pinned to one version.
 const REQUIREMENTS: &str = "python/requirements.txt";
 
-/// Checks the Python sources, builds the wheel, and tests it where nothing else is installed.
+/// Checks the Python sources, builds the wheel, and tests it in an environment without other packages.
 pub(crate) fn test(root: &Path) -> Result<(), Stop> {
     let tools = Tools::prepare(root)?;
     let tool = |name: &str, arguments: &[&str]| {
@@ -28,7 +28,7 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
     let wheels = tools.directory.join("wheel");
     let wheel = tools.build_wheel(&wheels)?;
     let fresh = tools.directory.join("fresh");
-    // The package as a user has it: no file of this directory, no tool but what runs the tests.
+    // The package as a user has it: no file of this project and no tool except the test runner.
     let mut create = Command::new("python3");
     create
         .args(["-m", "venv", "--clear", "--without-pip"])
@@ -58,19 +58,19 @@ pub(crate) fn wheel(root: &Path) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Runs everything that needs a GPU, with the Python of the user, whose PyTorch is the one that counts.
+/// Runs everything that needs a GPU, with the user's Python, whose PyTorch is tested.
 pub(crate) fn gpu(root: &Path, arguments: &[String]) -> Result<(), Stop> {
     stage(root)?;
     let mut run = Command::new("python3");
     run.arg("bench/gpu/run.py")
         .args(arguments)
         .current_dir(root);
-    // It has said what failed.
+    // The script has reported the failure.
     step("the GPU", &mut run).map_err(|stop| Stop { line: None, ..stop })
 }
 
-/// Runs the tests that are written for a GPU with a release of PyTorch, on the stand-in driver. The first of the
-/// arguments is its version, the others are pytest's.
+/// Runs the GPU tests with a release of PyTorch on the stand-in driver. The first argument is PyTorch's version,
+/// the others are pytest's.
 pub(crate) fn torch(root: &Path, arguments: &[String]) -> Result<(), Stop> {
     stage(root)?;
     let (version, for_pytest) = arguments.split_at(1);
@@ -81,7 +81,7 @@ pub(crate) fn torch(root: &Path, arguments: &[String]) -> Result<(), Stop> {
         .map_err(|stop| Stop { line: None, ..stop })
 }
 
-/// Builds what of the package is Rust, into the package as it is here.
+/// Builds the Rust parts of the package into the package in this checkout.
 fn stage(root: &Path) -> Result<(), Stop> {
     let mut stage = Command::new("python3");
     step(
@@ -90,14 +90,14 @@ fn stage(root: &Path) -> Result<(), Stop> {
     )
 }
 
-/// Where the tools are installed: a virtual environment among what cargo builds.
+/// The directory of the tools: a virtual environment in cargo's build directory.
 struct Tools {
     root: PathBuf,
     directory: PathBuf,
 }
 
 impl Tools {
-    /// Installs them if that has not been done for the requirements as they are now.
+    /// Installs the tools unless they are installed for the current requirements.
     fn prepare(root: &Path) -> Result<Self, Stop> {
         let tools = Self {
             root: root.into(),
@@ -126,7 +126,7 @@ impl Tools {
         Ok(tools)
     }
 
-    /// Returns a command that is installed, to be run in the project's directory, where it finds the others.
+    /// Returns a command of the tools, to be run in the project's directory with the tools in its PATH.
     fn command(&self, name: &str) -> Command {
         let programs = self.directory.join("tools/bin");
         let mut command = Command::new(programs.join(name));
@@ -165,7 +165,7 @@ impl Tools {
     }
 }
 
-/// Returns where cargo puts what it builds, this program for one.
+/// Returns cargo's build directory, which contains this program.
 pub(crate) fn target() -> Result<PathBuf, Stop> {
     let program = env::current_exe().ok();
     let target = program

@@ -1,8 +1,8 @@
 //! The project's own rules: what rustfmt, clippy and the compiler do not check.
 //!
-//! Each rule is a function from the [`Tree`] to its [`Finding`]s, with a test on a good and a bad
-//! example beside it; `the_tree_is_tidy` applies them all to the project. The rule for the latest
-//! commit's message asks git instead, and is no part of that test.
+//! Each rule is a function from the [`Tree`] to its [`Finding`]s, with a test on a good and a bad example beside
+//! it. `the_tree_is_tidy` applies all of them to the project. The rule for the latest commit's message reads git
+//! instead, and is not part of that test.
 
 mod circles;
 mod commits;
@@ -44,7 +44,7 @@ const RULES: [fn(&Tree) -> Vec<Finding>; 19] = [
     text::whitespace_is_clean,
 ];
 
-/// Prints every finding in the project at `root`; fails if there is one.
+/// Prints every finding in the project at `root`. Fails if there is one.
 pub(crate) fn run(root: &Path) -> Result<(), Stop> {
     eprintln!("xtask: tidy");
     let tree = Tree::read(root).map_err(|error| Stop::new(1, format!("tidy: {error}")))?;
@@ -63,7 +63,7 @@ pub(crate) fn run(root: &Path) -> Result<(), Stop> {
     }
 }
 
-/// Returns what every rule finds, sorted by place.
+/// Returns the findings of every rule, sorted by path and line.
 fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(tree)).collect();
     findings.sort();

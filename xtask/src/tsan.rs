@@ -1,21 +1,21 @@
-//! `ThreadSanitizer` on the exported functions, and on what 16 threads do with one device.
+//! Runs `ThreadSanitizer` on the exported functions, and on 16 threads that use one device.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::process::{Stop, cargo, step};
 
-/// Both halves of each program: the standard library is built with the sanitizer too, so that its locks
-/// order what they order; and what a test opens when it runs finds the sanitizer in the test.
+/// The flags for all parts of a program. The standard library is built with the sanitizer as well, so that it sees
+/// the order that locks create. A library that a test opens at run time uses the test's sanitizer.
 const FLAGS: &str = "-Zsanitizer=thread -Clink-arg=-Wl,--export-dynamic --cfg lowtide_tsan";
 
-/// Where rustup's component rust-src has the standard library.
+/// The standard library's path in rustup's component rust-src.
 const LIBRARY: &str = "lib/rustlib/src/rust/library/Cargo.toml";
 
-/// Runs the tests of the exported functions with the sanitizer, each thread of `stress` making `operations`
+/// Runs the tests of the exported functions with the sanitizer. Each thread of `stress` makes `operations`
 /// requests.
 ///
-/// One of the tests is a race, which must be reported: where it is not, the others have shown nothing.
+/// One of the tests is a race that must be reported. If it is not, the other tests prove nothing.
 pub(crate) fn run(root: &Path, operations: u32) -> Result<(), Stop> {
     let version = ask_nightly(&["--version", "--verbose"]).ok_or_else(|| {
         let line = "tsan needs nightly: rustup toolchain install nightly --component rust-src";
@@ -33,7 +33,7 @@ pub(crate) fn run(root: &Path, operations: u32) -> Result<(), Stop> {
         "+nightly",
         "test",
         "-Zbuild-std",
-        // The flags are not for what is built to be run by the build, which has no sanitizer.
+        // With a target, the flags do not apply to build scripts, which run without a sanitizer.
         "--target",
         host,
         "--release",
@@ -42,7 +42,7 @@ pub(crate) fn run(root: &Path, operations: u32) -> Result<(), Stop> {
         "--tests",
         "--",
         "--test-threads=1",
-        // The C compiler links that one, without the sanitizer.
+        // The C compiler links this test, without the sanitizer.
         "--skip",
         "a_c_program_runs",
     ];
@@ -54,7 +54,7 @@ pub(crate) fn run(root: &Path, operations: u32) -> Result<(), Stop> {
     step("ThreadSanitizer", &mut tests)
 }
 
-/// Returns what nightly's compiler prints, if there is one.
+/// Returns the output of nightly's compiler, if it is installed.
 fn ask_nightly(arguments: &[&str]) -> Option<String> {
     let mut rustc = Command::new("rustc");
     rustc.arg("+nightly").args(arguments).stderr(Stdio::null());
@@ -63,7 +63,7 @@ fn ask_nightly(arguments: &[&str]) -> Option<String> {
     output.status.success().then_some(text)
 }
 
-/// Returns the target that a compiler builds for by itself, from what it says of its version.
+/// Returns a compiler's default target, from its version text.
 fn host_of(version: &str) -> Option<&str> {
     version.lines().find_map(|line| line.strip_prefix("host: "))
 }

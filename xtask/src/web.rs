@@ -1,5 +1,5 @@
-//! The page of `lowtide report`: made from `web` into one file, which is checked in so that building lowtide needs
-//! no Node.js.
+//! The page of `lowtide report`, built from `web` into one file. The file is committed, so that building lowtide
+//! needs no Node.js.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use std::process::{Command, Stdio};
 use crate::process::{Stop, cargo, step};
 use crate::python::target;
 
-/// What is installed, and from what.
+/// The lock file, which lists the packages to install.
 const LOCK: &str = "web/package-lock.json";
-/// As npm leaves it where everything was installed.
+/// A copy of the lock file, written after everything was installed.
 const INSTALLED: &str = "web/node_modules/lowtide-package-lock.json";
 
-/// The reports of samples that the documents show: the file's name, and the recordings in it.
+/// The sample reports in the documents: the file's name and its recordings.
 const REPORTS: [(&str, &[&str]); 3] = [
     ("llama_varlen", &["traces/llama_varlen.pickle.zst"]),
     ("gpt2_train", &["traces/gpt2_train.stacks.pickle.zst"]),
@@ -26,14 +26,14 @@ const REPORTS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Checks the sources and makes the page from them.
+/// Checks the sources and builds the page from them.
 pub(crate) fn write(root: &Path) -> Result<(), Stop> {
     install(root)?;
     check_sources(root)?;
     npm(root, "the page", &["run", "build"])
 }
 
-/// Checks the sources, that the page is what they make, and the page in a browser if there is one.
+/// Checks the sources, that the page is current, and, if there is a browser, the page in it.
 pub(crate) fn test(root: &Path) -> Result<(), Stop> {
     install(root)?;
     check_sources(root)?;
@@ -50,8 +50,8 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
     step("the page in a browser", browser.env("LOWTIDE", program))
 }
 
-/// Makes reports of the project's own recordings and of a made-up one that leaks, as none of them does, and pictures
-/// of their views into `docs/report`.
+/// Makes reports of the project's own recordings, and of a generated one with a leak, which no recording has. Takes
+/// screenshots of their views into `docs/report`.
 pub(crate) fn screenshots(root: &Path) -> Result<(), Stop> {
     install(root)?;
     let pages = target()?.join("report");
@@ -71,7 +71,7 @@ pub(crate) fn screenshots(root: &Path) -> Result<(), Stop> {
     npm(root, "pictures", &["run", "screenshots", "--", &pages])
 }
 
-/// Has `lowtide` make a report of recordings.
+/// Makes a report of recordings with `lowtide`.
 fn report(root: &Path, pages: &Path, name: &str, traces: &[&str]) -> Result<(), Stop> {
     let mut report = cargo(root, &["run", "--release", "--quiet", "-p", "lowtide"]);
     report.args(["--", "report"]).args(traces);
@@ -84,7 +84,7 @@ fn check_sources(root: &Path) -> Result<(), Stop> {
     npm(root, "the page's unit tests", &["run", "unit"])
 }
 
-/// Installs what the lock file names, if that has not been done for the lock file as it is now.
+/// Installs the packages of the lock file unless they are installed for its current content.
 fn install(root: &Path) -> Result<(), Stop> {
     let needed = fs::read(root.join(LOCK));
     let needed = needed.map_err(|error| Stop::new(1, format!("{LOCK}: {error}")))?;
@@ -114,7 +114,7 @@ fn npm_command(root: &Path, arguments: &[&str]) -> Command {
     npm
 }
 
-/// Returns whether a program is there and says its version.
+/// Returns whether a program exists and prints its version.
 fn answers(program: &str) -> bool {
     Command::new(program)
         .arg("--version")

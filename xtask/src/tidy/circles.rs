@@ -1,4 +1,4 @@
-//! No circle between the files of a crate: the one that a reader begins with needs none that needs it.
+//! A rule against circular dependencies between the files of a crate, so that files can be read in order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,11 +10,11 @@ use syn::{Attribute, Ident, Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
 use super::finding::Finding;
 use super::tree::Tree;
 
-/// Where a circle cannot be opened: a function that stands in for another is looked up by its name, and asks by their
-/// names for others.
+/// The directories whose files may form a circle. Replaced driver functions look each other up by name, so the
+/// circle cannot be avoided.
 const ALLOWED: [&str; 1] = ["crates/capi/src/preload/"];
 
-/// The files of a crate use each other in no circle. Tests do not count, nor does the call of a method.
+/// The files of a crate must not use each other in a circle. Tests and method calls do not count.
 pub(super) fn files_form_no_circle(tree: &Tree) -> Vec<Finding> {
     let roots = tree.paths().filter(|path| {
         let path = path.strip_suffix(".rs").unwrap_or_default();
@@ -38,17 +38,17 @@ pub(super) fn files_form_no_circle(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// A module by the names from the crate's root to it.
+/// A module's path from the crate's root.
 type Module = Vec<String>;
 
-/// The modules of a crate, and what they use.
+/// The modules of a crate, and the paths that they use.
 #[derive(Default)]
 struct Crate {
     /// The file of each module.
     files: BTreeMap<Module, String>,
-    /// What each module gives other names to, by those names: the whole path from the root.
+    /// The full path behind each name that a module imports or re-exports.
     aliases: BTreeMap<(Module, String), Vec<String>>,
-    /// The paths that each module names, from the root.
+    /// The paths that each module uses, from the root.
     uses: Vec<(Module, Vec<String>)>,
 }
 
@@ -59,7 +59,7 @@ impl Crate {
         read
     }
 
-    /// Adds the module in a file, and the modules below it.
+    /// Adds the module in a file, and its submodules.
     fn add_file(&mut self, tree: &Tree, path: &str, module: Module) {
         let Some(file) = tree.text(path).and_then(|text| syn::parse_file(text).ok()) else {
             return;
@@ -100,10 +100,10 @@ impl Crate {
         }
     }
 
-    /// Returns the file in which the item at a path is defined, past what only gives it another name.
+    /// Returns the file that defines the item at a path. Follows imports and re-exports.
     fn definer(&self, path: &[String]) -> Option<&str> {
         let mut path = path.to_vec();
-        // Names that stand for each other in a circle do not compile; more than these do not occur.
+        // Imports that form a cycle do not compile. Longer chains than this do not occur.
         for _ in 0..16 {
             let depth = (0..=path.len())
                 .rev()
@@ -118,7 +118,7 @@ impl Crate {
         None
     }
 
-    /// Returns which file uses which, and one name that it takes from it.
+    /// Returns for each file the files that it uses, with one name that it takes from each.
     fn arrows(&self) -> BTreeMap<&str, BTreeMap<&str, &str>> {
         let mut arrows: BTreeMap<&str, BTreeMap<&str, &str>> = BTreeMap::new();
         for (module, path) in &self.uses {
@@ -131,8 +131,8 @@ impl Crate {
         arrows
     }
 
-    /// Returns the shortest circle through each file that is in one and in none that was returned before, as files and
-    /// what each takes from the next.
+    /// Returns the shortest circle through each file that is in one and in none returned before. A circle lists its
+    /// files with the name that each takes from the next.
     fn circles(&self) -> Vec<Vec<(String, String)>> {
         let arrows = self.arrows();
         let mut seen = BTreeSet::new();
@@ -150,7 +150,7 @@ impl Crate {
     }
 }
 
-/// Returns the files of the shortest circle through `start`, which is the first of them.
+/// Returns the files of the shortest circle through `start`, beginning with `start`.
 fn circle<'t>(
     arrows: &BTreeMap<&'t str, BTreeMap<&'t str, &'t str>>,
     start: &'t str,
@@ -176,7 +176,7 @@ fn circle<'t>(
     None
 }
 
-/// Returns the files in which a module without a body may be.
+/// Returns the files that a module without a body may be in.
 fn files_of(path: &str, is_root: bool, module: &ItemMod) -> Vec<String> {
     let (directory, file) = path.rsplit_once('/').unwrap_or(("", path));
     let stem = file.strip_suffix(".rs").unwrap_or(file);
@@ -188,7 +188,7 @@ fn files_of(path: &str, is_root: bool, module: &ItemMod) -> Vec<String> {
     vec![format!("{own}/{name}.rs"), format!("{own}/{name}/mod.rs")]
 }
 
-/// Reads what one module names.
+/// Collects the paths and imports of one module.
 struct Reader<'m> {
     module: &'m Module,
     found: Vec<Vec<String>>,
@@ -197,7 +197,7 @@ struct Reader<'m> {
 }
 
 impl Reader<'_> {
-    /// Returns a path from the crate's root; `None` where it leads elsewhere.
+    /// Returns a path from the crate's root, or `None` if it leads above the root.
     fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -213,7 +213,7 @@ impl Reader<'_> {
                 }
                 Some([&above, rest].concat())
             }
-            // A module of this one, or a crate, of which the walk finds nothing.
+            // A path into this module or another crate. `definer` finds no other file for the latter.
             _ => Some([self.module, path].concat()),
         }
     }
@@ -247,7 +247,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What is given another name for all counts where it is named so, and not here.
+    /// Adds an import. A public one counts where its name is used, not here.
     fn add_named(&mut self, is_public: bool, path: &[String], other: Option<String>) {
         let name = other.or_else(|| path.last().cloned());
         if let (Some(name), Some(target)) = (name, self.absolute(path)) {
@@ -303,7 +303,7 @@ impl<'m> Visit<'m> for Reader<'m> {
         self.add_use(is_public, &[], &item.tree);
     }
 
-    /// `pub(super)` takes nothing.
+    /// The path in `pub(super)` is no use of that module.
     fn visit_visibility(&mut self, _: &'m Visibility) {}
 
     fn visit_path(&mut self, path: &'m syn::Path) {
@@ -338,13 +338,13 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Returns whether an attribute is `#[cfg(test)]`, or `cfg` of tests and something else.
+/// Returns whether an attribute is a `#[cfg(…)]` whose condition names `test`, possibly among others.
 fn is_for_tests(attribute: &Attribute) -> bool {
     let list = attribute.meta.require_list();
     attribute.path().is_ident("cfg") && list.is_ok_and(|list| asks_for_test(list.tokens.clone()))
 }
 
-/// Returns whether a condition names `test` outside of `not`.
+/// Returns whether a condition contains `test` outside of `not`.
 fn asks_for_test(condition: TokenStream) -> bool {
     let mut is_negated = false;
     for token in condition {
@@ -362,7 +362,7 @@ fn asks_for_test(condition: TokenStream) -> bool {
 mod tests {
     use super::*;
 
-    /// Checks what is said of a crate of these files.
+    /// Checks the findings for a crate of these files.
     fn check(files: &[(&str, &str)], expected: &[&str]) {
         let files: Vec<(String, &str)> = { files.iter() }
             .map(|(name, text)| (format!("a/src/{name}.rs"), *text))

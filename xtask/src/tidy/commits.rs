@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 
 use super::finding::Finding;
 
-/// What `git log --oneline` and most viewers show in one line.
+/// The length that `git log --oneline` and most viewers show in one line.
 const SUBJECT_CHARS_MAX: usize = 72;
 
-/// The subject of the latest commit is short. Merges are skipped, as tools write their subjects.
+/// The subject of the latest commit must be short. Merges are skipped, because tools write their subjects.
 ///
-/// Finds nothing where there is no git or no repository, as in an unpacked archive.
+/// Finds nothing if there is no git or no repository, as in an unpacked archive.
 pub(super) fn subject_is_short(root: &Path) -> Vec<Finding> {
     let subject = latest_subject(root);
     subject.as_deref().and_then(check).into_iter().collect()

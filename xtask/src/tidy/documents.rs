@@ -1,18 +1,18 @@
-//! Rules for the project's documents: README.md, ARCHITECTURE.md and their like.
+//! Rules for the project's documents, such as README.md and ARCHITECTURE.md.
 
 use super::finding::Finding;
 use super::tree::{Tree, extension};
 
-/// The documents that have to be there.
+/// The documents that must exist.
 const GUIDES: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"];
 
 const LIFE: &str = "Life of one allocation";
 const LIFE_STEPS_MAX: usize = 8;
 
-/// A file or directory that a guide, or a document in `docs`, names in backticks exists.
+/// A file or directory that a guide or a document in `docs` names in backticks must exist.
 ///
-/// A crate's file may be named from the crate on: `core/allocator.rs` is
-/// `crates/core/src/allocator.rs`, and what follows `::` is not looked at.
+/// A crate's file may be named relative to the crate: `core/allocator.rs` means `crates/core/src/allocator.rs`.
+/// Anything after `::` is ignored.
 pub(super) fn paths_exist(tree: &Tree) -> Vec<Finding> {
     let missing = GUIDES.iter().filter(|guide| tree.text(guide).is_none());
     let mut findings: Vec<Finding> = missing
@@ -24,7 +24,7 @@ pub(super) fn paths_exist(tree: &Tree) -> Vec<Finding> {
         .filter(|(path, _)| is_guide(path) && extension(path) == "md")
     {
         for (index, line) in prose(text) {
-            // Between an odd and an even backtick.
+            // The text between an odd and an even backtick.
             for span in line.split('`').skip(1).step_by(2) {
                 if let Some(path) = missing_path(tree, span) {
                     let message = format!("`{path}` does not exist");
@@ -36,10 +36,10 @@ pub(super) fn paths_exist(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// A reader follows one allocation in a few numbered steps.
+/// The walk through one allocation must have few numbered steps.
 pub(super) fn life_of_one_allocation_is_short(tree: &Tree) -> Vec<Finding> {
     let guide = "ARCHITECTURE.md";
-    // `paths_exist` says that it is missing.
+    // `paths_exist` reports that it is missing.
     let Some(text) = tree.text(guide) else {
         return Vec::new();
     };
@@ -63,7 +63,7 @@ pub(super) fn life_of_one_allocation_is_short(tree: &Tree) -> Vec<Finding> {
     vec![Finding::at_line(guide, index + 1, message)]
 }
 
-/// What the next release will bring is written down as it is made.
+/// The changelog must have a section for the next release.
 pub(super) fn changes_are_listed(tree: &Tree) -> Vec<Finding> {
     let path = "CHANGELOG.md";
     let is_unreleased = |line: &str| {
@@ -76,7 +76,7 @@ pub(super) fn changes_are_listed(tree: &Tree) -> Vec<Finding> {
     }
 }
 
-/// The manifests offer two licences: both texts are here.
+/// The manifests offer two licences, so both texts must exist.
 pub(super) fn licences_are_here(tree: &Tree) -> Vec<Finding> {
     ["LICENSE-APACHE", "LICENSE-MIT"]
         .into_iter()
@@ -85,8 +85,8 @@ pub(super) fn licences_are_here(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the lines outside fenced blocks, with their index. A command in a fenced block may name
-/// the reader's files.
+/// Returns the lines outside fenced blocks, with their index. A command in a fenced block may name the reader's
+/// files.
 pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_fenced = false;
     text.lines().enumerate().filter(move |(_, line)| {
@@ -96,7 +96,7 @@ pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Returns the number of `#` that a heading starts with; 0 for another line.
+/// Returns the number of `#` at the start of a heading, or 0 for another line.
 pub(super) fn heading_level(line: &str) -> usize {
     let level = line.bytes().take_while(|&byte| byte == b'#').count();
     if line[level..].starts_with(' ') {
@@ -110,13 +110,13 @@ fn is_life_heading(line: &str) -> bool {
     heading_level(line) > 0 && line.to_lowercase().contains(&LIFE.to_lowercase())
 }
 
-/// A step starts with its number at the margin.
+/// Returns whether a line is a numbered step: it starts with the number, without indentation.
 fn is_step(line: &str) -> bool {
     line.split_once(". ")
         .is_some_and(|(number, _)| number.parse::<u32>().is_ok())
 }
 
-/// Returns the path that a span of code names, if it names one of the project's and there is none.
+/// Returns the path in a span of code if it names a file of the project that does not exist.
 fn missing_path<'span>(tree: &Tree, span: &'span str) -> Option<&'span str> {
     let path = span.split("::").next().unwrap_or(span);
     let path = path

@@ -1,15 +1,15 @@
-//! Rules for how lowtide writes files: others may write to the directory, and plant something there.
+//! Rules for how lowtide writes files. Others may write to the same directory and place files or links there.
 
 use super::finding::Finding;
 use super::mask::{find_word, line_at, mask};
 use super::tree::Tree;
 
-/// Where Rust creates files, and where sockets and the directories that they are in.
+/// The crates that create files, and sockets with their directories.
 const RUST_HOMES: [&str; 2] = ["crates/files/src/", "crates/sockets/src/"];
-/// Where Python does.
+/// The Python module that creates files.
 const PYTHON_HOME: &str = "python/lowtide/_files.py";
 
-/// What creates or removes a file or a directory, or opens a file for writing.
+/// Names that create or remove a file or a directory, or open a file for writing.
 const RUST_WORDS: [&str; 5] = [
     "File::create",
     "File::create_new",
@@ -17,7 +17,7 @@ const RUST_WORDS: [&str; 5] = [
     "OpenOptions",
     "DirBuilder",
 ];
-/// Of the modules `fs` of std and of rustix, and of libc.
+/// Functions of the modules `fs` of std and of rustix, and of libc.
 const RUST_FUNCTIONS: [&str; 34] = [
     "copy",
     "creat",
@@ -54,7 +54,7 @@ const RUST_FUNCTIONS: [&str; 34] = [
     "unlinkat",
     "write",
 ];
-/// `open` without a mode only reads.
+/// `open` is not listed, because without a mode it only reads.
 const PYTHON_WORDS: [&str; 29] = [
     "NamedTemporaryFile",
     "SpooledTemporaryFile",
@@ -87,7 +87,7 @@ const PYTHON_WORDS: [&str; 29] = [
     "write_text",
 ];
 
-/// Rust creates files with `lowtide-files` only; what fakes a driver is no part of lowtide.
+/// Rust must create files with `lowtide-files` only. The driver's stand-in is not part of lowtide.
 pub(super) fn rust_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
     let is_checked = |path: &str| {
         path.starts_with("crates/")
@@ -114,7 +114,7 @@ pub(super) fn rust_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Python writes files with `_files` only.
+/// Python must write files with `_files` only.
 pub(super) fn python_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
     let is_checked = |path: &str| {
         path.starts_with("python/lowtide/") && path.ends_with(".py") && path != PYTHON_HOME
@@ -135,7 +135,7 @@ pub(super) fn python_writes_files_in_one_place(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns the functions that are named, or imported by name, of a module of files.
+/// Returns the listed functions that the code uses or imports from a module of files.
 fn functions(code: &str) -> impl Iterator<Item = (usize, String)> {
     ["fs", "libc"].into_iter().flat_map(move |module| {
         let is_path = |start: &usize| code[start + module.len()..].starts_with("::");
@@ -148,7 +148,7 @@ fn functions(code: &str) -> impl Iterator<Item = (usize, String)> {
                 None => &rest[..rest.find(|next| !is_name(next)).unwrap_or(rest.len())],
             };
             let names = names.split(',').map(str::trim);
-            // The C library's writes to what is open.
+            // libc's `write` writes to an open descriptor.
             let is_other = move |name: &str| module == "libc" && name == "write";
             let found = names.filter(move |name| RUST_FUNCTIONS.contains(name) && !is_other(name));
             found.map(move |name| (start, format!("{module}::{name}")))
@@ -156,14 +156,14 @@ fn functions(code: &str) -> impl Iterator<Item = (usize, String)> {
     })
 }
 
-/// Returns where a function is called.
+/// Returns the offsets of calls of a function.
 fn calls(text: &str, word: &str) -> Vec<usize> {
     let mut starts = find_word(text, word);
     starts.retain(|start| text[start + word.len()..].starts_with('('));
     starts
 }
 
-/// Returns whether a call, with which `text` begins, opens a file with a mode that writes.
+/// Returns whether a call at the start of `text` opens a file with a mode that writes.
 fn opens_for_writing(text: &str) -> bool {
     let mut depth = 0;
     let end = text.find(|character| {

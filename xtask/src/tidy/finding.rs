@@ -1,12 +1,12 @@
-//! What a rule finds.
+//! The findings of rules.
 
 use std::fmt;
 
-/// One place where the tree breaks a rule.
+/// A place where the tree breaks a rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Finding {
     pub(super) path: String,
-    /// From 1; `None` if the finding is about the file.
+    /// The line, counted from 1. `None` if the finding is about the whole file.
     pub(super) line: Option<usize>,
     pub(super) message: String,
 }

@@ -4,8 +4,8 @@ use super::documents::{heading_level, prose};
 use super::finding::Finding;
 use super::tree::{Tree, extension};
 
-/// A link of a document to a file of the project leads to one that exists and, where it names a heading, to a heading
-/// of that file.
+/// A link from a document to a file of the project must lead to an existing file. If the link names a heading, the
+/// file must have that heading.
 pub(super) fn links_lead_somewhere(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (document, text) in tree.texts().filter(|(path, _)| extension(path) == "md") {
@@ -19,7 +19,7 @@ pub(super) fn links_lead_somewhere(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns where the links in a line lead, those to other sites left out.
+/// Returns the targets of the links in a line, except links to other sites.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     let behind = line.split("](").skip(1);
     let targets = behind.filter_map(|text| text.split_once(')').map(|(target, _)| target));
@@ -35,7 +35,7 @@ fn leads_somewhere(tree: &Tree, document: &str, target: &str) -> bool {
     tree.contains(&path) && (heading.is_empty() || has_heading(tree.text(&path), heading))
 }
 
-/// Returns the path from the root of what a document calls `path`.
+/// Converts a path relative to a document to a path from the root.
 fn from_directory_of(document: &str, path: &str) -> String {
     let mut names: Vec<&str> = document.split('/').collect();
     names.pop();
@@ -54,7 +54,7 @@ fn has_heading(text: Option<&str>, anchor: &str) -> bool {
     text.is_some_and(|text| prose(text).any(|(_, line)| is_it(line)))
 }
 
-/// Returns what a link calls a heading: small letters, with hyphens for spaces and without most other signs.
+/// Returns a heading's anchor: lower case, with hyphens for spaces and without most other signs.
 fn anchor_of(heading: &str) -> String {
     let title = heading.trim_start_matches('#').trim().to_lowercase();
     let is_kept = |character: &char| character.is_alphanumeric() || " -_".contains(*character);

@@ -1,12 +1,12 @@
-//! Rules for the crates' `Cargo.toml`.
+//! Rules for the crates' `Cargo.toml` files.
 
 use toml::{Table, Value};
 
 use super::finding::Finding;
 use super::tree::Tree;
 
-/// Which crates each crate may use, all by the name of their directory. A crate that is not here
-/// has no place in the architecture yet.
+/// The crates that each crate may use, by directory name. A crate that is not listed has no place in the
+/// architecture yet.
 const MAY_USE: [(&str, &[&str]); 17] = [
     ("core", &[]),
     ("files", &[]),
@@ -44,7 +44,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("xtask", &[]),
 ];
 
-/// What the tests of any crate may use, even of one below: a device without a device, and traces.
+/// Crates that the tests of any crate may use, even of one below: the stand-ins for a device, and traces.
 const TESTS_MAY_USE: [&str; 3] = ["sim", "fakecuda", "trace"];
 
 /// A crate's manifest.
@@ -55,7 +55,7 @@ struct Manifest<'tree> {
     table: Table,
 }
 
-/// Dependencies between the crates point down only.
+/// Dependencies between crates must point down only.
 pub(super) fn dependencies_point_down(tree: &Tree) -> Vec<Finding> {
     let (manifests, mut findings) = manifests(tree);
     let directory_of = |package: &str| {
@@ -84,7 +84,7 @@ pub(super) fn dependencies_point_down(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// A crate that is published says what it is and under which licence.
+/// A published crate must have a description and a licence.
 pub(super) fn crates_are_described(tree: &Tree) -> Vec<Finding> {
     let (manifests, mut findings) = manifests(tree);
     for manifest in &manifests {
@@ -101,10 +101,10 @@ pub(super) fn crates_are_described(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Without this line a crate is silently free of every lint.
+/// Every crate must inherit the lints. Without this line, no lint applies to it, and nothing says so.
 pub(super) fn lints_are_inherited(tree: &Tree) -> Vec<Finding> {
     let (manifests, mut findings) = manifests(tree);
-    // The fuzz targets are a workspace of their own.
+    // The fuzz targets are their own workspace.
     for manifest in manifests
         .iter()
         .filter(|manifest| manifest.directory != "fuzz")
@@ -121,7 +121,7 @@ pub(super) fn lints_are_inherited(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns every crate's manifest, and what is wrong with those that cannot be read.
+/// Returns every crate's manifest, and findings for those that cannot be read.
 fn manifests(tree: &Tree) -> (Vec<Manifest<'_>>, Vec<Finding>) {
     let mut manifests = Vec::new();
     let mut findings = Vec::new();
@@ -146,12 +146,12 @@ fn manifests(tree: &Tree) -> (Vec<Manifest<'_>>, Vec<Finding>) {
 }
 
 impl Manifest<'_> {
-    /// Returns a text of the `[package]` section.
+    /// Returns a string of the `[package]` section.
     fn package(&self, key: &str) -> Option<&str> {
         self.table.get("package")?.get(key)?.as_str()
     }
 
-    /// Returns the name of each package that the crate uses, and whether only its tests do.
+    /// Returns the name of each package that the crate uses, and whether only its tests use it.
     fn dependencies(&self) -> Vec<(&str, bool)> {
         let targets = self.table.get("target").and_then(Value::as_table);
         let targets = targets
@@ -194,7 +194,7 @@ mod tests {
         findings.iter().map(Finding::to_string).collect()
     }
 
-    /// Returns what is found in a workspace where one crate's manifest goes on with `rest`.
+    /// Returns the findings for a workspace in which one crate's manifest continues with `rest`.
     fn check_use((path, start): (&str, &str), rest: &str) -> Vec<String> {
         let text = format!("{start}{rest}");
         messages(&dependencies_point_down(&Tree::of(&[

@@ -1,9 +1,9 @@
-//! Rust source with all that is not code blanked out.
+//! Rust source with everything but code blanked out.
 
 use proc_macro2::{TokenStream, TokenTree};
 
-/// Returns `source` with its comments and the insides of its string and character literals replaced by spaces. Every
-/// other byte, and every line break, stays where it was. Source that is not Rust's tokens is returned as it is.
+/// Returns `source` with its comments and literals replaced by spaces. All other bytes and all line breaks stay in
+/// place. Source that does not consist of Rust tokens is returned unchanged.
 pub(super) fn mask(source: &str) -> String {
     let Ok(tokens) = source.parse::<TokenStream>() else {
         return source.into();
@@ -14,7 +14,7 @@ pub(super) fn mask(source: &str) -> String {
     String::from_utf8(masked).expect("characters are blanked or copied whole")
 }
 
-/// Copies all tokens but literals and documentation comments, whose tokens have the comment's place.
+/// Copies all tokens except literals and doc comments. The tokens of a doc comment have the comment's span.
 fn copy_code(tokens: TokenStream, source: &[u8], masked: &mut [u8]) {
     for token in tokens {
         let range = token.span().byte_range();
@@ -37,7 +37,7 @@ fn copy_code(tokens: TokenStream, source: &[u8], masked: &mut [u8]) {
     }
 }
 
-/// Returns the byte offset at which each occurrence of `word` as a whole name starts.
+/// Returns the byte offsets at which `word` occurs as a whole name.
 pub(super) fn find_word(text: &str, word: &str) -> Vec<usize> {
     let bytes = text.as_bytes();
     let is_whole = |start: usize| {
@@ -51,7 +51,7 @@ pub(super) fn find_word(text: &str, word: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns the line, from 1, in which a byte offset lies.
+/// Returns the line of a byte offset, counted from 1.
 pub(super) fn line_at(text: &str, offset: usize) -> usize {
     1 + text.as_bytes()[..offset]
         .iter()
@@ -67,7 +67,7 @@ fn is_name_byte(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    /// Asserts that exactly the word `code` of `source` is left, and nothing has moved.
+    /// Checks that exactly the words `code` of `source` are left, at their offsets.
     #[track_caller]
     fn check(source: &str) {
         let masked = mask(source);

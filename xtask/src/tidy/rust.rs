@@ -4,18 +4,18 @@ use super::finding::Finding;
 use super::mask::{find_word, line_at, mask};
 use super::tree::Tree;
 
-/// The crates that talk to a C interface. All others forbid `unsafe`.
+/// The crates with a C interface. All others forbid `unsafe`.
 const UNSAFE_CRATES: [&str; 3] = ["crates/capi/", "crates/cuda/", "crates/fakecuda/"];
 
-/// More lines than this, tests not counted, and a reader cannot hold the file.
+/// The largest number of lines of a file without its tests.
 const FILE_LINES_MAX: usize = 1000;
-/// From here on a file should be taken apart at the next occasion.
+/// From this length on, a file should be split soon.
 const FILE_LINES_LONG: usize = 800;
 
-/// Words that other allocators use for what lowtide calls a segment or a block.
+/// Words that other allocators use for a segment or a block.
 const FOREIGN_WORDS: [&str; 4] = ["arena", "arenas", "chunk", "chunks"];
-/// Where those words are at home, by the start of the path: the strategies whose own literature has
-/// them, and the options that are named after it.
+/// The files where those words are allowed, by the start of the path: strategies whose literature uses them, and
+/// the options that are named after it.
 const FOREIGN_HOMES: [&str; 4] = [
     "crates/core/src/config",
     "crates/core/src/strategy/bfc",
@@ -23,7 +23,7 @@ const FOREIGN_HOMES: [&str; 4] = [
     "crates/core/src/strategy/slab",
 ];
 
-/// `unsafe` is written in three crates only, and the roots of all others forbid it.
+/// `unsafe` must be used in three crates only, and the roots of all others must forbid it.
 pub(super) fn unsafe_is_confined(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.rust_files() {
@@ -45,7 +45,7 @@ pub(super) fn unsafe_is_confined(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No file is too long to be held in a reader's head.
+/// No file may be too long.
 pub(super) fn files_can_be_held(tree: &Tree) -> Vec<Finding> {
     files_above(tree, FILE_LINES_MAX)
         .map(|(path, lines)| {
@@ -56,14 +56,14 @@ pub(super) fn files_can_be_held(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the files that may soon be too long. They are worth a warning, and break no rule.
+/// Returns the files that may soon be too long. They are warnings, not findings.
 pub(super) fn files_grow_long(tree: &Tree) -> Vec<Finding> {
     files_above(tree, FILE_LINES_LONG)
         .map(|(path, lines)| Finding::in_file(path, format!("{lines} lines without tests")))
         .collect()
 }
 
-/// What is committed is finished, and every test runs.
+/// Committed code must be finished, and every test must run.
 pub(super) fn nothing_is_unfinished(tree: &Tree) -> Vec<Finding> {
     let patterns = ["todo!", "unimplemented!", "dbg!", "#[ignore"];
     let mut findings = Vec::new();
@@ -79,8 +79,8 @@ pub(super) fn nothing_is_unfinished(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Clippy checks this in the workspace; here it holds for `fuzz` and for code that is not compiled
-/// on this machine too.
+/// Switching off a lint needs a reason. Clippy checks this in the workspace. This rule covers `fuzz` and code that
+/// is not compiled on this machine as well.
 pub(super) fn lints_are_switched_off_with_a_reason(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.rust_files() {
@@ -100,7 +100,7 @@ pub(super) fn lints_are_switched_off_with_a_reason(tree: &Tree) -> Vec<Finding> 
     findings
 }
 
-/// The core speaks of segments and blocks, in code and in prose.
+/// The core must call segments and blocks by these words, in code and in comments.
 pub(super) fn words_are_the_vocabulary(tree: &Tree) -> Vec<Finding> {
     let is_ours = |path: &str| {
         path.starts_with("crates/core/src/")
@@ -121,8 +121,8 @@ pub(super) fn words_are_the_vocabulary(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns whether the file is a crate's library or program. Benchmarks, examples and fuzz targets
-/// are not: their harnesses' macros may expand to `unsafe`.
+/// Returns whether the file is the root of a library or a program. Benchmarks, examples and fuzz targets do not
+/// count: their harnesses' macros may expand to `unsafe`.
 fn is_crate_root(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     matches!(
@@ -140,15 +140,15 @@ fn files_above(tree: &Tree, lines_max: usize) -> impl Iterator<Item = (&str, usi
         .filter(move |&(_, lines)| lines > lines_max)
 }
 
-/// The tests are the file's last module.
+/// Returns the number of lines before the tests, which are the file's last module.
 fn lines_without_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let is_tests = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ");
     lines.windows(2).position(is_tests).unwrap_or(lines.len())
 }
 
-/// Returns what stands between the parentheses of an attribute, also one inside `cfg_attr`;
-/// `None` if the name at `offset` is no attribute but, for instance, the method `expect`.
+/// Returns the text between the parentheses of an attribute, also of one inside `cfg_attr`. Returns `None` if the
+/// name at `offset` is not an attribute, for instance the method `expect`.
 fn attribute_arguments<'code>(code: &'code str, offset: usize, name: &str) -> Option<&'code str> {
     let before = code[..offset].trim_end();
     let is_attribute = before.ends_with("#[") || before.ends_with("#![");
@@ -172,9 +172,8 @@ fn attribute_arguments<'code>(code: &'code str, offset: usize, name: &str) -> Op
     Some(&arguments[..end.unwrap_or(arguments.len())])
 }
 
-/// Returns the first foreign word in a line, in lower case. A name is as many words as it is
-/// written of: `chunk_count` and `ChunkCount` both hold "chunk". The methods of slices are the
-/// language's own.
+/// Returns the first foreign word in a line, in lower case. The words of a name are checked separately:
+/// `chunk_count` and `ChunkCount` both contain "chunk". The methods of slices do not count.
 fn foreign_word(line: &str) -> Option<String> {
     let is_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
     let mut rest = line;
@@ -194,7 +193,7 @@ fn foreign_word(line: &str) -> Option<String> {
     None
 }
 
-/// Returns the words of a name, in lower case: a capital after a small letter starts one.
+/// Returns the words of a name, in lower case. A capital after a small letter starts a word.
 fn words_of(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut follows_small = false;
@@ -214,7 +213,7 @@ fn words_of(name: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Returns the lines in which the rule finds something in one file.
+    /// Returns the lines of one file in which the rule finds something.
     fn lines(rule: fn(&Tree) -> Vec<Finding>, path: &str, text: &str) -> Vec<Option<usize>> {
         rule(&Tree::of(&[(path, text)]))
             .iter()

@@ -4,15 +4,15 @@ use super::finding::Finding;
 use super::mask::find_word;
 use super::tree::{Tree, extension};
 
-/// What people write by hand; a generated report or a recorded test output may end as it likes.
+/// The extensions of files that people write. The rules do not apply to generated reports and recorded test output.
 const WRITTEN: [&str; 14] = [
     "", "c", "cpp", "cu", "h", "md", "py", "pyi", "rs", "sh", "supp", "toml", "yaml", "yml",
 ];
 
-/// Directories at the root of somebody's machine: a path through one of them is right there only.
+/// Root directories that differ between machines. A path through them is valid on one machine only.
 const MACHINE_DIRECTORIES: [&str; 5] = ["Users", "home", "root", "tmp", "work"];
 
-/// No trailing whitespace, no tab in Rust, one line break at the end.
+/// There must be no trailing whitespace, no tab in Rust, and one line break at the end.
 pub(super) fn whitespace_is_clean(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree
@@ -38,7 +38,7 @@ pub(super) fn whitespace_is_clean(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What is left to do belongs to an issue.
+/// There must be no notes about work to do: it belongs in an issue.
 pub(super) fn notes_to_self_are_absent(tree: &Tree) -> Vec<Finding> {
     let notes = [
         concat!("TO", "DO"),
@@ -66,7 +66,7 @@ pub(super) fn notes_to_self_are_absent(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No file names a place of the machine that it was written on.
+/// No file may contain a path of the machine that it was written on.
 pub(super) fn machine_paths_are_absent(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.texts() {
@@ -86,7 +86,7 @@ pub(super) fn machine_paths_are_absent(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns whether a slash after `before` starts a path, rather than continuing one or a URL.
+/// Returns whether a slash after `before` starts a path. It may also continue a path or a URL.
 fn starts_a_path(before: &str) -> bool {
     let continues = |last: char| last.is_alphanumeric() || "_-.~/})>*".contains(last);
     !before.ends_with(continues)

@@ -5,26 +5,26 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// The files of a project, by their path from its root with `/` between the names.
+/// The files of a project, by path from its root, with `/` as the separator.
 ///
-/// Read from the disk and not from git, so that a file is checked before it is committed, and an
-/// unpacked archive can be checked on a machine without git.
+/// The files are read from the disk and not from git. So a file is checked before it is committed, and an unpacked
+/// archive can be checked on a machine without git.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    /// A file that is not text has no text.
+    /// `None` for a file that is not text.
     files: BTreeMap<String, Option<String>>,
 }
 
 impl Tree {
-    /// Reads every file under `root` but for what is generated: directories that a tool has marked
-    /// as a cache (cargo marks `target`), what npm installs, what is hidden and not ours, and what fuzzing leaves.
+    /// Reads every file under `root` except generated ones: directories that a tool has marked as a cache (cargo
+    /// marks `target`), npm's packages, hidden files that are not ours, and the output of fuzzing.
     pub(super) fn read(root: &Path) -> io::Result<Self> {
         let mut tree = Self::default();
         tree.read_directory(root, "")?;
         Ok(tree)
     }
 
-    /// Returns the tree of these paths and texts.
+    /// Returns a tree of these paths and texts.
     #[cfg(test)]
     pub(super) fn of(files: &[(&str, &str)]) -> Self {
         let files = files
@@ -46,7 +46,7 @@ impl Tree {
         self.texts().filter(|(path, _)| extension(path) == "rs")
     }
 
-    /// Returns the text at a path; `None` if there is no such text file.
+    /// Returns the text at a path, or `None` if there is no such text file.
     pub(super) fn text(&self, path: &str) -> Option<&str> {
         self.files.get(path)?.as_deref()
     }
@@ -56,7 +56,7 @@ impl Tree {
         self.files.keys().map(String::as_str)
     }
 
-    /// Returns whether there is a file at the path, or under it.
+    /// Returns whether there is a file at the path or below it.
     pub(super) fn contains(&self, path: &str) -> bool {
         let directory = format!("{path}/");
         self.files.contains_key(path) || self.paths().any(|file| file.starts_with(&directory))
@@ -87,7 +87,7 @@ impl Tree {
     }
 }
 
-/// Returns what follows the last dot of the file's name, or nothing.
+/// Returns the extension of a path, or an empty string.
 pub(super) fn extension(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap_or(path);
     match name.rsplit_once('.') {
