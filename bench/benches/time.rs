@@ -1,6 +1,6 @@
-//! Times of every benchmark, with criterion: `cargo bench -p lowtide-bench [FILTER]`.
+//! Times every benchmark with criterion: `cargo bench -p lowtide-bench [FILTER]`.
 //!
-//! Short: ten samples each, because there are dozens and instruction counts are the gate.
+//! Each benchmark takes only ten samples, because there are dozens of them and instruction counts are the gate.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ fn pairs(criterion: &mut Criterion, definitions: &Definitions, answers: &Answers
     for case in &definitions.pairs {
         let mut group = criterion.benchmark_group(&case.name);
         for config in definitions.strategies_of(case) {
-            // Criterion calls the closure for each sample, and not at all if it is filtered out.
+            // Criterion calls this closure for each sample. It never calls it for a benchmark that is filtered out.
             let mut started: Option<PairBench> = None;
             group.bench_function(config.to_string(), |bencher| {
                 let bench = started.get_or_insert_with(|| {

@@ -1,4 +1,4 @@
-//! What each benchmark must come to, as `answers.toml` says it.
+//! The expected result of each benchmark, from `answers.toml`.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -14,46 +14,46 @@ const HEADER: &str = "\
 
 ";
 
-/// Every expected answer, by benchmark and strategy.
+/// The expected answers, by benchmark and strategy.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Answers {
-    /// Of pair benchmarks.
+    /// The answers of pair benchmarks.
     pub pairs: BTreeMap<String, BTreeMap<String, PairAnswer>>,
-    /// Of replays.
+    /// The answers of replays.
     pub replays: BTreeMap<String, BTreeMap<String, ReplayAnswer>>,
 }
 
-/// What a pair benchmark comes to after one round.
+/// The result of a pair benchmark after one round.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairAnswer {
-    /// Bytes held from the driver.
+    /// Reserved bytes.
     reserved_bytes: u64,
-    /// A checksum of where the live blocks are.
+    /// A checksum of the live blocks' addresses, in the order of the blocks.
     addresses: String,
 }
 
-/// What a replay comes to.
+/// The result of a replay.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayAnswer {
-    /// Whether every request was served.
+    /// Whether every request succeeded.
     pub completed: bool,
-    /// Requests in the recording.
+    /// The number of requests in the recording.
     pub allocations: u64,
-    /// The most bytes held from the driver at once.
+    /// Peak reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// Segments that the driver allocated.
+    /// The number of segments that the driver allocated.
     pub device_allocs: u64,
     /// How often memory was mapped into expandable segments.
     pub maps: u64,
 }
 
 impl PairAnswer {
-    /// Returns the answer of an allocator that holds `reserved` and whose live blocks are at `live`.
+    /// Returns the answer of an allocator with `reserved` bytes and live blocks at the addresses `live`.
     pub(crate) fn new(reserved: Bytes, live: &[DeviceAddress]) -> PairAnswer {
-        // FNV-1a, an address at a time.
+        // FNV-1a over whole addresses.
         let sum = live.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, address| {
             (sum ^ address.get()).wrapping_mul(0x0000_0100_0000_01b3)
         });
@@ -69,7 +69,7 @@ impl Answers {
     ///
     /// # Errors
     ///
-    /// What is wrong with `answers.toml`.
+    /// The error in `answers.toml`.
     pub fn load() -> Result<Answers> {
         toml::from_str(include_str!("../answers.toml")).context("answers.toml")
     }
@@ -78,7 +78,7 @@ impl Answers {
     ///
     /// # Errors
     ///
-    /// If a figure is beyond what TOML can hold.
+    /// If a number is out of TOML's range.
     pub fn to_toml(&self) -> Result<String> {
         Ok(format!("{HEADER}{}", toml::to_string(self)?))
     }
@@ -87,7 +87,7 @@ impl Answers {
     ///
     /// # Errors
     ///
-    /// If another was expected, or none is known.
+    /// If another answer was expected, or none is known.
     pub fn check_pair(
         &self,
         case: &str,
@@ -101,7 +101,7 @@ impl Answers {
     ///
     /// # Errors
     ///
-    /// If another was expected, or none is known.
+    /// If another answer was expected, or none is known.
     pub fn check_replay(
         &self,
         case: &str,
@@ -132,7 +132,7 @@ fn check<T: PartialEq + Debug>(
     })
 }
 
-/// A benchmark that does not do what it did: there is no point in timing it.
+/// A benchmark whose result is not the expected one, so that timing it is pointless.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WrongAnswer {
     benchmark: String,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What `--help` prints.
+/// The text of `--help`.
 pub(crate) const HELP: &str = "\
 usage: cargo run --release -p lowtide-bench -- COMMAND
 
@@ -13,7 +13,7 @@ usage: cargo run --release -p lowtide-bench -- COMMAND
   answers [--update] [--trace FILE]…      check every benchmark's answer, or accept it
 ";
 
-/// What is asked for.
+/// The command to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
@@ -28,13 +28,13 @@ pub(crate) enum Command {
         update: bool,
         traces: Vec<PathBuf>,
     },
-    /// Runs one pair benchmark: a process of its own, so that valgrind can count its instructions.
+    /// Runs one pair benchmark. It has its own process, so that valgrind can count its instructions.
     Pair {
         case: String,
         strategy: String,
         count: usize,
     },
-    /// Reads and replays one recording: a process of its own, so that its memory can be told.
+    /// Reads and replays one recording. It has its own process, so that its memory can be measured.
     Replay {
         path: PathBuf,
         strategy: String,
@@ -42,11 +42,11 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns the command that the arguments ask for.
+    /// Parses the arguments.
     ///
     /// # Errors
     ///
-    /// What is wrong with them.
+    /// A message that names the wrong argument.
     pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         let Some((name, rest)) = arguments.split_first() else {
             return Ok(Command::Help);

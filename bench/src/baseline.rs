@@ -1,4 +1,4 @@
-//! The gate: a pair may not take more instructions than `baseline/instructions.toml` says.
+//! The gate: a pair must not take more instructions than `baseline/instructions.toml` allows.
 
 use anyhow::{Context, Result, bail};
 use lowtide_bench::Definitions;
@@ -8,8 +8,8 @@ use crate::instructions::{self, Counts};
 use crate::machine;
 use crate::output;
 
-/// How much a count may grow before the gate closes, in percent. The same source compiled in
-/// another order moves it by less.
+/// How much a count may grow before the gate fails, in percent. Compiling the same source in another order changes
+/// counts by less.
 const TOLERANCE_PERCENT: f64 = 3.0;
 
 const HEADER: &str = "\
@@ -24,14 +24,14 @@ const HEADER: &str = "\
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Baseline {
-    /// What compiled the code.
+    /// The compiler's version.
     compiler: String,
-    /// What it was compiled for.
+    /// The kind of processor and system.
     target: String,
     instructions_per_pair: Counts,
 }
 
-/// Counts, and compares with the baseline or replaces it.
+/// Counts instructions, and compares them with the baseline or replaces it.
 pub(crate) fn run(definitions: &Definitions, update: bool) -> Result<()> {
     let found = Baseline {
         compiler: machine::compiler()?,
@@ -69,16 +69,16 @@ pub(crate) fn run(definitions: &Definitions, update: bool) -> Result<()> {
     Ok(())
 }
 
-/// Counts beside those of the baseline.
+/// The counts beside those of the baseline.
 struct Comparison {
     lines: Vec<Line>,
 }
 
 struct Line {
     benchmark: String,
-    /// `None` where the baseline has none.
+    /// `None` if the baseline does not have the benchmark.
     expected: Option<f64>,
-    /// `None` where there is no such benchmark any more.
+    /// `None` if the benchmark does not exist any more.
     found: Option<f64>,
 }
 
@@ -87,7 +87,7 @@ enum Verdict {
     Same,
     Less,
     More,
-    /// In one of the two only.
+    /// The benchmark is in one of the two only.
     Unmatched,
 }
 

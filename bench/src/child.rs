@@ -1,4 +1,4 @@
-//! What a process of its own does, and how it is started.
+//! The work of child processes, and how they are started.
 
 use std::fs;
 use std::path::Path;
@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::output;
 
-/// What one process says about one recording and strategy.
+/// The results of one process for one recording and strategy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ReplayRun {
     pub(crate) events: u64,
     pub(crate) read_s: f64,
     pub(crate) replay_s: f64,
-    /// The most memory that the process held; `None` where the system does not say.
+    /// The process's peak memory, or `None` if the system does not report it.
     pub(crate) memory_peak_bytes: Option<u64>,
     pub(crate) answer: ReplayAnswer,
 }
 
-/// Runs a pair benchmark `count` times after its first round.
+/// Runs `count` pairs of a benchmark after its first round.
 pub(crate) fn pair(
     definitions: &Definitions,
     case: &str,
@@ -32,12 +32,12 @@ pub(crate) fn pair(
 ) -> Result<()> {
     let mut bench = PairBench::start(definitions.pair(case)?, &strategy.parse()?)?;
     bench.run(count)?;
-    // Taking it apart would be counted, and differs with what it holds.
+    // Dropping the benchmark would be counted, and takes longer the more it holds.
     std::mem::forget(bench);
     Ok(())
 }
 
-/// Reads and replays a recording and prints a [`ReplayRun`].
+/// Reads and replays a recording, and prints a [`ReplayRun`].
 pub(crate) fn replay(path: &Path, strategy: &str) -> Result<()> {
     let config: Config = strategy.parse()?;
     let started = Instant::now();
@@ -56,7 +56,7 @@ pub(crate) fn replay(path: &Path, strategy: &str) -> Result<()> {
     output::print(&toml::to_string(&run)?)
 }
 
-/// Returns the most memory that this process has held, or `None` where the system does not say.
+/// Returns this process's peak memory, or `None` if the system does not report it.
 fn memory_peak_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -64,7 +64,7 @@ fn memory_peak_bytes() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Reads and replays a recording in a process of its own.
+/// Reads and replays a recording in a child process.
 pub(crate) fn start_replay(path: &Path, config: &Config) -> Result<ReplayRun> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("replay").arg(path).arg(config.to_string());
@@ -73,11 +73,11 @@ pub(crate) fn start_replay(path: &Path, config: &Config) -> Result<ReplayRun> {
     toml::from_str(&text).context("what a replay printed")
 }
 
-/// Runs a command to its end.
+/// Runs a command and waits for it.
 ///
 /// # Errors
 ///
-/// If it does not start, or does not end well: with what it wrote to standard error.
+/// If the command does not start or fails, with its standard error.
 pub(crate) fn finish(command: &mut Command) -> Result<Output> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| program.clone())?;

@@ -1,4 +1,4 @@
-//! What is measured, as `definitions.toml` says it.
+//! The benchmarks, from `definitions.toml`.
 
 use std::collections::BTreeMap;
 
@@ -6,37 +6,37 @@ use anyhow::{Context, Result, ensure};
 use lowtide_core::Config;
 use serde::{Deserialize, Deserializer, de};
 
-/// Every benchmark.
+/// All benchmarks.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Definitions {
     /// The strategies that each benchmark is run with.
     #[serde(deserialize_with = "configs")]
     pub strategies: Vec<Config>,
-    /// Frees and allocations with many blocks live.
+    /// Pair benchmarks: a free and an allocation with many live blocks.
     pub pairs: Vec<PairCase>,
-    /// Recorded jobs.
+    /// Replays of recorded jobs.
     pub replays: Vec<ReplayCase>,
 }
 
-/// A free and an allocation, with `live` blocks allocated in between.
+/// A free and an allocation, with `live` blocks allocated between two pairs.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairCase {
-    /// What records and answers call it.
+    /// The name in records and answers.
     pub name: String,
-    /// How many blocks are allocated between two pairs.
+    /// The number of allocated blocks between two pairs.
     pub live: u32,
-    /// The smallest request.
+    /// The smallest request, in bytes.
     pub size_min_bytes: u32,
-    /// The largest request.
+    /// The largest request, in bytes.
     pub size_max_bytes: u32,
-    /// How many different sizes are requested.
+    /// The number of different request sizes.
     pub kinds: u32,
-    /// The strategies that it is not run with.
+    /// The strategies that are left out.
     #[serde(default)]
     pub leave_out: Vec<String>,
-    /// How long a pair may take on the machine of a record, in nanoseconds, by strategy.
+    /// The time limit of a pair on the machine of a record, in nanoseconds, by strategy.
     #[serde(default)]
     pub limit_ns: BTreeMap<String, f64>,
 }
@@ -47,21 +47,21 @@ pub struct PairCase {
 pub struct ReplayCase {
     /// The recording's file name up to `.pickle`.
     pub name: String,
-    /// How long it may take, and how much memory.
+    /// The limits on its time and memory.
     pub limit: Option<ReplayLimit>,
 }
 
-/// What a replay may take on the machine of a record.
+/// The limits of a replay on the machine of a record.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayLimit {
     /// The strategy that the limit is for.
     pub strategy: String,
-    /// The replay alone, in seconds.
+    /// The limit of the replay alone, in seconds.
     pub replay_s: f64,
-    /// Reading the recording and replaying it, in seconds.
+    /// The limit of reading and replaying the recording, in seconds.
     pub read_and_replay_s: f64,
-    /// The most memory that the process may take, in bytes for each byte of the plain pickle.
+    /// The limit of the process's peak memory, in bytes per byte of the plain pickle.
     pub memory_per_pickle_byte: f64,
 }
 
@@ -70,23 +70,23 @@ impl Definitions {
     ///
     /// # Errors
     ///
-    /// What is wrong with `definitions.toml`.
+    /// The error in `definitions.toml`.
     pub fn load() -> Result<Definitions> {
         Definitions::parse(include_str!("../definitions.toml")).context("definitions.toml")
     }
 
-    /// Returns the pair benchmark of that name.
+    /// Returns the pair benchmark with this name.
     ///
     /// # Errors
     ///
-    /// If there is none.
+    /// If there is no such benchmark.
     pub fn pair(&self, name: &str) -> Result<&PairCase> {
         let mut pairs = self.pairs.iter();
         let found = pairs.find(|case| case.name == name);
         found.with_context(|| format!("no pair benchmark is called `{name}`"))
     }
 
-    /// Returns the strategies that a pair benchmark is run with.
+    /// Returns the strategies of a pair benchmark.
     pub fn strategies_of(&self, case: &PairCase) -> impl Iterator<Item = &Config> {
         let is_left_out = |config: &Config| case.leave_out.contains(&config.to_string());
         self.strategies
@@ -119,7 +119,8 @@ impl Definitions {
         self.check_strategies(case.limit_ns.keys().map(String::as_str))
     }
 
-    /// A name that is not in the list of strategies, misspelt perhaps, would never be looked at.
+    /// Checks that names are in the list of strategies. An unknown name, perhaps misspelt, would be ignored
+    /// otherwise.
     fn check_strategies<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<()> {
         for name in names {
             let is_measured = self

@@ -1,4 +1,4 @@
-//! Instruction counts, from valgrind's callgrind: the same on a loud machine as on a quiet one.
+//! Instruction counts from valgrind's callgrind, which do not depend on the machine's load.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -10,23 +10,23 @@ use lowtide_core::Config;
 use crate::child::finish;
 use crate::output;
 
-/// Instructions of a pair, by benchmark and strategy.
+/// The instructions of one pair, by benchmark and strategy.
 pub(crate) type Counts = BTreeMap<String, BTreeMap<String, f64>>;
 
-/// How many pairs are counted: a whole round or more where few blocks are live, and enough where many
-/// are that rare work, such as a vector that grows, is spread thin.
+/// The number of counted pairs. This is a whole round or more with few live blocks. With many, it is enough to spread
+/// rare work, such as the growth of a vector.
 const PAIRS: usize = 50_000;
 
-/// Returns whether valgrind is there.
+/// Returns whether valgrind is installed.
 pub(crate) fn is_available() -> bool {
     finish(Command::new("valgrind").arg("--version")).is_ok()
 }
 
-/// Returns the instructions of a pair, for every pair benchmark and strategy. Minutes.
+/// Returns the instructions of one pair, for every pair benchmark and strategy. Takes minutes.
 ///
 /// # Errors
 ///
-/// If valgrind is not there or a benchmark fails.
+/// If valgrind is missing or a benchmark fails.
 pub(crate) fn count_all(definitions: &Definitions) -> Result<Counts> {
     let mut counts = Counts::new();
     for case in &definitions.pairs {
@@ -40,8 +40,8 @@ pub(crate) fn count_all(definitions: &Definitions) -> Result<Counts> {
     Ok(counts)
 }
 
-/// Returns the instructions of a free and an allocation, to one decimal: the difference between a
-/// process that does [`PAIRS`] of them and one that does everything else.
+/// Returns the instructions of a free and an allocation, to one decimal. This is the difference between a process
+/// that runs [`PAIRS`] of them and one that does everything else, divided by [`PAIRS`].
 fn per_pair(case: &PairCase, config: &Config) -> Result<f64> {
     let instructions = total(case, config, PAIRS)?.checked_sub(total(case, config, 0)?);
     let instructions = instructions.context("valgrind counted less for more pairs")?;

@@ -1,9 +1,9 @@
-//! lowtide's benchmarks: what is measured, on what workload, and the answers that must come out.
+//! lowtide's benchmarks: their definitions, workloads and expected answers.
 //!
-//! `definitions.toml` lists pair benchmarks (a free and an allocation with many blocks live) and
-//! replays of recorded jobs. Each has an expected answer in `answers.toml`, checked before anything
-//! is timed, so that a broken allocator is not measured. `cargo bench` times them with criterion; the
-//! program beside this library keeps the gate on instruction counts and writes records.
+//! `definitions.toml` lists pair benchmarks (a free and an allocation with many live blocks) and replays of
+//! recorded jobs. Each has an expected answer in `answers.toml`. It is checked before timing, so that a broken
+//! allocator is not measured. `cargo bench` times the benchmarks with criterion. The program beside this library
+//! keeps the gate on instruction counts and writes records.
 #![forbid(unsafe_code)]
 
 mod answers;

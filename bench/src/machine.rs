@@ -1,4 +1,4 @@
-//! What a record says about where and when it was made. Nothing here tells whose machine it is.
+//! The machine and the date of a record. Nothing here identifies the machine's owner.
 
 use std::fs;
 use std::process::Command;
@@ -10,19 +10,19 @@ use anyhow::{Context, Result};
 use crate::child::finish;
 use crate::output;
 
-/// Returns the processor's model and how many cores there are, as the name of a directory.
+/// Returns a directory name made of the processor's model and the number of cores.
 pub(crate) fn slug() -> String {
     let cores = cores();
     let unit = if cores == 1 { "core" } else { "cores" };
     slug_of(&format!("{} {cores} {unit}", processor()))
 }
 
-/// Returns how many threads may run at once.
+/// Returns how many threads can run at once.
 pub(crate) fn cores() -> usize {
     available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the processor's model.
+/// Returns the processor's model name, or its architecture if that is unknown.
 pub(crate) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| {
@@ -32,7 +32,7 @@ pub(crate) fn processor() -> String {
     model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Returns lower-case letters and digits, with a hyphen for each run of anything else.
+/// Returns the text in lower case, with a hyphen for each run of characters other than letters and digits.
 fn slug_of(text: &str) -> String {
     let lower = text.to_lowercase();
     let words = lower.split(|character: char| !character.is_ascii_alphanumeric());
@@ -40,13 +40,13 @@ fn slug_of(text: &str) -> String {
     words.join("-")
 }
 
-/// Returns the date of today, in UTC, as `2026-11-21`.
+/// Returns today's date in UTC, as `2026-11-21`.
 pub(crate) fn date() -> Result<String> {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH)?;
     Ok(date_of(since_1970.as_secs() / 86_400))
 }
 
-/// Returns the date that is so many days after the first of January 1970.
+/// Returns the date `days` days after 1970-01-01.
 fn date_of(mut days: u64) -> String {
     let is_leap = |year: u64| {
         year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
@@ -74,12 +74,12 @@ pub(crate) fn compiler() -> Result<String> {
     first_line(command.arg("--version").current_dir(output::project("")))
 }
 
-/// Returns the kind of processor and system.
+/// Returns the architecture and the operating system.
 pub(crate) fn target() -> String {
     format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)
 }
 
-/// Returns the commit that is checked out, with `-dirty` behind it where files differ.
+/// Returns the checked-out commit, with the suffix `-dirty` if files differ from it.
 pub(crate) fn commit() -> Result<String> {
     let mut command = Command::new("git");
     command.args([

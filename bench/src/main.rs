@@ -1,8 +1,9 @@
-//! Records what the benchmarks measure, and keeps the gate on instruction counts.
+//! Records the benchmarks' results, and keeps the gate on instruction counts.
 //!
-//! `record` times everything and writes `bench/record/<machine>/<date>`; `instructions` counts the
-//! instructions of a pair under valgrind and fails when they grew; `answers` checks that every
-//! benchmark does what it did. `pair` and `replay` are the processes that these start.
+//! - `record` times everything and writes `bench/record/<machine>/<date>`.
+//! - `instructions` counts the instructions of a pair under valgrind, and fails if they grew.
+//! - `answers` checks every benchmark's answer.
+//! - `pair` and `replay` are the child processes of these commands.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -53,8 +54,7 @@ fn run(command: &Command) -> Result<()> {
     }
 }
 
-/// Checks every benchmark's answer, or writes down what they are. Of recordings that are not there,
-/// the answers stay as they were.
+/// Checks every benchmark's answer, or writes the answers. Answers for missing recordings are kept.
 fn answers(definitions: &Definitions, recordings: &[Recording], update: bool) -> Result<()> {
     let expected = Answers::load()?;
     let mut found = Answers {

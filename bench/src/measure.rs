@@ -1,5 +1,5 @@
-//! Times, measured side by side: each repeat measures everything once, so that a disturbance strikes
-//! all strategies and not one.
+//! Times, measured side by side. Each repeat measures everything once, so that a disturbance affects all strategies
+//! and not one.
 
 use std::time::Instant;
 
@@ -10,23 +10,23 @@ use lowtide_core::Config;
 use crate::child::{self, ReplayRun};
 use crate::output;
 
-/// How often each pair benchmark is timed.
+/// The number of timings of each pair benchmark.
 pub(crate) const PAIR_REPEATS: usize = 15;
-/// How often each recording is read and replayed.
+/// The number of times that each recording is read and replayed.
 pub(crate) const REPLAY_REPEATS: usize = 5;
 
 const TIMED_PAIRS: usize = 100_000;
 
-/// What was measured for one pair benchmark and strategy.
+/// The times of one pair benchmark with one strategy.
 #[derive(Debug)]
 pub(crate) struct PairTimes<'a> {
     pub(crate) case: &'a PairCase,
     pub(crate) config: &'a Config,
-    /// Nanoseconds of a pair, once for each repeat.
+    /// The time of a pair in nanoseconds, one sample per repeat.
     pub(crate) ns: Samples,
 }
 
-/// What was measured for one recording and strategy.
+/// The times of one recording with one strategy.
 #[derive(Debug)]
 pub(crate) struct ReplayTimes<'a> {
     pub(crate) recording: &'a Recording,
@@ -38,16 +38,18 @@ pub(crate) struct ReplayTimes<'a> {
     pub(crate) memory_peak_bytes: Option<u64>,
 }
 
-/// The same thing measured several times.
+/// Several measurements of the same quantity.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Samples {
     rising: Vec<f64>,
 }
 
 impl Samples {
+    /// Returns the samples in rising order.
+    ///
     /// # Panics
     ///
-    /// If there are none.
+    /// If there are no samples.
     pub(crate) fn new(samples: impl IntoIterator<Item = f64>) -> Samples {
         let mut rising: Vec<f64> = samples.into_iter().collect();
         assert!(!rising.is_empty(), "measured at least once");
@@ -55,12 +57,12 @@ impl Samples {
         Samples { rising }
     }
 
-    /// Returns the least disturbed sample.
+    /// Returns the smallest sample, which is the least disturbed.
     pub(crate) fn min(&self) -> f64 {
         self.rising[0]
     }
 
-    /// Returns the sample in the middle, the lower one of two.
+    /// Returns the median. Of two samples in the middle, it is the lower one.
     pub(crate) fn median(&self) -> f64 {
         self.rising[(self.rising.len() - 1) / 2]
     }
@@ -70,7 +72,7 @@ impl Samples {
 ///
 /// # Errors
 ///
-/// If one gives a wrong answer or fails.
+/// If a benchmark gives a wrong answer or fails.
 pub(crate) fn pairs<'a>(
     definitions: &'a Definitions,
     answers: &Answers,
@@ -86,7 +88,8 @@ pub(crate) fn pairs<'a>(
     for repeat in 1..=PAIR_REPEATS {
         output::note(&format!("timing pairs, {repeat} of {PAIR_REPEATS}"));
         for (_, _, bench, samples) in &mut benches {
-            // The others' memory is in the caches: with many live blocks, less than a round would leave most of it.
+            // The caches contain the other benchmarks' memory. With many live blocks, less than a round would leave
+            // most of it there.
             bench.run_round()?;
             let started = Instant::now();
             bench.run(TIMED_PAIRS)?;
@@ -103,7 +106,7 @@ pub(crate) fn pairs<'a>(
     Ok(times.collect())
 }
 
-/// Times reading and replaying every recording, each time in a process of its own.
+/// Times reading and replaying every recording, each time in a child process.
 ///
 /// # Errors
 ///
@@ -124,7 +127,8 @@ pub(crate) fn replays<'a>(
             let run = child::start_replay(&recording.path, config)?;
             let name = &recording.case.name;
             match runs.first() {
-                // What is no benchmark of the project's has no expected answer, but always the same.
+                // A recording that is not one of the project's has no expected answer, but its answer must not
+                // change.
                 Some(first) => ensure!(first.answer == run.answer, "{name}: answers differ"),
                 None if answers.replays.contains_key(name) => {
                     answers.check_replay(name, config, &run.answer)?;

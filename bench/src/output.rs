@@ -1,4 +1,4 @@
-//! What the program writes: its answer, notes beside it, and files of the project.
+//! The program's output: results, notes, and files of the project.
 
 use std::fs;
 use std::io::{self, Write};
@@ -22,11 +22,11 @@ pub(crate) fn print(text: &str) -> Result<()> {
 
 /// Writes one line to standard error.
 pub(crate) fn note(line: &str) {
-    // Where nobody can be told, there is nobody to tell that.
+    // If standard error cannot be written to, the error cannot be reported either.
     let _ = writeln!(io::stderr(), "lowtide-bench: {line}");
 }
 
-/// Writes a file, and the directories that lead to it.
+/// Writes a file, and creates its parent directories.
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     let directory = path.parent().context("is not the path of a file")?;
     fs::create_dir_all(directory)

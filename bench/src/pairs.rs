@@ -1,4 +1,4 @@
-//! A free and an allocation, over and over, with many blocks live.
+//! Pair benchmarks: a free and an allocation, repeatedly, with many live blocks.
 
 use anyhow::{Context, Result};
 use lowtide_core::{AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Stream};
@@ -8,24 +8,24 @@ use crate::answers::PairAnswer;
 use crate::definitions::PairCase;
 use crate::workload::{Pair, Workload};
 
-/// A pair benchmark under way: an allocator in the state that a long-running job leaves it in.
+/// A pair benchmark in progress: its allocator is in the state that a long-running job leaves behind.
 #[derive(Debug)]
 pub struct PairBench {
     allocator: DeviceAllocator<SimDriver>,
-    /// Where the live blocks are.
+    /// The addresses of the live blocks.
     live: Vec<DeviceAddress>,
     round: Vec<Pair>,
-    /// The pair of the round that comes next.
+    /// The index of the next pair in the round.
     next: usize,
 }
 
 impl PairBench {
-    /// Returns a benchmark after one whole round, when the allocator has the memory that it needs and
-    /// its free blocks are as scattered as they will be.
+    /// Starts a benchmark and runs one whole round. The allocator then has the memory that it needs, and its free
+    /// blocks are as scattered as they will be.
     ///
     /// # Errors
     ///
-    /// If the allocator fails, which on a device without a limit is a fault of its own.
+    /// If the allocator fails. The device has no limit, so that is a bug of the allocator.
     pub fn start(case: &PairCase, config: &Config) -> Result<PairBench> {
         let Workload { initial, round } = Workload::new(case);
         let mut allocator = DeviceAllocator::new(SimDriver::default(), 0, config);
@@ -42,11 +42,11 @@ impl PairBench {
         Ok(bench)
     }
 
-    /// Frees and allocates `count` times. This is what is timed.
+    /// Runs `count` pairs, each a free and an allocation. This is the timed part.
     ///
     /// # Errors
     ///
-    /// If the allocator fails, which on a device without a limit is a fault of its own.
+    /// If the allocator fails. The device has no limit, so that is a bug of the allocator.
     pub fn run(&mut self, mut count: usize) -> Result<(), AllocError> {
         while count > 0 {
             let end = self.round.len().min(self.next + count);
@@ -63,25 +63,25 @@ impl PairBench {
         Ok(())
     }
 
-    /// Frees and allocates for a whole round, which touches nearly all of the benchmark's memory.
+    /// Runs a whole round, which uses nearly all of the benchmark's memory.
     ///
     /// # Errors
     ///
-    /// As [`PairBench::run`].
+    /// As for [`PairBench::run`].
     pub fn run_round(&mut self) -> Result<(), AllocError> {
         self.run(self.round.len())
     }
 
-    /// Returns what the allocator has come to: its memory, and where the live blocks are.
+    /// Returns the result so far: the reserved memory, and the addresses of the live blocks.
     pub fn answer(&self) -> PairAnswer {
         PairAnswer::new(self.allocator.stats().reserved(), &self.live)
     }
 
-    /// Checks everything that the allocator promises itself.
+    /// Checks all invariants of the allocator.
     ///
     /// # Errors
     ///
-    /// A sentence that says which promise is broken.
+    /// A sentence that names the broken invariant.
     pub fn check(&self) -> Result<()> {
         let checked = self
             .allocator
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::{Answers, Definitions};
 
-    /// Every pair benchmark gives its answer, so that `cargo bench` will not refuse to measure it.
+    /// Every pair benchmark gives its expected answer, so that `cargo bench` does not refuse to measure it.
     #[test]
     fn answers_are_the_expected_ones() {
         let definitions = Definitions::load().unwrap();

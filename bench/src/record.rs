@@ -1,4 +1,4 @@
-//! A record: everything measured once, on one machine, on one day.
+//! A record: all measurements on one machine on one day.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::measure::{self, PAIR_REPEATS, PairTimes, REPLAY_REPEATS, ReplayTimes}
 use crate::output;
 use crate::table::Table;
 
-/// What `record.toml` says about the figures beside it.
+/// The content of `record.toml`: how the results beside it were measured.
 #[derive(Debug, Serialize)]
 struct Circumstances {
     date: String,
@@ -28,8 +28,8 @@ struct Circumstances {
     notes: Option<String>,
 }
 
-/// Measures everything, writes the record, and prints it. A limit that is not met is reported and no
-/// error: times depend on the machine.
+/// Measures everything, writes the record, and prints it. A limit that is exceeded is reported but is no error,
+/// because times depend on the machine.
 pub(crate) fn run(
     definitions: &Definitions,
     traces: &[PathBuf],
@@ -133,8 +133,8 @@ fn replay_table(replays: &[ReplayTimes<'_>]) -> Table {
     table
 }
 
-/// Returns whether a replay met its limits, or nothing where it has none. A compressed recording is
-/// judged by time alone, as its size does not say the pickle's.
+/// Returns whether a replay met its limits, or an empty string if it has none. A compressed recording is judged by
+/// time alone, because its size is not the pickle's.
 fn verdict(times: &ReplayTimes<'_>) -> &'static str {
     let limit = times.recording.case.limit.as_ref();
     let Some(limit) = limit.filter(|limit| limit.strategy == times.config.to_string()) else {
@@ -147,7 +147,7 @@ fn verdict(times: &ReplayTimes<'_>) -> &'static str {
     met(in_time && in_memory)
 }
 
-/// Returns the process's memory over the size of the recording, where that is a plain pickle.
+/// Returns the process's memory divided by the size of the recording, if that is a plain pickle.
 fn memory_per_pickle_byte(times: &ReplayTimes<'_>) -> Option<f64> {
     let path = &times.recording.path;
     let is_plain = path

@@ -1,4 +1,4 @@
-//! A recorded job, read and replayed.
+//! Recorded jobs, read and replayed.
 
 use std::path::{Path, PathBuf};
 
@@ -10,22 +10,22 @@ use lowtide_trace::Snapshot;
 use crate::answers::ReplayAnswer;
 use crate::definitions::{Definitions, ReplayCase};
 
-/// A recording that is there.
+/// A recording whose file exists.
 #[derive(Clone, Debug)]
 pub struct Recording {
-    /// What it is a recording of, as definitions and answers call it.
+    /// The case, as definitions and answers name it.
     pub case: ReplayCase,
-    /// Where it is.
+    /// The path of the file.
     pub path: PathBuf,
 }
 
 impl Recording {
-    /// Returns the recordings that the definitions name and `traces/` has, then those in `others`; one
-    /// of these takes the place of one in `traces/` of the same name.
+    /// Returns the recordings that the definitions name and `traces/` contains, then those in `others`. A recording
+    /// in `others` replaces one in `traces/` with the same name.
     ///
     /// # Errors
     ///
-    /// If one of `others` has no name.
+    /// If a path in `others` has no file name.
     pub fn find(definitions: &Definitions, others: &[PathBuf]) -> Result<Vec<Recording>> {
         let mut recordings = Vec::new();
         for path in others {
@@ -51,7 +51,7 @@ impl Recording {
             .collect())
     }
 
-    /// Returns the file's name, without the directories that only this machine has.
+    /// Returns the file's name without directories, which differ between machines.
     pub fn file_name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -65,14 +65,14 @@ fn name_of(path: &Path) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// A recording in memory, ready to be replayed.
+/// A recording in memory, ready for replay.
 #[derive(Debug)]
 pub struct ReplayBench {
     snapshot: Snapshot,
 }
 
 impl ReplayBench {
-    /// Returns the recording at `path`.
+    /// Reads the recording at `path`.
     ///
     /// # Errors
     ///
@@ -82,17 +82,17 @@ impl ReplayBench {
         Ok(ReplayBench { snapshot })
     }
 
-    /// Returns how many events were recorded.
+    /// Returns the number of recorded events.
     pub fn events(&self) -> u64 {
         let traces = self.snapshot.traces.iter();
         traces.map(|trace| trace.events.len() as u64).sum()
     }
 
-    /// Replays every device's job and returns what they come to together.
+    /// Replays every device's job and returns the sum of their results.
     ///
     /// # Errors
     ///
-    /// If a replay breaks off.
+    /// If a replay fails.
     pub fn run(&self, config: &Config) -> Result<ReplayAnswer> {
         let mut answer = ReplayAnswer {
             completed: true,
@@ -142,7 +142,7 @@ mod tests {
         assert!(files.ends_with(&["mnist_mlp.pickle".into(), "mine.pickle".into()]));
     }
 
-    /// The other samples take seconds; `cargo bench` checks them before it times them.
+    /// The other samples take seconds. `cargo bench` checks them before it times them.
     #[test]
     fn the_smallest_samples_answers_are_the_expected_ones() {
         let definitions = Definitions::load().unwrap();

@@ -1,8 +1,8 @@
-//! Rows of text, written as a table for people and as comma-separated values for programs.
+//! Rows of text, written as an aligned table for people and as comma-separated values for programs.
 
 use std::fmt::Write;
 
-/// Rows under a heading.
+/// Rows below a heading.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -16,13 +16,13 @@ impl Table {
         }
     }
 
-    /// Adds a row of as many cells as the heading has.
+    /// Adds a row with as many cells as the heading.
     pub(crate) fn push(&mut self, row: Vec<String>) {
         debug_assert_eq!(row.len(), self.rows[0].len());
         self.rows.push(row);
     }
 
-    /// Returns the rows as comma-separated values. No cell may hold a comma or a quote.
+    /// Returns the rows as comma-separated values. No cell may contain a comma, a quote or a line break.
     pub(crate) fn to_csv(&self) -> String {
         let mut text = String::new();
         for row in &self.rows {
@@ -33,7 +33,7 @@ impl Table {
         text
     }
 
-    /// Returns the rows in columns: names to the left, numbers to the right.
+    /// Returns the rows in aligned columns: text to the left, numbers to the right.
     pub(crate) fn to_text(&self) -> String {
         let width = |column: usize| {
             let cells = self.rows.iter().map(|row| row[column].chars().count());

@@ -1,35 +1,35 @@
-//! Which block is freed and what is asked for in its place, worked out before anything is timed.
+//! The workload of a pair benchmark: the blocks to free and the sizes to allocate, computed before timing.
 
 use lowtide_core::Bytes;
 
 use crate::definitions::PairCase;
 
-/// Every workload starts here, so that everybody measures the same one.
+/// The seed of every workload, so that all machines measure the same one.
 const SEED: u64 = 0x1077_1de0;
 
-/// A round has at least this many pairs, more than a branch predictor remembers.
+/// The smallest number of pairs in a round: more than a branch predictor remembers.
 const ROUND_PAIRS_MIN: usize = 1 << 15;
 
 /// The requests of a pair benchmark.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Workload {
-    /// The sizes of the blocks that are there before the first pair.
+    /// The sizes of the blocks that are allocated before the first pair.
     pub(crate) initial: Vec<Bytes>,
-    /// A round of pairs, to be repeated; each block is replaced four times on average.
+    /// The pairs of a round, which is repeated. Each block is replaced at least four times on average.
     pub(crate) round: Vec<Pair>,
 }
 
 /// A free and an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pair {
-    /// Which of the live blocks is freed, and where the new one goes.
+    /// The index of the live block that is freed and replaced.
     pub(crate) slot: u32,
-    /// What is asked for, in bytes.
+    /// The size of the new block, in bytes.
     pub(crate) size: u32,
 }
 
 impl Workload {
-    /// Returns the workload of a benchmark, the same one each time.
+    /// Returns a benchmark's workload, the same each time.
     pub(crate) fn new(case: &PairCase) -> Workload {
         let mut random = SplitMix64(SEED);
         let sizes: Vec<u32> = (0..case.kinds)
@@ -48,7 +48,7 @@ impl Workload {
     }
 }
 
-/// Returns a size between two, every doubling as likely as the next.
+/// Returns a random size from `min` to `max`. Every doubling is equally likely.
 fn log_uniform(random: &mut SplitMix64, min: u32, max: u32) -> u32 {
     let doublings = (f64::from(max) / f64::from(min)).log2();
     let size = f64::from(min) * (doublings * random.fraction()).exp2();
@@ -61,7 +61,7 @@ fn log_uniform(random: &mut SplitMix64, min: u32, max: u32) -> u32 {
     size.clamp(min, max)
 }
 
-/// Random numbers in a few instructions: Steele, Lea and Flood (2014).
+/// A fast random number generator: SplitMix64 by Steele, Lea and Flood (2014).
 struct SplitMix64(u64);
 
 impl SplitMix64 {
