@@ -1,4 +1,4 @@
-//! The way to a directory, past no symbolic link that another user may have planted.
+//! Opens directories without following a symbolic link that another user may have planted.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,11 +13,11 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// As many as Linux follows.
+/// The number of links that Linux follows, too.
 const LINKS_MAX: usize = 40;
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// What becomes of a directory that is missing.
+/// What to do if a directory is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
     IsAnError,
@@ -25,11 +25,11 @@ pub(crate) enum Missing {
     IsCreated,
 }
 
-/// Opens a directory by its path, name by name.
+/// Opens a directory by its path, one name at a time.
 ///
 /// # Errors
 ///
-/// If it cannot be opened, or the way leads through a symbolic link that another user may have planted.
+/// If it cannot be opened, or the path leads through a symbolic link that another user may have planted.
 pub(crate) fn open(path: &Path, missing: Missing) -> io::Result<OwnedFd> {
     let mut here = open_at(CWD, if path.is_absolute() { "/" } else { "." })?;
     let mut left = Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn open(path: &Path, missing: Missing) -> io::Result<OwnedFd> {
             Ok(directory) => here = directory,
             Err(Errno::NOENT) if missing == Missing::IsCreated => {
                 match mkdirat(&here, &name, Mode::RWXU) {
-                    // Another process was first.
+                    // Another process created it first.
                     Err(Errno::EXIST) => {}
                     created => created?,
                 }
@@ -53,7 +53,8 @@ pub(crate) fn open(path: &Path, missing: Missing) -> io::Result<OwnedFd> {
                 }
                 let link = open_link(&here, &name)?;
                 if fstatfs(&here)?.f_type == PROC_SUPER_MAGIC {
-                    // To the root of another mount namespace, for one, where its text is `/`.
+                    // The kernel's target may differ from the link's text: the root of another mount namespace has
+                    // the text `/`.
                     here = openat(&here, &name, DIRECTORY, Mode::empty())?;
                     continue;
                 }
@@ -70,12 +71,12 @@ pub(crate) fn open(path: &Path, missing: Missing) -> io::Result<OwnedFd> {
     Ok(here)
 }
 
-/// Opens a directory, if it is none behind a symbolic link. With `O_DIRECTORY` it is mounted first, if need be.
+/// Opens a directory, but not through a symbolic link. With `O_DIRECTORY` an automount happens first, if need be.
 fn open_at(here: impl std::os::fd::AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
     openat(here, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
 }
 
-/// Puts a path's names on those that are left, the first last.
+/// Pushes a path's names onto `left`, the first name last.
 fn push_names(left: &mut Vec<OsString>, path: &Path) {
     let names = path
         .components()
@@ -111,13 +112,13 @@ fn open_link(here: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// Returns whether a user may lead this one: root, or this one.
+/// Returns whether a user's links may be followed: root's, and this user's.
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == geteuid().as_raw()
 }
 
-/// Returns as whom the machine's root shows in a container that has not every user, along with all other users that the
-/// container has not; `None` elsewhere.
+/// Returns the user id that a container shows for the machine's root, and for all other users that the container
+/// does not map; `None` if all users are mapped.
 fn unknown_user() -> Option<u32> {
     let map = fs::read_to_string("/proc/self/uid_map").ok()?;
     if map.split_whitespace().eq(["0", "0", "4294967295"]) {

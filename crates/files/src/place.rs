@@ -1,4 +1,4 @@
-//! A name in a directory, and what has it.
+//! A name in an open directory, and the file that has this name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 use crate::directory::{self, Missing};
 use crate::unguessable::unguessable_name;
 
-/// A name in a directory that is open: whatever others rename, the directory stays the same.
+/// A name in an open directory. The directory stays the same when others rename it or its parents.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) directory: OwnedFd,
@@ -32,7 +32,7 @@ impl Place {
         })
     }
 
-    /// Opens a directory, for files without a name of their own.
+    /// Opens a directory for files without a name.
     pub(crate) fn inside(path: &Path) -> io::Result<Place> {
         Ok(Place {
             directory: directory::open(path, Missing::IsAnError)?,
@@ -40,7 +40,7 @@ impl Place {
         })
     }
 
-    /// Creates a file: the one way in which lowtide does.
+    /// Creates a file. lowtide creates files only through this function.
     pub(crate) fn create(&self, name: &OsStr, mode: Mode) -> io::Result<File> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -53,14 +53,14 @@ impl Place {
         Ok((self.create(&name, mode)?, name))
     }
 
-    /// Opens what is here, if it is a regular file of this user; `None` if nothing is here. Anything else is refused,
-    /// and not opened.
+    /// Opens the file with this name, if it is a regular file of this user. Returns `None` if nothing has the name.
+    /// Anything else is refused without being opened.
     pub(crate) fn own_file(&self, flags: OFlags) -> io::Result<Option<(File, Stat)>> {
         let Some(there) = self.stat()? else {
             return Ok(None);
         };
         self.check_own_file(&there)?;
-        // Others may have put something else here since, which must not keep this process waiting.
+        // Another process may have replaced it since. A FIFO must not block this process.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = match openat(&self.directory, &self.name, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(None),
@@ -71,7 +71,7 @@ impl Place {
         Ok(Some((file.into(), there)))
     }
 
-    /// Returns what is here, a symbolic link as such.
+    /// Returns the status of the file with this name, of a symbolic link itself; `None` if nothing has the name.
     pub(crate) fn stat(&self) -> io::Result<Option<Stat>> {
         match statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => Ok(None),
@@ -79,7 +79,7 @@ impl Place {
         }
     }
 
-    /// Returns an error unless `there`, which is here, is of a regular file of this user.
+    /// Returns an error unless `there`, the status of this name, is that of a regular file of this user.
     fn check_own_file(&self, there: &Stat) -> io::Result<()> {
         let what = match FileType::from_raw_mode(there.st_mode) {
             FileType::RegularFile => return self.check_owner(there),
@@ -94,8 +94,8 @@ impl Place {
         Err(io::Error::new(ErrorKind::InvalidInput, text))
     }
 
-    /// Returns an error unless `there` is this user's. Some file systems give a user's files to another, as NFS does
-    /// with root's: those that have the owner of a new file are this user's, too.
+    /// Returns an error unless `there` is this user's. Some file systems assign a user's files to another user, as
+    /// NFS does for root. So files with the owner of a new file also count as this user's.
     fn check_owner(&self, there: &Stat) -> io::Result<()> {
         check_owner(there).or_else(|error| match self.owner_of_new_file() {
             Ok(owner) if owner == there.st_uid => Ok(()),

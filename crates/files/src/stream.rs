@@ -1,4 +1,4 @@
-//! What the command writes into that is no regular file.
+//! Outputs of the command line that are not regular files.
 
 use std::fs::File;
 use std::io;
@@ -9,9 +9,9 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open, openat};
 use crate::directory::{self, Missing};
 use crate::place::{Place, check_owner};
 
-/// Opens what is at `path` if it is written into rather than replaced: a descriptor of this process, as `/dev/fd/3`, or
-/// a character device, as `/dev/null`, or a FIFO of this user. Waits for the reader of a FIFO, so only the command calls
-/// this. `None` if anything else is there, or nothing.
+/// Opens `path` if it is an output to write into rather than to replace: a descriptor of this process
+/// (`/dev/fd/3`), a character device (`/dev/null`), or a FIFO of this user. Blocks until a FIFO has a reader, so
+/// only the command line calls this. Returns `None` if `path` is anything else or does not exist.
 ///
 /// # Errors
 ///
@@ -19,7 +19,7 @@ use crate::place::{Place, check_owner};
 pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
     if let Some(number) = descriptor(path) {
-        // Where whoever opened it is in a file cannot be known; mostly at its end.
+        // Opening it anew loses the position of the original descriptor, which is mostly at the end.
         let opened = open(
             format!("/proc/self/fd/{number}"),
             flags | OFlags::APPEND,
@@ -27,7 +27,7 @@ pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
         );
         return Ok(Some(opened?.into()));
     }
-    // An error is met again by whoever replaces the file.
+    // The caller then replaces the file, and reports the error.
     let Ok(place) = Place::of(path) else {
         return Ok(None);
     };
@@ -43,7 +43,7 @@ pub fn open_stream(path: &Path) -> io::Result<Option<File>> {
         flags | OFlags::NOFOLLOW,
         Mode::empty(),
     )?;
-    // Others may have put something else there since.
+    // Another process may have replaced it since.
     let is_stream = is_stream(&fstat(&stream)?)?;
     Ok(is_stream.then(|| stream.into()))
 }
@@ -59,7 +59,7 @@ fn descriptor(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.parse().ok()
 }
 
-/// Returns whether `there` is of a stream: of a device, which only root can create, or of a FIFO of this user.
+/// Returns whether `there` is a stream: a device, which only root can create, or a FIFO of this user.
 fn is_stream(there: &Stat) -> io::Result<bool> {
     match FileType::from_raw_mode(there.st_mode) {
         FileType::CharacterDevice => Ok(true),

@@ -50,7 +50,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Fails where `act` waits for somebody.
+/// Fails if `act` blocks.
 fn without_waiting<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
     let (send, receive) = mpsc::channel();
     thread::spawn(move || send.send(act()));
@@ -62,7 +62,7 @@ fn mode(file: &File) -> u32 {
     file.metadata().unwrap().mode() & 0o7777
 }
 
-/// Returns what a new file's mode is where its user asks for it.
+/// Returns the mode of a new file under the user's umask.
 fn umask_mode(scratch: &Scratch) -> u32 {
     let path = scratch.path("umask");
     let found = mode(&File::create(&path).unwrap());
@@ -76,7 +76,7 @@ fn write(path: &Path, readers: Readers) -> io::Result<File> {
     new.rename()
 }
 
-/// Makes one of everything that is no file of this user.
+/// Creates one of each kind that is not a regular file of this user.
 fn plant(scratch: &Scratch) -> Vec<(PathBuf, &'static str)> {
     symlink(scratch.path("victim"), scratch.path("link")).unwrap();
     symlink("nothing", scratch.path("dangling")).unwrap();
@@ -96,7 +96,7 @@ fn plant(scratch: &Scratch) -> Vec<(PathBuf, &'static str)> {
     planted
 }
 
-/// Returns a regular file that everybody may write, or root's.
+/// Returns a regular file that everybody may write, or one of root's.
 fn others_file(scratch: &Scratch) -> PathBuf {
     if !geteuid().is_root() {
         return "/etc/passwd".into();
@@ -150,7 +150,7 @@ fn a_new_file_has_the_permissions_that_its_contents_want() {
         assert_eq!(mode(&write(&path, Readers::Umask).unwrap()), kept);
         assert_eq!(mode(&write(&path, Readers::User).unwrap()), 0o600);
     }
-    // Another user may have given this name to a file that all may write.
+    // Another user may have hard-linked a file that everyone may write to this name.
     fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
     fs::hard_link(&path, scratch.path("first name")).unwrap();
     assert_eq!(mode(&write(&path, Readers::Umask).unwrap()), umask);
@@ -165,7 +165,7 @@ fn a_new_file_has_the_permissions_that_its_contents_want() {
     }
 }
 
-/// Another name of a file that is replaced keeps what it had, and so does who has it open.
+/// A file that is replaced keeps its contents under its other names and in open descriptors.
 #[test]
 fn a_file_that_is_replaced_is_not_written_to() {
     let scratch = Scratch::new("replaced", 0o700);
@@ -207,7 +207,7 @@ fn what_has_no_name_is_given_one_where_nothing_is() {
     assert_eq!(text, "new");
 }
 
-/// As the system has it with `protected_symlinks`, and in directories of a group as well.
+/// The kernel's `protected_symlinks` rule, extended to directories that a group may write.
 #[test]
 fn the_way_leads_through_no_link_of_another_user() {
     let scratch = Scratch::new("way", 0o700);
@@ -233,7 +233,7 @@ fn the_way_leads_through_no_link_of_another_user() {
         (0o1777, 0, false),
         (0o775, 0, false),
         (0o755, 0, true),
-        // Its owner writes there.
+        // The directory's owner may write there.
         (0o755, NOBODY, false),
     ] {
         let directory = scratch.path(&format!("{shared:o}-{owner}"));
@@ -274,7 +274,7 @@ fn the_way_leads_through_no_link_of_another_user() {
     }
 }
 
-/// The text of a link in `/proc` may be the path of something else.
+/// The text of a link in `/proc` may be the path of a different file.
 #[test]
 fn a_link_of_a_process_leads_where_it_says_to_the_kernel() {
     let scratch = Scratch::new("magic", 0o700);
@@ -334,7 +334,7 @@ fn a_command_writes_into_what_cannot_be_replaced() {
         .read_to_string(&mut text)
         .unwrap();
     assert_eq!(text, "before after");
-    // A link to a descriptor is a link.
+    // A symbolic link to a descriptor counts as a link, not as a descriptor.
     symlink(&name, scratch.path("descriptor")).unwrap();
     assert!(open_stream(&scratch.path("descriptor")).unwrap().is_none());
     if geteuid().is_root() {

@@ -12,12 +12,12 @@ use rustix::rand::{GetRandomFlags, getrandom};
 /// If the system has no random bytes.
 pub fn unguessable_number() -> io::Result<u128> {
     let mut random = [0; 16];
-    // So few bytes come whole.
+    // `getrandom` never returns fewer bytes than these 16.
     getrandom(&mut random, GetRandomFlags::empty())?;
     Ok(u128::from_ne_bytes(random))
 }
 
-/// Returns the name of a new file, which nobody can guess.
+/// Returns a name for a new file that nobody can guess.
 pub(crate) fn unguessable_name() -> io::Result<OsString> {
     Ok(format!(".lowtide-{:032x}.tmp", unguessable_number()?).into())
 }

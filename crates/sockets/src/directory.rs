@@ -1,4 +1,4 @@
-//! One directory of sockets.
+//! A directory of sockets.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
@@ -15,30 +15,31 @@ use rustix::process::geteuid;
 
 use crate::is_same_user;
 
-/// How many connections wait for a process that accepts none, which it answers when it goes on.
+/// The number of connections that the kernel queues for a process that does not accept them yet.
 const BACKLOG: i32 = 16;
 
-/// A directory of this process's user that no other user can enter.
+/// A directory that belongs to this process's user and that no other user can enter.
 #[derive(Debug)]
 pub struct Directory {
     file: OwnedFd,
 }
 
-/// A socket's name in a [`Directory`].
+/// A listening socket's name in a [`Directory`].
 #[derive(Debug)]
 pub struct Entry {
     directory: Directory,
     name: String,
-    /// The process that listens. The child of a fork does not.
+    /// The process that listens. A forked child does not listen.
     process: u32,
 }
 
 impl Directory {
-    /// Opens a directory, if it is of this user alone.
+    /// Opens a directory that belongs to this user and that no other user can enter.
     ///
     /// # Errors
     ///
-    /// `PermissionDenied` where another user owns it or could enter it, and what the system says. A link is an error.
+    /// `PermissionDenied` if another user owns it or could enter it; the system's error otherwise. A symbolic link
+    /// is an error.
     pub(crate) fn open(parent: impl AsFd, name: impl Arg) -> io::Result<Directory> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(parent, name, flags, Mode::empty())?;
@@ -51,7 +52,7 @@ impl Directory {
         Ok(Directory { file })
     }
 
-    /// As [`Directory::open`], by a path, which leads through no link of another user.
+    /// Opens a directory like [`Directory::open`], by its path. The path must not lead through another user's link.
     ///
     /// # Errors
     ///
@@ -63,7 +64,7 @@ impl Directory {
         Directory::open(lowtide_files::open_directory(parent)?, name)
     }
 
-    /// As [`Directory::open`]; makes the directory first if there is none.
+    /// Opens a directory like [`Directory::open`], and creates it first if it does not exist.
     ///
     /// # Errors
     ///
@@ -75,18 +76,18 @@ impl Directory {
         }
     }
 
-    /// Returns what tells the directory from any other.
+    /// Returns the directory's device and inode, which identify it.
     pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
         let found = fstat(&self.file)?;
         Ok((found.st_dev, found.st_ino))
     }
 
-    /// Returns a socket of this name that listens, and its entry. Nobody sees the name before it listens, so a socket
-    /// that refuses connections is that of a process that ended.
+    /// Creates a listening socket of this name, and returns it with its entry. The socket gets its name only once
+    /// it listens, so a socket that refuses connections belongs to a process that ended.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn listen(self, name: &str) -> io::Result<(UnixListener, Entry)> {
         let unfinished = format!(".{name}");
         let listener = UnixListener::bind(self.path_of(unfinished.as_ref()))?;
@@ -104,21 +105,21 @@ impl Directory {
         Ok((listener, entry))
     }
 
-    /// Returns the names of all entries, sockets or not.
+    /// Returns the names of all entries, whether sockets or not.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         names_in(&self.file)
     }
 
-    /// Returns a connection to a socket of this user's, which does not block. Never waits.
+    /// Connects to a socket of this user, without blocking. The returned stream does not block either.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` where too many connections wait already, `ConnectionRefused` where the socket's process ended,
-    /// `PermissionDenied` where the process is another user's, and what the system says.
+    /// `WouldBlock` if the socket's queue is full, `ConnectionRefused` if its process ended, `PermissionDenied` if
+    /// the process belongs to another user; the system's error otherwise.
     pub fn connect(&self, name: &OsStr) -> io::Result<UnixStream> {
         let address = SocketAddrUnix::new(self.path_of(name))?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -133,31 +134,31 @@ impl Directory {
         }
     }
 
-    /// Removes the sockets of processes that ended, of those whose names begin so. The others see a connection that
-    /// says nothing.
+    /// Removes the sockets whose names begin with `prefix` and whose processes ended. Processes that still listen
+    /// see a connection that sends nothing.
     pub fn remove_dead(&self, prefix: &str) {
         let names = self.names().unwrap_or_default();
         let is_meant = |name: &&OsString| name.as_bytes().starts_with(prefix.as_bytes());
         for name in names.iter().filter(is_meant) {
             let outcome = self.connect(name);
             if outcome.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
-                // Another process of the user may have removed it.
+                // Another process of the user may have removed it already.
                 let _ = self.remove(name);
             }
         }
     }
 
-    /// Removes a socket whose process ended: one that refused a connection.
+    /// Removes a socket that refused a connection, because its process ended.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn remove(&self, name: &OsStr) -> io::Result<()> {
         Ok(unlinkat(&self.file, name, AtFlags::empty())?)
     }
 
-    /// Returns a path to an entry that leads through the open directory, whatever stands at the directory's own path
-    /// by now. It is short: a socket's path has 107 bytes at most.
+    /// Returns a path to an entry that leads through the open directory, even if the directory was renamed since.
+    /// It is short, because a socket's path may have at most 107 bytes.
     pub(crate) fn path_of(&self, name: &OsStr) -> PathBuf {
         let file = self.file.as_raw_fd();
         PathBuf::from(format!("/proc/thread-self/fd/{file}")).join(name)
@@ -171,10 +172,10 @@ impl AsFd for Directory {
 }
 
 impl Entry {
-    /// Removes the name, in the process that listens.
+    /// Removes the name, if this is the process that listens.
     pub fn remove(&self) {
         if self.process == process::id() {
-            // Another process of the user may have removed it.
+            // Another process of the user may have removed it already.
             let _ = self.directory.remove(self.name.as_ref());
         }
     }

@@ -1,4 +1,4 @@
-//! Sockets by which the processes of one user on one machine find each other.
+//! Sockets through which the processes of one user on one machine find each other.
 //!
 //! The sockets are in directories that no other user can enter ([`Places`]), so no other user can take a name or
 //! fill a queue. Both ends still check the user of the other ([`is_same_user`]). Connecting never waits
@@ -19,11 +19,11 @@ pub use directory::{Directory, Entry};
 pub use name::{name_for_figures, process_of};
 pub use places::Places;
 
-/// Returns whether the process at the other end has this one's user.
+/// Returns whether the process at the other end runs as this process's user.
 ///
 /// # Errors
 ///
-/// What the system says.
+/// The system's error.
 pub fn is_same_user(stream: &UnixStream) -> io::Result<bool> {
     Ok(socket_peercred(stream)?.uid == geteuid())
 }

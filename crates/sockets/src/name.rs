@@ -6,11 +6,11 @@ use std::process;
 
 use lowtide_files::unguessable_number;
 
-/// What the names of sockets begin with at which processes show their figures.
+/// The prefix of the sockets through which processes report their statistics.
 const FIGURES: &str = "top-";
 
-/// Returns a new name for the socket at which this process shows its figures to `lowtide top`. A process of another
-/// container may have the same number, so the name has more.
+/// Returns a new name for the socket through which this process reports its statistics to `lowtide top`. Processes
+/// of two containers may have the same process id, so the name also has a random number.
 ///
 /// # Errors
 ///
@@ -20,7 +20,7 @@ pub fn name_for_figures() -> io::Result<String> {
     Ok(format!("{FIGURES}{}-{number:032x}", process::id()))
 }
 
-/// Returns the number of the process in a name by [`name_for_figures`]; `None` for any other name.
+/// Returns the process id in a name by [`name_for_figures`]; `None` for any other name.
 pub fn process_of(name: &OsStr) -> Option<u32> {
     let rest = name.to_str()?.strip_prefix(FIGURES)?;
     rest.split_once('-')?.0.parse().ok()

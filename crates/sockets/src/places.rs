@@ -1,4 +1,4 @@
-//! Where the sockets are.
+//! The directories in which the sockets are.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,27 +13,27 @@ use rustix::process::geteuid;
 
 use crate::directory::{Directory, names_in};
 
-/// The directory in a runtime directory.
+/// The directory's name in a runtime directory.
 const NAME: &str = "lowtide";
 
-/// Where the directories of this process's user are: in `lowtide` in a runtime directory, or else in `lowtide-UID` in
-/// `/tmp`. Each machine has its own in there since it was started: several may have one file system, and a socket of
-/// another one refuses connections as one does whose process ended.
+/// The directories with the sockets of this process's user: `lowtide` in a runtime directory, or `lowtide-UID` in
+/// `/tmp`. Each boot of a machine has its own directory in there. Several machines may share one file system, and a
+/// socket of another machine refuses connections like one whose process ended.
 #[derive(Debug)]
 pub struct Places {
-    /// Runtime directories, the first choice first.
+    /// Runtime directories, in order of preference.
     runtime: Vec<PathBuf>,
-    /// A directory in which every user may make entries.
+    /// A directory in which every user may create entries.
     temporary: PathBuf,
-    /// What tells the machine since it was started.
+    /// Identifies the machine and its boot.
     boot: String,
 }
 
 impl Places {
-    /// Returns the places of a process whose `XDG_RUNTIME_DIR` is `named`.
+    /// Returns the directories for a process whose `XDG_RUNTIME_DIR` is `named`.
     ///
-    /// Another process of the user may have another one, or none, as under `sudo`, `cron` and in containers: the
-    /// runtime directory that systemd makes is always among the places, and so is `/tmp`.
+    /// Another process of the user may have a different `XDG_RUNTIME_DIR`, or none, as under `sudo`, `cron` and in
+    /// containers. So systemd's usual runtime directory and `/tmp` are always included.
     pub fn new(named: Option<OsString>) -> Places {
         let named = named.map(PathBuf::from).filter(|path| path.is_absolute());
         let usual = PathBuf::from(format!("/run/user/{}", geteuid().as_raw()));
@@ -44,11 +44,11 @@ impl Places {
         }
     }
 
-    /// Returns the directory for this process's own sockets, which is made if there is none.
+    /// Returns the directory for this process's own sockets, and creates it if it does not exist.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The system's error.
     pub fn own(&self) -> io::Result<Directory> {
         let in_runtime = |path: &PathBuf| {
             let lowtide = Directory::open_or_make(Directory::open_path(path)?, NAME)?;
@@ -61,7 +61,7 @@ impl Places {
         }
     }
 
-    /// Returns all directories of this user that are there, each once.
+    /// Returns all directories of this user that exist, each once.
     pub fn all(&self) -> Vec<Directory> {
         let in_runtime = |path: &PathBuf| Directory::open(Directory::open_path(path)?, NAME);
         let runtime = self.runtime.iter().filter_map(|path| in_runtime(path).ok());
@@ -81,7 +81,8 @@ impl Places {
         all
     }
 
-    /// Another user may have taken the usual name, and any number of others.
+    /// Returns the user's directory in the temporary one. Other users may have taken the usual name and any number
+    /// of others, so the last resort is a name that cannot be guessed.
     fn own_temporary(&self) -> io::Result<Directory> {
         let parent = self.open_temporary()?;
         let usual = usual_name();
@@ -101,7 +102,7 @@ impl Places {
 }
 
 fn boot() -> String {
-    // A sandbox may have none.
+    // A sandbox may have no boot id.
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let id = id.trim();
     format!("boot-{id}")
@@ -111,7 +112,7 @@ fn usual_name() -> String {
     format!("lowtide-{}", geteuid().as_raw())
 }
 
-/// Returns the user's directories in the one that every user has.
+/// Returns the user's directories in `parent`, the temporary directory of all users.
 fn in_temporary(parent: &OwnedFd) -> io::Result<Vec<Directory>> {
     let usual = usual_name();
     let is_candidate = |name: &OsStr| {

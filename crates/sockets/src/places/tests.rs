@@ -12,12 +12,12 @@ use rustix::fs::CWD;
 use super::*;
 use crate::{name_for_figures, process_of};
 
-/// Long enough for any machine, and less than for ever.
+/// Long enough for any machine, and a limit for a call that blocks.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const BOOT: &str = "boot-1";
 
-/// A machine's places for one test: a runtime directory and a temporary one.
+/// The directories of one test's machine: a runtime directory and a temporary one.
 struct Machine {
     root: PathBuf,
     places: Places,
@@ -40,7 +40,7 @@ impl Machine {
         Machine { root, places }
     }
 
-    /// Returns where the own directory is, seen from the root.
+    /// Returns the path of the process's own directory, relative to the root.
     fn own(&self) -> String {
         let own = self.places.own().unwrap().identity().unwrap();
         for parent in ["runtime", "tmp"] {
@@ -67,7 +67,7 @@ fn allow(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Returns what `act` returns, and fails if it takes for ever.
+/// Returns the result of `act`, and fails if it blocks.
 fn in_time<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> R {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(act()));
@@ -82,7 +82,7 @@ fn a_runtime_directory_comes_first() {
     let made = fs::metadata(machine.root.join("runtime/lowtide")).unwrap();
     assert_eq!(made.permissions().mode() & 0o7777, 0o700);
     assert_eq!(machine.places.all().len(), 1);
-    // The same directory by another path is there once.
+    // A directory that two paths lead to is returned once.
     let twice = Places {
         runtime: vec![
             machine.root.join("runtime"),
@@ -142,7 +142,7 @@ fn a_link_or_another_file_is_no_directory() {
     }
 }
 
-/// Needs the right to give files away, as tests in a container often have.
+/// Needs the right to change a file's owner, as tests in a container often have.
 #[test]
 fn another_users_directory_is_refused() {
     let machine = Machine::new("owner");
@@ -156,7 +156,7 @@ fn another_users_directory_is_refused() {
     }
 }
 
-/// Needs the right to give files away, as above.
+/// Needs the right to change a file's owner, like the test above.
 #[test]
 fn the_way_leads_through_no_link_of_another_user() {
     let mut machine = Machine::new("way");
@@ -212,7 +212,7 @@ fn names_that_others_took_hide_nobody() {
     assert!(own.starts_with(&format!("tmp/{}-", usual_name())), "{own}");
     assert_eq!(machine.own(), own, "the next process has the same");
     assert_eq!(machine.places.all().len(), 1);
-    // A user whose number begins alike is another one.
+    // A user id that begins with this one's digits is another user.
     let other = machine.root.join("tmp").join(format!("{}0", usual_name()));
     for directory in [&other, &other.join(BOOT)] {
         fs::create_dir(directory).unwrap();
