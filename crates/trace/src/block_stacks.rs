@@ -1,4 +1,4 @@
-//! The call stacks of the blocks in use at one moment of a recording.
+//! The call stacks of the blocks in use at one event of a recording.
 
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress};
@@ -6,7 +6,7 @@ use lowtide_core::{Action, BlockSnapshot, BlockStatus, DeviceAddress};
 use crate::model::Trace;
 use crate::stacks::StackId;
 
-/// The call stacks that allocated the blocks in use, by the blocks' addresses.
+/// The call stacks that allocated the blocks in use, by block address.
 #[derive(Clone, Default)]
 pub(crate) struct BlockStacks(HashMap<DeviceAddress, StackId>);
 
@@ -24,7 +24,7 @@ impl BlockStacks {
         self.0.get(&address).copied().unwrap_or_default()
     }
 
-    /// Returns the stack that allocated `block`; none for a block that is not in use.
+    /// Returns the stack that allocated `block`; [`StackId::NONE`] for a block that is not in use.
     pub(crate) fn stack(&self, block: &BlockSnapshot) -> StackId {
         match block.status {
             BlockStatus::Inactive => StackId::NONE,
@@ -32,7 +32,7 @@ impl BlockStacks {
         }
     }
 
-    /// Returns about how much memory they take.
+    /// Returns about how many bytes of memory the stacks take.
     pub(crate) fn retained_bytes(&self) -> u64 {
         self.0.allocation_size() as u64
     }
@@ -43,7 +43,7 @@ pub(crate) fn final_block_stacks(trace: &Trace) -> BlockStacks {
     block_stacks_after(trace, trace.events.len())
 }
 
-/// Returns the call stacks of the blocks in use after the first so many events of `trace`. Linear in those.
+/// Returns the call stacks of the blocks in use after the first `events` events of `trace`. Linear in `events`.
 pub(crate) fn block_stacks_after(trace: &Trace, events: usize) -> BlockStacks {
     let mut stacks = BlockStacks::default();
     for block in &trace.initial.blocks {

@@ -1,4 +1,4 @@
-//! What can be wrong with a file, in one line.
+//! The errors of this crate. Each displays as one line.
 
 use std::fmt;
 use std::io;
@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::text::OneLine;
 
-/// Why a recording could not be read or written.
+/// The error of reading or writing a recording.
 ///
-/// Displays as one line that says which file, what is wrong, where, and what to do if there is
-/// something to do.
+/// Displays as one line: the file, what is wrong, where, and what to do about it, if anything.
 #[derive(Debug)]
 pub struct TraceError(Box<Inner>);
 
@@ -22,7 +21,7 @@ struct Inner {
     cause: Option<io::Error>,
 }
 
-/// The classes that the predicates of [`TraceError`] tell apart.
+/// The kinds of errors, one for each predicate of [`TraceError`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ErrorKind {
     Io,
@@ -57,18 +56,18 @@ impl TraceError {
         TraceError::new(ErrorKind::Malformed, what)
     }
 
-    /// The file is something other than a recording.
+    /// Returns the error of a file that is not a recording.
     pub(crate) fn foreign(what: impl Into<String>) -> TraceError {
         TraceError::new(ErrorKind::Foreign, what)
     }
 
-    /// The recording is readable and cannot have happened.
+    /// Returns the error of a recording that is readable but cannot have happened.
     #[cold]
     pub(crate) fn contradiction(what: impl Into<String>) -> TraceError {
         TraceError::new(ErrorKind::Contradiction, what)
     }
 
-    /// Says at which byte of the decompressed file it is, unless that has been said already.
+    /// Adds the byte of the decompressed file at which the error is, unless it has one already.
     pub(crate) fn at_byte(mut self, offset: u64) -> TraceError {
         if let Place::Nowhere = self.0.place {
             self.0.place = Place::Byte(offset);
@@ -76,13 +75,13 @@ impl TraceError {
         self
     }
 
-    /// Says in which part of the recording it is.
+    /// Adds the part of the recording in which the error is.
     pub(crate) fn in_part(mut self, part: &str) -> TraceError {
         self.0.what = format!("{part}: {}", self.0.what);
         self
     }
 
-    /// Says at which event of a device's recording it is.
+    /// Adds the event of a device's recording at which the error is.
     pub(crate) fn at_event(mut self, device: u32, index: usize) -> TraceError {
         self.0.place = Place::Event { device, index };
         self
@@ -93,27 +92,27 @@ impl TraceError {
         self
     }
 
-    /// Returns whether the operating system could not read or write.
+    /// Returns whether the operating system failed to read or write.
     pub fn is_io(&self) -> bool {
         self.0.kind == ErrorKind::Io
     }
 
-    /// Returns whether the file ends too early.
+    /// Returns whether the file is truncated.
     pub fn is_truncated(&self) -> bool {
         self.0.kind == ErrorKind::Truncated
     }
 
-    /// Returns whether the file is something other than a recording.
+    /// Returns whether the file is not a recording.
     pub fn is_not_a_recording(&self) -> bool {
         self.0.kind == ErrorKind::Foreign
     }
 
-    /// Returns whether the file is a pickle that wants to run code, which is never done.
+    /// Returns whether the file is a pickle that wants to run code. Its code is never run.
     pub fn is_code(&self) -> bool {
         self.0.kind == ErrorKind::Code
     }
 
-    /// Returns whether the file is damaged, or its parts are not what a recording has there.
+    /// Returns whether the file is damaged, or has unexpected contents where a recording has others.
     pub fn is_malformed(&self) -> bool {
         self.0.kind == ErrorKind::Malformed
     }
@@ -123,7 +122,7 @@ impl TraceError {
         self.0.kind == ErrorKind::Limit
     }
 
-    /// Returns whether the recording is readable and cannot have happened.
+    /// Returns whether the recording is readable but cannot have happened.
     pub fn is_contradiction(&self) -> bool {
         self.0.kind == ErrorKind::Contradiction
     }

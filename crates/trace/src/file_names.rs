@@ -1,5 +1,5 @@
-//! How the files of a recording are called that several processes write, and what they may take the place of: what
-//! writes them and what removes them agree here.
+//! The names of a recording's files when several processes write it, and the files that a recording may replace.
+//! Code that writes recordings and code that removes them both use this module.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::compact;
 use crate::source::Input;
 
-/// Returns this process's rank, by the variables of its environment, where there are several as `torchrun`,
-/// MPI and SLURM start them.
+/// Returns this process's rank in a job of several processes, from the environment variables of `torchrun`, MPI and
+/// SLURM; `None` if there is one process.
 pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
     let number = |name| variable(name)?.trim().parse().ok();
     let pairs = [
@@ -23,15 +23,15 @@ pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
     (size > 1).then_some(rank)
 }
 
-/// Returns the file of this process's rank: `a/b.rank3.lowtide` for `a/b.lowtide`, which it is itself where there
+/// Returns the file of this process's rank: `a/b.rank3.lowtide` for `a/b.lowtide`. Returns `file` itself if there
 /// is one rank.
 pub fn of_rank(file: &Path, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
     let of_rank = rank(variable).map(|rank| with_mark(file, &format!("rank{rank}")));
     of_rank.unwrap_or_else(|| file.to_owned())
 }
 
-/// Returns the file of a process: `a/b.pid1234.lowtide`, and `a/b.pid1234-1.lowtide` where `earlier` processes had
-/// the same number, as in containers that share a directory.
+/// Returns the file of a process: `a/b.pid1234.lowtide`. If `earlier` processes had the same process id, as in
+/// containers that share a directory, it is `a/b.pid1234-1.lowtide`.
 pub fn of_process(file: &Path, process: u32, earlier: u32) -> PathBuf {
     match earlier {
         0 => with_mark(file, &format!("pid{process}")),
@@ -39,19 +39,19 @@ pub fn of_process(file: &Path, process: u32, earlier: u32) -> PathBuf {
     }
 }
 
-/// Returns whether `path` is `file`, or that of a rank or of a process of it.
+/// Returns whether `path` is `file`, or the file of one of its ranks or processes.
 fn is_of(file: &Path, path: &Path) -> bool {
     let is_mark = |mark: &str| mark.split('.').all(is_mark);
     path == file || path.parent() == file.parent() && mark(file, path).is_some_and(is_mark)
 }
 
-/// Returns the recordings that are there of this name, of its processes and ranks.
+/// Returns the existing recordings of this name: the file itself, and those of its ranks and processes.
 ///
 /// # Errors
 ///
 /// If the directory cannot be read.
 pub fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
-    // The name of a file alone is one of the working directory.
+    // A name without a directory is in the working directory.
     let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
     let entries = fs::read_dir(directory.unwrap_or(Path::new(".")))?;
     let paths = entries.map(|entry| Ok(file.with_file_name(entry?.file_name())));
@@ -60,12 +60,12 @@ pub fn files_of(file: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Says whether a recording may be written to `path`: where nothing is, or in place of a file of this user that is empty
+/// Returns `Ok` if a recording may be written to `path`: nothing exists there, or a file of this user that is empty
 /// or a recording in lowtide's own format, plain or compressed.
 ///
 /// # Errors
 ///
-/// If something else is there, which is not opened unless it is a file of this user, or it cannot be read.
+/// If something else exists there, or the file cannot be read. Only a file of this user is opened.
 pub fn check_replaceable(path: &Path) -> io::Result<()> {
     let Some(file) = lowtide_files::open_own(path)? else {
         return Ok(());
@@ -77,7 +77,7 @@ pub fn check_replaceable(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether a file begins as lowtide's own format does.
+/// Returns whether a file begins like lowtide's own format.
 fn is_recording(file: File) -> bool {
     let begins = Input::open(file).and_then(|mut input| compact::is_compact(&mut input));
     begins.unwrap_or(false)
@@ -97,7 +97,7 @@ fn with_mark(path: &Path, mark: &str) -> PathBuf {
 
 /// Returns `rank3` for `job.lowtide` and `job.rank3.lowtide`.
 fn mark<'a>(file: &Path, path: &'a Path) -> Option<&'a str> {
-    // The rest of the name may be no UTF-8.
+    // The rest of the name may be other than UTF-8.
     let name = path.file_name()?.as_encoded_bytes();
     let rest = name.strip_prefix(file.file_stem()?.as_encoded_bytes())?;
     let rest = rest.strip_prefix(b".")?;

@@ -1,4 +1,4 @@
-//! In which form a recording comes: the formats, and what is wrapped around them.
+//! Detects the format of a recording, and the container around it.
 
 use base64::engine::general_purpose::STANDARD;
 use base64::read::DecoderReader;
@@ -9,17 +9,17 @@ use crate::pickle::opcode;
 use crate::source::{Compression, Input};
 use crate::{compact, snapshot};
 
-/// Where PyTorch's viewer has a snapshot in its page, and what the page has before it at most.
+/// The text before a snapshot in a page of PyTorch's viewer, and the most bytes before that text.
 const PAGE_SNAPSHOT: &[u8] = b"\"base64\": \"";
 const PAGE_HEAD_BYTES: usize = 64 << 10;
 
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 
-/// How a file begins that `torch.save` wrote up to torch 1.5, or since then where it is asked for that: with a number of
-/// its own.
+/// The first bytes of a file by `torch.save` up to torch 1.5, or later with its old format on request. They pickle
+/// a magic number.
 const OLD_SAVE: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 
-/// Returns what the file in `input` recorded, in whatever form.
+/// Returns the recording in `input`, in whichever format it is.
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     if compact::is_compact(input)? {
         return compact::read(input);
@@ -53,7 +53,7 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     }
 }
 
-/// Reads the snapshot that `torch.save` wrote: an archive whose first file is a pickle, as it is.
+/// Reads a snapshot by `torch.save`: an archive whose first file is an uncompressed pickle.
 fn read_archive(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     const STORED: [u8; 2] = [0, 0];
     let [.., name_low, name_high, more_low, more_high] = {
@@ -77,7 +77,7 @@ fn archive() -> TraceError {
     TraceError::foreign("an archive; unpack it (unzip) and name the recording in it")
 }
 
-/// Reads the snapshot in a page of PyTorch's viewer.
+/// Reads a snapshot from a page of PyTorch's viewer.
 fn read_page(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     let head = input.peek(PAGE_HEAD_BYTES)?;
     let has = |text: &[u8]| position(head, text).is_some();
@@ -97,11 +97,11 @@ fn read_page(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     snapshot::read(&mut decoded)
 }
 
-/// What is said of a file that goes on behind its pickle or JSON value.
+/// The note on a file that continues after its pickle or JSON value.
 const MORE: &str = "the file goes on behind the first snapshot; write each snapshot to a file of its own, or one list of \
      them";
 
-/// Returns the snapshot, and says where the file has more than that.
+/// Returns the snapshot, with a note if the file continues after it.
 fn alone(mut snapshot: Snapshot, input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     if input.has_more() {
         snapshot.left_out.push(MORE.to_owned());

@@ -1,8 +1,8 @@
-//! Which options were in force for what a recording shows.
+//! Infers which options the recorded job ran with.
 //!
-//! The text of `PYTORCH_CUDA_ALLOC_CONF` is what the process began with, and the values beside it are
-//! those of the moment in which the snapshot was taken. Libraries switch `expandable_segments` off and on
-//! around pools of their own, so that neither need be what the job ran with; but its segments tell.
+//! The text of `PYTORCH_CUDA_ALLOC_CONF` is from the start of the process, and the values beside it are from the
+//! moment of the snapshot. Libraries switch `expandable_segments` off and on around pools of their own, so both may
+//! differ from the job's option. The job's segments show it.
 
 use lowtide_core::{Action, CachingConfig, Config, ConfigError};
 
@@ -10,7 +10,7 @@ use crate::model::Trace;
 use crate::recover::is_large;
 use crate::text::RecordedStr;
 
-/// Which kinds of segments a job took from the driver; of one that took none, had at the end.
+/// The kinds of segments that a job took from the driver; if it took none, those it had at the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SegmentKinds {
     expandable: bool,
@@ -19,7 +19,7 @@ pub struct SegmentKinds {
 }
 
 impl SegmentKinds {
-    /// Returns the kinds of segments that are expandable and large, as `segments` says of each.
+    /// Returns the kinds of `segments`. Each item has whether the segment is expandable, and whether it is large.
     fn of(segments: impl Iterator<Item = (bool, bool)>) -> SegmentKinds {
         let mut kinds = SegmentKinds::default();
         for (is_expandable, is_large) in segments {
@@ -30,16 +30,16 @@ impl SegmentKinds {
         kinds
     }
 
-    /// Returns whether there are both expandable segments and others: no single value of the option
-    /// was in force for all of them.
+    /// Returns whether there are both expandable and other segments. No single value of the option was then in
+    /// force for all of them.
     pub fn are_mixed(self) -> bool {
         self.expandable && self.plain
     }
 
-    /// Returns whether `expandable_segments` was on, `option` being what the recording says of it.
+    /// Returns whether `expandable_segments` was on. `option` is the recording's value.
     fn expandable_segments(self, option: bool) -> bool {
         match (self.expandable, self.plain) {
-            // Small segments that are not may be of before a library switched it on.
+            // Small segments that are not expandable may be from before a library switched it on.
             (true, _) if !self.large_plain => true,
             (false, true) => false,
             _ => option,
@@ -62,18 +62,19 @@ pub fn conf_pairs(conf: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Trace {
-    /// Returns the options that were in force for what is recorded, which verification, replays and
-    /// advice all start from: the values that the recording has, be they on or off, and for what it
-    /// does not say, the text.
+    /// Returns the options that were in force for the recorded events. Verification, replays and advice all start
+    /// from them. They are the recorded values, on or off, and otherwise the text's.
     ///
-    /// Of `expandable_segments` the segments decide: it was on for a job that mapped pages and took no
-    /// other segment for large requests, and off for one that took segments and mapped no page. For a
-    /// job that did both ([`segment_kinds`](Trace::segment_kinds)) or neither, it is as it was in the
-    /// end. Linear time.
+    /// The segments decide about `expandable_segments`:
+    /// - on for a job that mapped pages and took no other segment for large requests,
+    /// - off for a job that took segments and mapped no page,
+    /// - the value at the end for a job that did both ([`segment_kinds`](Trace::segment_kinds)) or neither.
+    ///
+    /// Linear time.
     ///
     /// # Errors
     ///
-    /// If the text is not one that `lowtide_core` understands.
+    /// If `lowtide_core` does not understand the text.
     pub fn config_in_force(&self) -> Result<CachingConfig, ConfigError> {
         let Config::Caching(began_with) = Config::parse("caching", self.settings.conf.raw())?
         else {
@@ -82,15 +83,15 @@ impl Trace {
         Ok(self.changed(began_with))
     }
 
-    /// Returns the options as [`config_in_force`](Trace::config_in_force) does, by those pairs of the text that
-    /// `lowtide_core` understands; and the others. Linear time.
+    /// Returns the options like [`config_in_force`](Trace::config_in_force), but only from those pairs of the text
+    /// that `lowtide_core` understands. Also returns the other pairs. Linear time.
     pub fn config_as_understood(&self) -> (CachingConfig, Vec<RecordedStr<'_>>) {
         if let Ok(config) = self.config_in_force() {
             return (config, Vec::new());
         }
         let parse = |pairs: &[&str]| Config::parse("caching", &pairs.join(","));
         let pairs = || conf_pairs(self.settings.conf.raw());
-        // Others are measured against it, wherever it stands.
+        // Other options are checked against this one, whatever their order.
         let is_measure =
             |pair: &&str| pair.starts_with("large_segment_size_mb") && parse(&[pair]).is_ok();
         let measure: Vec<&str> = pairs().filter(is_measure).last().into_iter().collect();
@@ -106,7 +107,7 @@ impl Trace {
         }
     }
 
-    /// Returns which kinds of segments the job took from the driver. Linear time.
+    /// Returns the kinds of segments that the job took from the driver. Linear time.
     pub fn segment_kinds(&self) -> SegmentKinds {
         let taken = SegmentKinds::of(self.events.iter().filter_map(|recorded| {
             let event = recorded.event;
@@ -123,7 +124,7 @@ impl Trace {
         SegmentKinds::of(held.map(|segment| (segment.is_expandable, segment.is_large)))
     }
 
-    /// Returns `config` as the job changed it.
+    /// Returns `config` with the recorded values in place of the text's.
     fn changed(&self, mut config: CachingConfig) -> CachingConfig {
         let values = &self.settings;
         if let Some(size) = values.max_split_size {
@@ -136,7 +137,7 @@ impl Trace {
             let exponent = mib.checked_ilog2().unwrap_or(0).min(15);
             config.roundup_power2_divisions[exponent as usize] = divisions;
         }
-        // Said beside the options, and none of PyTorch's.
+        // The recording has it beside the options, because it is not an option of PyTorch's.
         if values.free_block_order.is_some() {
             config.free_block_order = None;
         }
@@ -227,8 +228,8 @@ mod tests {
         );
     }
 
-    /// Asserts what is said of a job that took segments by `events`, had one at the end that is
-    /// expandable or not, and whose option was on or off in the end.
+    /// Checks the inferred option of a job that took segments by `events`, had an expandable or other segment at
+    /// the end, and whose option was on or off at the end; and whether its segments are mixed.
     #[track_caller]
     fn check(events: &[(Action, u64)], at_end: Option<bool>, option: bool, expected: (bool, bool)) {
         let recorded = |&(action, mib)| TraceEvent {
@@ -279,7 +280,7 @@ mod tests {
             check(&[large], Some(false), option, (false, false));
             check(&[small], None, option, (false, false));
             check(&[large, map], Some(true), option, (option, true));
-            // What was there before the first event was made with what was in force before.
+            // Segments that existed before the first event were made with the options of that time.
             check(&[map], Some(false), option, (true, false));
             check(&[(Action::Alloc, 1)], Some(true), option, (true, false));
             check(&[(Action::Alloc, 1)], Some(false), option, (false, false));

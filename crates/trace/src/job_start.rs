@@ -1,12 +1,12 @@
-//! When a recorded job was started: what was written before is an earlier recording.
+//! The start time of a recorded job. A file written before it belongs to an earlier recording.
 
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 
-/// A time by the clock of a file system. A recording that was last written before is an earlier job's.
+/// A time by a file system's clock. A recording last written before it belongs to an earlier job.
 ///
-/// `lowtide record` passes it to the processes of the job as text, in the environment.
+/// `lowtide record` passes it as text to the job's processes, in an environment variable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JobStart {
     seconds: i64,
@@ -14,19 +14,19 @@ pub struct JobStart {
 }
 
 impl JobStart {
-    /// The variable of the environment that holds it.
+    /// The name of the environment variable.
     pub const VARIABLE: &str = "LOWTIDE_RECORD_START";
 
-    /// Returns the time at which a file, which was just created, was written.
+    /// Returns the modification time of `new`, a file that was just created.
     ///
     /// # Errors
     ///
-    /// If the file system does not say.
+    /// If the file system does not report it.
     pub fn of(new: &File) -> io::Result<JobStart> {
         Ok(JobStart::of_write(&new.metadata()?))
     }
 
-    /// Returns what [`to_text`](JobStart::to_text) returned; `None` for any other text.
+    /// Returns the start for a text of [`to_text`](JobStart::to_text); `None` for any other text.
     pub fn parse(text: &str) -> Option<JobStart> {
         let (seconds, nanoseconds) = text.split_once('.')?;
         Some(JobStart {
@@ -35,7 +35,7 @@ impl JobStart {
         })
     }
 
-    /// Returns the text for the environment.
+    /// Returns the text for the environment variable.
     pub fn to_text(self) -> String {
         format!("{}.{}", self.seconds, self.nanoseconds)
     }

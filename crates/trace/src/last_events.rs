@@ -1,4 +1,4 @@
-//! The end of a recording, where there is no time for all of it.
+//! Cuts a recording to its last events, for uses that have no time for all of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +12,14 @@ use crate::model::{Trace, TraceEvent};
 use crate::parts::Parts;
 
 impl Trace {
-    /// Returns the recording of the last `count` events alone, with what was there before those. O(n log m) for
-    /// so many events and m blocks at once, and linear in the events that are left out.
+    /// Returns the recording of the last `count` events alone, with the segments and blocks that existed before
+    /// them.
+    ///
+    /// O(n log m) for `count` = n events and m blocks at once; linear in the events that are left out.
     ///
     /// # Errors
     ///
-    /// If the events contradict the segments: never, for a recording that was read.
+    /// If the events contradict the segments, which never happens for a recording that was read.
     pub fn last_events(&self, count: usize) -> Result<Trace, TraceError> {
         let left_out = self.events.len().saturating_sub(count);
         let (before, events) = self.events.split_at(left_out);
@@ -34,11 +36,11 @@ impl Trace {
         parts.regions = self.regions.clone();
         parts.skipped_events = self.skipped_events;
         parts.push_segments(self.segments.clone());
-        // What is in memory already may take what it needs there.
+        // The trace is in memory already, so its memory needs no limit.
         let mut budget = Budget::new(u64::MAX);
         let mut trace = parts.into_trace(self.device, Arc::clone(&self.stacks), &mut budget)?;
         trace.missed_events = self.missed_events;
-        // Of those that were freed since, the end does not know it.
+        // The end of the recording has no stacks for blocks that were freed since.
         let stacks = block_stacks_after(self, left_out);
         for block in &mut trace.initial.blocks {
             block.stack = stacks.stack_at(block.address);
@@ -47,8 +49,8 @@ impl Trace {
     }
 }
 
-/// Returns the pauses that last after some events, by address, where there were those of `paused` before: one for each
-/// range that is away still.
+/// Returns the pauses that are still in effect after `events`, by address: one per paused range. `paused` are the
+/// pauses before `events`.
 fn paused_after(paused: &[TraceEvent], events: &[TraceEvent]) -> Vec<TraceEvent> {
     let mut away = BTreeMap::new();
     for recorded in paused.iter().chain(events) {
@@ -57,7 +59,7 @@ fn paused_after(paused: &[TraceEvent], events: &[TraceEvent]) -> Vec<TraceEvent>
             Action::SegmentPaused => {
                 away.insert(start, *recorded);
             }
-            // What goes back to the driver is away no more either.
+            // Memory that is released to the driver is not paused any more either.
             Action::SegmentResumed | Action::SegmentFree | Action::SegmentUnmap => {
                 end_pauses(&mut away, start, start + recorded.event.size.get());
             }
@@ -67,7 +69,7 @@ fn paused_after(paused: &[TraceEvent], events: &[TraceEvent]) -> Vec<TraceEvent>
     away.into_values().collect()
 }
 
-/// Ends the pauses, by address, of what lies between two addresses. What is left of them stays.
+/// Ends the pauses between two addresses. A pause that extends beyond them is cut.
 fn end_pauses(away: &mut BTreeMap<u64, TraceEvent>, start: u64, end: u64) {
     while let Some((&from, &pause)) = away.range(..end).next_back() {
         let to = from + pause.event.size.get();

@@ -1,11 +1,13 @@
-//! Reads and writes recordings of what an allocator did: PyTorch's memory snapshots, and lowtide's
-//! own compact format.
+//! Reads and writes recordings: PyTorch's memory snapshots, and lowtide's own compact format.
 //!
-//! [`read`] takes a file of either kind, plain or compressed with zstd, gzip, xz or bzip2, and tells them apart
-//! by their contents; snapshots also as JSON, by `torch.save`, in a page of PyTorch's viewer, and several of them. It accepts what `torch.cuda.memory._dump_snapshot` of torch 2.1 to 2.15 and
-//! the C++ `_memory_snapshot_pickled` write, and never runs what is in a pickle. [`write_pickle`]
-//! writes what PyTorch's viewer shows, [`write_compact`] a file several times smaller, and a [`StreamWriter`] that
-//! while the events happen.
+//! [`read`] accepts both formats, plain or compressed with zstd, gzip, xz or bzip2. It detects format and
+//! compression by the file's contents. A snapshot may be:
+//! - a pickle by `torch.cuda.memory._dump_snapshot` (torch 2.1 to 2.15) or by C++'s `_memory_snapshot_pickled`,
+//! - JSON, a file of `torch.save`, or a page of PyTorch's viewer,
+//! - a list of several snapshots.
+//!
+//! Reading never executes a pickle's code. [`write_pickle`] writes a snapshot for PyTorch's viewer.
+//! [`write_compact`] writes a file several times smaller. A [`StreamWriter`] writes that format while the job runs.
 //!
 //! ```no_run
 //! let snapshot = lowtide_trace::read("snapshot.pickle.zst".as_ref())?;
@@ -17,21 +19,26 @@
 //!
 //! # The path of a file
 //!
-//! `source.rs` decompresses it, buffer by buffer, and `form.rs` tells what it is. The stack machine in `pickle` carries out the
-//! opcodes; `snapshot/records.rs` replaces each completed event, block and frame by a fixed record,
-//! so that no tree of a million dicts comes into being; `snapshot/read.rs` picks the records up from
-//! the few dicts above them; and `recover` walks the events backwards from the final segments,
-//! which checks the recording and finds what was there before it began. `in_force.rs` tells which settings
-//! the job ran with.
+//! 1. `source.rs` decompresses the file, buffer by buffer, and `form.rs` detects its format.
+//! 2. The stack machine in `pickle` executes the opcodes.
+//! 3. `snapshot/records.rs` replaces each completed event, block and frame by a fixed-size record. So no tree of a
+//!    million dicts is built.
+//! 4. `snapshot/read.rs` collects the records from the few dicts above them.
+//! 5. `recover` walks the events backwards from the final segments. This checks the recording and finds the
+//!    segments and blocks that existed before its first event. `in_force.rs` infers the settings that the job ran
+//!    with.
 //!
 //! # What a file can cost
 //!
-//! While a pickle is read, memory is limited to 256 MiB plus 4 bytes for each of its bytes, of which
-//! recordings take 1.5 to 2.7; for lowtide's own format to 256 MiB plus 32. No file may take more than
-//! 24 GiB, nor a compressed one more than 256 MiB plus 256 bytes for each of its bytes, and none may
-//! expand beyond 64 MiB plus a thousandfold. Nothing is allocated because a file claims a length. A string has 16 MiB
-//! at most, and a section of lowtide's own format 64 MiB. Each item of a section is counted before it is kept. There is
-//! no recursion, and what is referred to many times is looked at once.
+//! Reading is limited in memory:
+//! - a pickle to 256 MiB plus 4 bytes for each of its bytes (recordings take 1.5 to 2.7),
+//! - lowtide's own format to 256 MiB plus 32 bytes for each of its bytes,
+//! - a compressed file also to 256 MiB plus 256 bytes for each compressed byte,
+//! - every file to 24 GiB.
+//!
+//! A file may expand to at most 64 MiB plus 1024 times its size. A length in a file allocates nothing by itself. A
+//! string has at most 16 MiB, a section of lowtide's own format at most 64 MiB. Each item of a section is counted
+//! before it is kept. Nothing recurses, and an object with many references is processed once.
 #![forbid(unsafe_code)]
 
 mod block_stacks;
@@ -73,15 +80,14 @@ pub use text::{OneLine, RecordedStr, RecordedText, ShellWord, escape_in_json};
 
 use source::Input;
 
-/// Returns what the file at `path` recorded: a PyTorch snapshot or a file of lowtide's own, plain or
-/// compressed.
+/// Returns the recording in the file at `path`: a PyTorch snapshot or lowtide's own format, plain or compressed.
 ///
-/// Linear time in the decompressed size; the memory that remains is 64 bytes per event.
+/// Linear time in the decompressed size. The result takes 64 bytes of memory per event.
 ///
 /// # Errors
 ///
-/// If it cannot be read, is cut off or damaged, is no recording, wants to run code, contradicts
-/// itself, or would take far more memory than its size justifies. The error names the file.
+/// If the file cannot be read, is truncated or damaged, is not a recording, wants to run code, contradicts itself,
+/// or would take far more memory than its size justifies. The error names the file.
 pub fn read(path: &Path) -> Result<Snapshot, TraceError> {
     File::open(path)
         .map_err(TraceError::from)
@@ -89,7 +95,7 @@ pub fn read(path: &Path) -> Result<Snapshot, TraceError> {
         .map_err(|error| error.in_file(path))
 }
 
-/// Returns what the bytes of `reader` recorded; like [`read`].
+/// Returns the recording in the bytes of `reader`, like [`read`].
 ///
 /// `reader` needs no buffer of its own.
 ///

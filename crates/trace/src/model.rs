@@ -1,4 +1,4 @@
-//! What a recording says.
+//! The contents of a recording.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,100 +13,99 @@ use crate::notes::{Note, NoteId};
 use crate::stacks::{StackId, StackTable};
 use crate::text::RecordedText;
 
-/// How many sizes a recording says of which requests are rounded up: PyTorch's has 16.
+/// The most sizes with a rounding of their own (`roundup_power2_divisions`) in a recording: PyTorch has 16.
 pub(crate) const DIVISIONS_MAX: usize = 64;
 
-/// What one file says.
+/// The contents of one file.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// One trace for each device that the file says anything about, by device; of a file that has several snapshots, as
-    /// of several ranks, those of each in turn.
+    /// One trace per device that the file mentions, by device. If the file has several snapshots, such as one per
+    /// rank, those of each snapshot in turn.
     pub traces: Vec<Trace>,
-    /// The recordings of the host's pinned memory: as traces are, but of no device. One for each snapshot that has it.
+    /// The recordings of pinned host memory, one for each snapshot that has it. They are like traces, but of no
+    /// device.
     pub host: Vec<Trace>,
-    /// What of the file is in neither, each as a sentence without its capital and its end.
+    /// Parts of the file that were not read. Each is a sentence without its first capital and its full stop.
     pub left_out: Vec<String>,
-    /// Whether the recorder was killed before it wrote the end of the file, so that the last events
-    /// and the final segments may be missing. Only of lowtide's own format: a pickle without its end
-    /// is an error.
+    /// Whether the recorder was killed before it wrote the end of the file. The last events and the final segments
+    /// may then be missing. Only for lowtide's own format: a truncated pickle is an error.
     pub is_cut_off: bool,
 }
 
-/// Everything that a recording says about one device.
+/// The recording of one device.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    /// What the file calls the snapshot, such as its rank, where it has several.
+    /// The file's name for the snapshot, such as its rank, if the file has several.
     pub member: Option<RecordedText>,
     /// The device's number; 0 for the host.
     pub device: u32,
-    /// What happened, oldest first.
+    /// The events, oldest first.
     ///
-    /// Each block that was freed has both a [`Action::FreeRequested`] and a
-    /// [`Action::FreeCompleted`]: where a recording left one kind out (PyTorch's `skip_actions`),
-    /// reading has put it next to the other.
+    /// Each block that was freed has both a [`Action::FreeRequested`] and a [`Action::FreeCompleted`]. If a
+    /// recording left out one kind (PyTorch's `skip_actions`), reading adds it next to the other.
     pub events: Vec<TraceEvent>,
-    /// What was there before the first event. Empty for a recording that is complete.
+    /// The segments and blocks that existed before the first event. Empty for a complete recording.
     pub initial: InitialState,
-    /// The segments at the last event, by address; their blocks tile them.
+    /// The segments after the last event, by address. Their blocks tile them.
     pub segments: Vec<SegmentSnapshot>,
-    /// How many events there were at least after the last of `events`, and before the file's segments were taken: those
-    /// that other threads' calls made meanwhile. What the segments show of them is not in `segments`; what is written of
-    /// the trace is of one moment, and misses none.
+    /// The least number of events between the last of `events` and the moment when the file's segments were read:
+    /// calls by other threads meanwhile. `segments` does not include their effects. A trace is written as of its
+    /// last event, so a file written from it misses none.
     pub missed_events: u64,
-    /// How the allocator was set up.
+    /// The allocator's settings.
     pub settings: AllocatorSettings,
-    /// The call stacks and notes that events refer to; all devices of a file share one table.
+    /// The call stacks and notes of the events. All devices of a file share one table.
     pub stacks: Arc<StackTable>,
-    /// What the program marked in time, oldest first.
+    /// The program's marks in time, oldest first.
     pub annotations: Vec<Annotation>,
-    /// The tags of lowtide's regions, by the pools that have their memory.
+    /// The tags of lowtide's regions, by the pools that hold the regions' memory.
     pub regions: BTreeMap<MempoolId, RecordedText>,
-    /// How many entries had an action that says nothing about memory (`annotate`), or that this
-    /// version does not know. They are not among `events`.
+    /// The number of entries that are not among `events`: their action does not concern memory (`annotate`) or is
+    /// unknown to this version.
     pub skipped_events: u64,
 }
 
 /// One event of a [`Trace`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TraceEvent {
-    /// What happened.
+    /// The event.
     pub event: Event,
-    /// Microseconds since 1970, or 0 where the recording does not say.
+    /// Microseconds since 1970; 0 if the recording has no time.
     pub time_us: i64,
-    /// The call stack it happened in.
+    /// The call stack in which it happened.
     pub stack: StackId,
-    /// Whether the recording says which pool it happened in; if not, `event.pool` is the default.
+    /// Whether the recording has the event's pool. If not, `event.pool` is the default pool.
     pub pool_known: bool,
-    /// What else it says of the event.
+    /// The recording's texts about the event.
     pub note: NoteId,
 }
 
-/// What was there before the first event of a recording.
+/// The memory that existed before the first event of a recording.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct InitialState {
     /// The segments, by address. They do not overlap.
     pub segments: Vec<InitialSegment>,
-    /// The blocks in use, by address. Each lies in one of the segments, and they do not overlap.
+    /// The blocks in use, by address. Each lies in one of the segments. They do not overlap.
     pub blocks: Vec<InitialBlock>,
-    /// Whether the blocks are as long as they say, also those that were freed before the end.
+    /// Whether all block sizes are exact, also those of blocks that were freed before the end.
     pub has_sizes: bool,
-    /// Which of the segments were paused: the [`Action::SegmentPaused`] of each, which was before the first event
-    /// and has its region's tag.
+    /// The segments that were paused: for each, the [`Action::SegmentPaused`] that happened before the first event,
+    /// with its region's tag.
     pub paused: Vec<TraceEvent>,
 }
 
-/// A segment that was there before the first event.
+/// A segment that existed before the first event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InitialSegment {
-    /// Where it starts.
+    /// Its start.
     pub address: DeviceAddress,
-    /// How long it is.
+    /// Its size.
     pub size: Bytes,
     /// The stream that its blocks belong to.
     pub stream: Stream,
-    /// The pool it belongs to, where the recording says.
+    /// The pool it belongs to, if the recording has it.
     pub pool: Option<MempoolId>,
-    /// Whether it serves large requests; told from its size if it was gone before the end.
+    /// Whether it serves large requests. Inferred from its size if it was freed before the end.
     pub is_large: bool,
     /// Whether it is a mapped range of an expandable segment.
     pub is_expandable: bool,
@@ -115,54 +114,54 @@ pub struct InitialSegment {
 /// A block that was in use before the first event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InitialBlock {
-    /// Where it starts.
+    /// Its start.
     pub address: DeviceAddress,
-    /// How long it is, rounding included: at least, for a block that was freed before the end.
+    /// Its size, with rounding. A lower bound if the block was freed before the end.
     pub size: Bytes,
-    /// What was asked for.
+    /// The requested bytes.
     pub requested: Bytes,
     /// The stream it belongs to.
     pub stream: Stream,
-    /// The pool it belongs to, where the recording says.
+    /// The pool it belongs to, if the recording has it.
     pub pool: Option<MempoolId>,
     /// [`BlockStatus::Allocated`], or [`BlockStatus::PendingFree`].
     pub status: BlockStatus,
-    /// The call stack that allocated it, where it was still there at the end.
+    /// The call stack that allocated it, if the block still existed at the end.
     pub stack: StackId,
 }
 
-/// How PyTorch's allocator was set up, as far as it decides where blocks go.
+/// The settings of PyTorch's allocator that decide where blocks go.
 ///
-/// The text is what the process began with. The values beside it are those in force when the snapshot
-/// was taken, as the program may have changed them; snapshots of torch 2.1 have none of them. Each is
-/// `None` where the recording does not say. PyTorch has one set for all devices of a process.
-/// [`Trace::config_in_force`] puts them together.
+/// `conf` is the text that the process started with. The other values are those in force when the snapshot was
+/// taken, because the program may have changed them. Snapshots of torch 2.1 have none of them. Each is `None` if
+/// the recording does not have it. PyTorch has one set for all devices of a process. [`Trace::config_in_force`]
+/// combines text and values.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct AllocatorSettings {
-    /// `PYTORCH_CUDA_ALLOC_CONF`, as it was given.
+    /// `PYTORCH_CUDA_ALLOC_CONF`, as it was set.
     pub conf: RecordedText,
-    /// Blocks of this size and more are never split; `Some(None)` where all may be.
+    /// Blocks of this size and more are never split; `Some(None)` if all blocks may be split.
     pub max_split_size: Option<Option<Bytes>>,
-    /// The share of the limit above which cached segments are given back; 0 is never.
+    /// The share of the limit above which cached segments are released; 0 means never.
     pub garbage_collection_threshold: Option<f64>,
     /// Whether segments grow in place.
     pub expandable_segments: Option<bool>,
-    /// How many steps there are between powers of two, by size: (MiB, steps), ascending; 0 is no
-    /// rounding. Empty where the recording does not say.
+    /// The number of steps between powers of two, by size: (MiB, steps), ascending; 0 steps means no rounding.
+    /// Empty if the recording does not have it.
     pub roundup_power2_divisions: Vec<(u64, u64)>,
-    /// Which of several free blocks of a size served a request, as the release of PyTorch tells.
+    /// Which of several free blocks of a size served a request. It follows from PyTorch's release.
     pub free_block_order: Option<FreeBlockOrder>,
-    /// The strategy of lowtide's that was recorded, as `NAME:CONF` or `NAME`; empty for PyTorch's own
-    /// allocator. Only files of lowtide's own format have it.
+    /// The recorded strategy of lowtide, as `NAME:CONF` or `NAME`; empty for PyTorch's own allocator. Only files of
+    /// lowtide's own format have it.
     pub strategy: RecordedText,
 }
 
-/// A mark that the program left in time (`record_function`, the optimizer's step).
+/// A mark that the program set in time (`record_function`, the optimizer's step).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Annotation {
     /// Its name.
     pub name: RecordedText,
-    /// Whether something begins or ends here.
+    /// Whether it marks a start or an end.
     pub stage: AnnotationStage,
     /// Microseconds since 1970.
     pub time_us: i64,
@@ -171,18 +170,19 @@ pub struct Annotation {
 /// Which end of a range an [`Annotation`] marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AnnotationStage {
-    /// It begins.
+    /// The start.
     Start,
-    /// It ends.
+    /// The end.
     End,
 }
 
 impl Snapshot {
-    /// Returns whether a file of one snapshot can hold it.
+    /// Returns an error unless a file of one snapshot can hold this one.
     ///
     /// # Errors
     ///
-    /// If two of its traces are of one device, or of the host, as where a file has the snapshots of several ranks.
+    /// If two of its traces are of the same device, or of the host, because a file had the snapshots of several
+    /// ranks.
     pub(crate) fn check_is_one(&self) -> Result<(), TraceError> {
         let mut devices = BTreeSet::new();
         let twice = self
@@ -203,7 +203,7 @@ impl Snapshot {
 }
 
 impl Trace {
-    /// Returns how many requests were served.
+    /// Returns the number of requests that were served.
     pub fn allocs(&self) -> usize {
         self.events
             .iter()
@@ -211,14 +211,13 @@ impl Trace {
             .count()
     }
 
-    /// Returns whether there is anything to show: requests, or memory that was held when it was recorded. Linear in the
-    /// events where there is none.
+    /// Returns whether the trace has any requests, or segments at its end. Linear in the events if it has neither.
     pub fn is_used(&self) -> bool {
         !self.segments.is_empty() || self.allocs() > 0
     }
 
-    /// Returns whether blocks may have been freed of which the recording does not tell: it has no frees, and does not say
-    /// what was left at its end. Linear in the events.
+    /// Returns whether the recording may lack frees: it has none, and no segments at its end that would show them.
+    /// Linear in the events.
     pub fn may_lack_frees(&self) -> bool {
         let is_free = |event: &TraceEvent| {
             matches!(
@@ -229,13 +228,13 @@ impl Trace {
         self.segments.is_empty() && self.allocs() > 0 && !self.events.iter().any(is_free)
     }
 
-    /// Returns whether memory of regions was away at any time. Linear in the events.
+    /// Returns whether memory of regions was paused at any time. Linear in the events.
     pub fn has_pauses(&self) -> bool {
         let is_pause = |recorded: &TraceEvent| recorded.event.action.is_pause();
         !self.initial.paused.is_empty() || self.events.iter().any(is_pause)
     }
 
-    /// Returns on how many streams blocks were in use.
+    /// Returns the number of streams on which blocks were in use. Linear in the events.
     pub fn streams(&self) -> usize {
         let mut streams: BTreeSet<Stream> = self
             .initial
@@ -253,25 +252,25 @@ impl Trace {
         streams.len()
     }
 
-    /// Returns the most live bytes there were at once: over the blocks that the program held, the
-    /// sum of their requests rounded up to 512 bytes.
+    /// Returns the peak live bytes: the sum of the requests of the blocks that the program held, each rounded up to
+    /// 512 bytes.
     pub fn peak_live_bytes(&self) -> Bytes {
         self.peak(|requested| requested.round_up(Bytes(512)))
     }
 
-    /// Returns the most bytes that the program had asked for and still held at once.
+    /// Returns the peak requested bytes of the blocks that the program held.
     pub fn peak_requested_bytes(&self) -> Bytes {
         self.peak(|requested| requested)
     }
 
-    /// Returns how many bytes there were in segments before the first event.
+    /// Returns the bytes in segments before the first event.
     pub fn initial_reserved_bytes(&self) -> Bytes {
         let segments = self.initial.segments.iter();
         segments.map(|segment| segment.size).sum()
     }
 
-    /// Returns the most bytes that the job itself had in segments at once, from what was there before the first event
-    /// on. Linear in the events.
+    /// Returns the peak reserved bytes of the job itself, the segments before the first event included. Linear in
+    /// the events.
     pub fn peak_reserved_bytes(&self) -> Bytes {
         let mut reserved = self.initial_reserved_bytes();
         let mut peak = reserved;
@@ -290,8 +289,8 @@ impl Trace {
         peak
     }
 
-    /// Returns the maximum over time of the sum of `bytes` over the blocks that the program holds:
-    /// from [`Action::Alloc`] to [`Action::FreeRequested`].
+    /// Returns the maximum over time of the sum of `bytes` over the blocks that the program holds: from
+    /// [`Action::Alloc`] to [`Action::FreeRequested`].
     fn peak(&self, bytes: impl Fn(Bytes) -> Bytes) -> Bytes {
         let held = |status| status == BlockStatus::Allocated;
         let initial = self
@@ -318,12 +317,12 @@ impl Trace {
 }
 
 impl TraceEvent {
-    /// Returns the event of a segment that is paused or resumed, with a note of its region's tag, which `stacks` then
-    /// has.
+    /// Returns the event of a segment that is paused or resumed. Its note has the region's tag, and is added to
+    /// `stacks`.
     ///
     /// # Panics
     ///
-    /// If there are 2^24 - 1 other notes.
+    /// If `stacks` has 2^24 - 1 other notes.
     pub fn of_pause(event: Event, time_us: i64, tag: &str, stacks: &mut StackTable) -> TraceEvent {
         TraceEvent {
             event,
@@ -337,12 +336,12 @@ impl TraceEvent {
         }
     }
 
-    /// Returns the pool it happened in, where the recording says.
+    /// Returns the event's pool, if the recording has it.
     pub fn pool(&self) -> Option<MempoolId> {
         self.pool_known.then_some(self.event.pool)
     }
 
-    /// Notes the pool it happened in.
+    /// Sets the event's pool.
     pub(crate) fn set_pool(&mut self, pool: Option<MempoolId>) {
         self.pool_known = pool.is_some();
         self.event.pool = pool.unwrap_or_default();

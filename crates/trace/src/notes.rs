@@ -1,4 +1,4 @@
-//! What a recording says of an event beside what happened, each distinct pair of texts once.
+//! Texts that a recording attaches to an event. Each distinct pair is stored once.
 
 use hashbrown::HashMap;
 
@@ -6,19 +6,18 @@ use crate::error::{ErrorKind, TraceError};
 use crate::pickle::StringId;
 use crate::text::RecordedStr;
 
-/// The number of what a recording says of an event beside what happened, in its
-/// [`StackTable`](crate::StackTable): equal notes have equal numbers.
+/// The number of a [`Note`] in its [`StackTable`](crate::StackTable). Equal notes have equal numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct NoteId([u8; 3]);
 
-/// What a recording says of an event beside what happened.
+/// The texts that a recording attaches to an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Note<'t> {
-    /// Which compilation (`torch.compile`) it happened in; `N/A` is PyTorch's word for none. `None`
-    /// where the recording does not say.
+    /// The compilation (`torch.compile`) in which the event happened; `N/A` is PyTorch's word for none. `None` if
+    /// the recording has no such text.
     pub compile_context: Option<RecordedStr<'t>>,
-    /// What the program said with `torch.cuda.memory._set_memory_metadata`, empty for nothing. `None`
-    /// where the recording does not say, as up to torch 2.9.
+    /// The text that the program set with `torch.cuda.memory._set_memory_metadata`; empty if it set none. `None` if
+    /// the recording has no such text, as up to torch 2.9.
     pub user_metadata: Option<RecordedStr<'t>>,
 }
 
@@ -28,17 +27,17 @@ pub(crate) struct NoteRecord {
     pub(crate) user_metadata: Option<StringId>,
 }
 
-/// The distinct notes of a recording, but for the one that says nothing.
+/// The distinct notes of a recording, without the empty one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
     records: Vec<NoteRecord>,
     ids: HashMap<NoteRecord, NoteId>,
-    /// The note that was looked up last: mostly, all events have one.
+    /// The most recent look-up: usually all events have the same note.
     recent: (NoteRecord, NoteId),
 }
 
 impl NoteId {
-    /// The note that says nothing.
+    /// The empty note.
     pub const NONE: NoteId = NoteId([0; 3]);
 
     fn new(number: usize) -> Option<NoteId> {
@@ -55,7 +54,7 @@ impl NoteId {
 }
 
 impl Notes {
-    /// Returns the number of a note, a new one where it has none yet; `None` if there are 2^24 - 1.
+    /// Returns the number of a note, a new one if it has none yet. Returns `None` if the table has 2^24 - 1 notes.
     #[inline]
     pub(crate) fn intern(&mut self, record: NoteRecord) -> Option<NoteId> {
         if self.recent.0 != record {
@@ -77,7 +76,7 @@ impl Notes {
         Some(id)
     }
 
-    /// Returns the note that `id` numbers.
+    /// Returns the note with number `id`.
     ///
     /// # Panics
     ///
@@ -87,7 +86,7 @@ impl Notes {
             .map_or_else(NoteRecord::default, |index| self.records[index])
     }
 
-    /// Returns about how much memory they take.
+    /// Returns about how many bytes of memory the notes take.
     pub(crate) fn retained_bytes(&self) -> usize {
         self.records.len() * size_of::<NoteRecord>() + self.ids.allocation_size()
     }

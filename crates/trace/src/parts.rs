@@ -1,4 +1,4 @@
-//! What a file says about one device, before it is checked and completed.
+//! The contents of a file about one device, before they are checked and completed.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,23 +20,23 @@ use crate::recover;
 use crate::stacks::{StackId, StackTable};
 use crate::text::RecordedText;
 
-/// The most devices a recording has: PyTorch counts them in a signed byte.
+/// The most devices in a recording: PyTorch counts them in a signed byte.
 pub(crate) const DEVICES_MAX: u32 = 128;
 
-/// What a file says about one device.
+/// The contents of a file about one device.
 #[derive(Default)]
 pub(crate) struct Parts {
-    /// What the file calls the snapshot, where it has several.
+    /// The file's name for the snapshot, if the file has several.
     pub(crate) member: Option<RecordedText>,
     pub(crate) events: Vec<TraceEvent>,
     segments: Vec<SegmentSnapshot>,
-    /// What was there before the first event, where the file says that and not what was left at the end.
+    /// The segments before the first event, for a file that has those and not the segments at the end.
     held_before: Option<Vec<SegmentSnapshot>>,
-    /// What of that was paused.
+    /// The segments of those that were paused.
     pub(crate) paused_before: Vec<TraceEvent>,
-    /// How many blocks the segments have.
+    /// The number of blocks in the segments.
     blocks: usize,
-    /// Of the blocks in use at the end.
+    /// The stacks of the blocks in use at the end.
     pub(crate) block_stacks: BlockStacks,
     pub(crate) settings: AllocatorSettings,
     pub(crate) annotations: Vec<Annotation>,
@@ -46,8 +46,8 @@ pub(crate) struct Parts {
 }
 
 impl Trace {
-    /// Returns the recording of `events`, oldest first, that ended in `segments`.
-    /// What was there before the first event is recovered. The trace has no settings, stacks or times.
+    /// Returns the recording of `events`, oldest first, that ended with `segments`. Recovers the segments and
+    /// blocks that existed before the first event. The trace has no settings, stacks or times.
     ///
     /// O(n log m) for n events and m blocks at once.
     ///
@@ -71,7 +71,7 @@ impl Trace {
         segments
             .into_iter()
             .for_each(|segment| parts.push_segment(segment));
-        // What is in memory already may take what it needs there.
+        // The events are in memory already, so the memory needs no limit.
         parts.into_trace(device, Arc::default(), &mut Budget::new(u64::MAX))
     }
 }
@@ -88,7 +88,7 @@ impl Parts {
         }
     }
 
-    /// Takes what was there before the first event.
+    /// Sets the segments that existed before the first event.
     pub(crate) fn begin_with(&mut self, mut segments: Vec<SegmentSnapshot>) {
         segments.sort_by_key(|segment| segment.address);
         self.blocks += segments
@@ -98,14 +98,14 @@ impl Parts {
         self.held_before = Some(segments);
     }
 
-    /// Returns whether the recorder's own marks are all that the file says.
+    /// Returns whether the file has only the recorder's own marks.
     pub(crate) fn are_marks(&self) -> bool {
         let is_mark = |event: &TraceEvent| event.event.action == Action::Snapshot;
         self.segments.is_empty() && self.held_before.is_none() && self.events.iter().all(is_mark)
     }
 
-    /// Puts what the host has into `all`, if it has anything. Where its events contradict each other, which they may as
-    /// threads record them without a common lock, what was there at the end is put alone, and that is noted.
+    /// Adds the host's recording to `all`, if it has any. Threads record events of pinned memory without a common
+    /// lock, so the events may contradict each other. Then only the segments at the end are added, with a note.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Returns about how much memory they take.
+    /// Returns about how many bytes of memory these parts take.
     pub(crate) fn retained_bytes(&self) -> u64 {
         let events = self.events.len() + self.paused_before.len();
         let events = events * size_of::<TraceEvent>();
@@ -154,8 +154,8 @@ impl Parts {
             + self.block_stacks.retained_bytes()
     }
 
-    /// Adds the regions that pauses name: in older recordings nothing else does. Each tag is there once, however many
-    /// pools have it.
+    /// Adds the regions that pauses name: older recordings name them nowhere else. Pools with the same tag share
+    /// its text.
     fn add_paused_regions(
         &mut self,
         stacks: &StackTable,
@@ -181,11 +181,11 @@ impl Parts {
         Ok(())
     }
 
-    /// Returns the trace that these are the parts of, with what was there before its first event.
+    /// Returns the trace of these parts, with the memory that existed before its first event.
     ///
     /// # Errors
     ///
-    /// If it cannot have happened, or would take too much memory; see [`recover::recover`].
+    /// If the recording cannot have happened, or would take too much memory; see [`recover::recover`].
     pub(crate) fn into_trace(
         mut self,
         device: u32,
@@ -232,7 +232,7 @@ impl Parts {
     }
 }
 
-/// Returns what a file shows that was there before the first event.
+/// Returns the memory before the first event, for a file that has it.
 fn initial_state(held: &[SegmentSnapshot], stacks: &BlockStacks) -> InitialState {
     let mut initial = InitialState {
         has_sizes: true,

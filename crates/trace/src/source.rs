@@ -1,7 +1,7 @@
-//! Where the bytes come from: sniffs the compression, decompresses as it goes, counts.
+//! The bytes of a file: detects the compression, decompresses buffer by buffer, and counts bytes.
 //!
-//! Nothing here holds more than one buffer of the decompressed data. A compressed file is trusted
-//! to expand only so far: [`Input`] stops at [`expanded_bytes_max`].
+//! Only one buffer of the decompressed data is in memory. [`Input`] stops a file that expands beyond
+//! [`expanded_bytes_max`].
 
 use std::cell::Cell;
 use std::io::{self, BufReader, Read};
@@ -12,12 +12,12 @@ use lzma_rust2::XzReader;
 use crate::budget::{Density, too_long};
 use crate::error::{ErrorKind, TraceError};
 
-/// How much is decompressed at a time. Larger than any number or key in a recording, and small
-/// enough to stay in the second-level cache together with the tables that it is read into.
+/// The size of the buffer. Larger than any number or key in a recording, and small enough to stay in the
+/// second-level cache together with the tables that are filled from it.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// How much of an xz file's past its later bytes may refer to, in KiB, and what a decoder takes beside that: the most
-/// that zstd's `--ultra` levels use, and twice what `xz -9` does.
+/// The most memory of an xz decoder, in KiB: the dictionary, of the size that zstd's `--ultra` levels use at most
+/// and twice that of `xz -9`, and what a decoder takes beside it.
 const XZ_MEMORY_KIB: u32 = (128 << 10) + 1024;
 
 /// How a file is compressed.
@@ -30,10 +30,10 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// The most bytes that tell.
+    /// The longest signature below, in bytes.
     const MAGIC_BYTES_MAX: usize = 6;
 
-    /// Returns the compression of a file that starts with `bytes`; `None` where it is of none that is known.
+    /// Returns the compression of a file that starts with `bytes`; `None` if it has none of these.
     pub(crate) fn of(bytes: &[u8]) -> Option<Compression> {
         match bytes {
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Compression::Zstd),
@@ -44,7 +44,7 @@ impl Compression {
         }
     }
 
-    /// Returns what messages call it, which is the name of the program that undoes it.
+    /// Returns the name in messages, which is also that of the command that decompresses it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Compression::Zstd => "zstd",
@@ -55,10 +55,9 @@ impl Compression {
     }
 }
 
-/// Returns to how many bytes a file may expand of which `file_bytes` have been read.
+/// Returns the number of bytes to which a file may expand after `file_bytes` of it were read.
 ///
-/// Recordings shrink by a factor of 10 to 40; a file that claims a thousand is a mistake or an
-/// attack.
+/// Recordings compress by a factor of 10 to 40. A factor of 1000 is a mistake or an attack.
 fn expanded_bytes_max(file_bytes: u64) -> u64 {
     (64 << 20) + file_bytes.saturating_mul(1024)
 }
@@ -66,12 +65,12 @@ fn expanded_bytes_max(file_bytes: u64) -> u64 {
 /// The decompressed bytes of a file, one buffer at a time.
 pub(crate) struct Input<'r> {
     reader: Box<dyn Read + 'r>,
-    /// How it is encoded, for messages; empty where it is not.
+    /// The encoding, for messages; empty if the file is not encoded.
     encoding: &'static str,
     /// Bytes read from the file itself, before decompression.
     file_bytes: Rc<Cell<u64>>,
     buffer: Box<[u8]>,
-    /// What has not been taken yet is `buffer[start..end]`.
+    /// The bytes not taken yet are `buffer[start..end]`.
     start: usize,
     end: usize,
     /// The offset of `buffer[0]` in the decompressed file.
@@ -79,7 +78,7 @@ pub(crate) struct Input<'r> {
 }
 
 impl<'r> Input<'r> {
-    /// Returns the decompressed contents of `reader`, whose compression is told by its first bytes.
+    /// Returns the decompressed contents of `reader`. Its first bytes decide how it is compressed.
     pub(crate) fn open(mut reader: impl Read + 'r) -> Result<Input<'r>, TraceError> {
         let mut magic = Vec::with_capacity(Compression::MAGIC_BYTES_MAX);
         let magic_bytes = Compression::MAGIC_BYTES_MAX as u64;
@@ -119,8 +118,8 @@ impl<'r> Input<'r> {
         }
     }
 
-    /// Returns what `decode` makes of the bytes before the next `end`, which the file has encoded as `encoding` says. Its
-    /// memory is that of the file.
+    /// Returns the decoded bytes before the next `end`. The file has them in `encoding`, which `decode` decodes.
+    /// The new input shares this one's limit of memory.
     pub(crate) fn decoded_before<'i, D: Read + 'i>(
         &'i mut self,
         end: u8,
@@ -132,7 +131,7 @@ impl<'r> Input<'r> {
         Input::new(Box::new(decode(encoded)), encoding, file_bytes)
     }
 
-    /// Takes some of the bytes that are next into `buffer`, none at the end of the file; returns how many.
+    /// Takes some of the next bytes into `buffer` and returns their number, which is 0 at the end of the file.
     pub(crate) fn take_some(&mut self, buffer: &mut [u8]) -> Result<usize, TraceError> {
         let ready = self.peek(1)?;
         let count = ready.len().min(buffer.len());
@@ -141,7 +140,7 @@ impl<'r> Input<'r> {
         Ok(count)
     }
 
-    /// Returns whether anything follows but white space. What is damaged does not count.
+    /// Returns whether anything but white space follows. Damaged data does not count.
     pub(crate) fn has_more(&mut self) -> bool {
         let mut buffer = [0; 4096];
         while let Ok(count @ 1..) = self.take_some(&mut buffer) {
@@ -157,19 +156,19 @@ impl<'r> Input<'r> {
         self.buffer_offset + self.start as u64
     }
 
-    /// Returns how much memory may be spent on what has been read so far.
+    /// Returns how much memory may be taken for the bytes read so far.
     pub(crate) fn retained_bytes_max(&self, density: Density) -> u64 {
         density.bytes_max(self.offset(), self.file_bytes.get())
     }
 
-    /// Returns the bytes that are in the buffer, at least `count` unless the file ends before.
+    /// Returns the bytes in the buffer: at least `count`, unless the file ends before.
     pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], TraceError> {
         while self.end - self.start < count && self.refill()? > 0 {}
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Returns the next byte and the eight after it as a little-endian number, without taking them.
-    /// Beyond the end of the file there are zeros.
+    /// Returns the next byte, and the eight bytes after it as a little-endian number, without taking them. Beyond
+    /// the end of the file the bytes are zeros.
     #[inline]
     pub(crate) fn head(&mut self) -> Result<(u8, u64), TraceError> {
         match self.buffer[self.start..self.end].first_chunk::<9>() {
@@ -212,7 +211,7 @@ impl<'r> Input<'r> {
         Ok(array)
     }
 
-    /// Takes `count` bytes, which must fit the buffer: for counts of at most a few hundred.
+    /// Takes `count` bytes. They must fit the buffer, so this is for counts of at most a few hundred.
     #[inline]
     pub(crate) fn bytes(&mut self, count: usize) -> Result<&[u8], TraceError> {
         assert!(count <= BUFFER_BYTES, "takes more than the buffer holds");
@@ -224,7 +223,7 @@ impl<'r> Input<'r> {
         Ok(&self.buffer[taken])
     }
 
-    /// Takes `count` bytes, `max` at most: memory grows with what is really there, whatever a file claims.
+    /// Takes `count` bytes, at most `max`. Memory grows with the bytes that exist, not with the claimed length.
     pub(crate) fn long_bytes(&mut self, count: u64, max: u64) -> Result<Vec<u8>, TraceError> {
         if count > max {
             return Err(self.fail(too_long(count, max)));
@@ -234,7 +233,7 @@ impl<'r> Input<'r> {
         Ok(taken)
     }
 
-    /// Passes over `count` bytes.
+    /// Skips `count` bytes.
     pub(crate) fn skip(&mut self, count: u64) -> Result<(), TraceError> {
         self.each_part(count, |_| {})
     }
@@ -268,12 +267,12 @@ impl<'r> Input<'r> {
         }
     }
 
-    /// Says where `error` is: at the next byte.
+    /// Adds the position of the next byte to `error`.
     pub(crate) fn fail(&self, error: TraceError) -> TraceError {
         error.at_byte(self.offset())
     }
 
-    /// Says that the file ends too early.
+    /// Returns the error of a truncated file.
     pub(crate) fn truncated(&self) -> TraceError {
         let what = "the file ends in the middle: was it copied whole?";
         TraceError::new(ErrorKind::Truncated, what).at_byte(self.buffer_offset + self.end as u64)
@@ -289,7 +288,7 @@ impl<'r> Input<'r> {
         Ok(())
     }
 
-    /// Reads more behind what has not been taken yet; returns how much.
+    /// Reads more bytes behind those not taken yet. Returns their number.
     fn refill(&mut self) -> Result<usize, TraceError> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.buffer_offset += self.start as u64;
@@ -312,7 +311,7 @@ impl<'r> Input<'r> {
     }
 
     fn read_failed(&self, error: io::Error) -> TraceError {
-        // An input may be what another has encoded.
+        // The reader may decode another input, whose error is returned as it is.
         let error = match error.downcast::<TraceError>() {
             Ok(error) => return error,
             Err(error) => error,
@@ -326,7 +325,7 @@ impl<'r> Input<'r> {
                 );
                 self.fail(TraceError::new(ErrorKind::Limit, what))
             }
-            // Decoders report damage as an i/o error without a number of the operating system.
+            // A decoder reports damage as an i/o error without an error number of the operating system.
             (name, _) if error.raw_os_error().is_none() => {
                 let what = format!("the {name} data is damaged: {error}");
                 self.fail(TraceError::malformed(what))
@@ -359,7 +358,7 @@ impl Read for Before<'_, '_> {
 #[cfg(feature = "zstd")]
 fn zstd_reader<'r>(file: impl io::BufRead + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
     let mut decoder = zstd::stream::read::Decoder::with_buffer(file)?;
-    // 128 MiB: the most that the format's default and `--ultra` levels use.
+    // 128 MiB: the largest window of zstd's default and `--ultra` levels.
     decoder.window_log_max(27)?;
     Ok(Box::new(decoder))
 }
@@ -370,7 +369,7 @@ fn zstd_reader<'r>(_file: impl Read + 'r) -> Result<Box<dyn Read + 'r>, TraceErr
     Err(TraceError::foreign(what))
 }
 
-/// Counts what passes through.
+/// A reader that counts the bytes read through it.
 struct Counted<R> {
     reader: R,
     bytes: Rc<Cell<u64>>,

@@ -1,4 +1,4 @@
-//! Call stacks, each distinct one once; and with them the other texts of a recording.
+//! Call stacks and the other texts of a recording, each distinct one stored once.
 
 use std::hash::BuildHasher;
 
@@ -8,12 +8,12 @@ use crate::notes::{Note, NoteId, NoteRecord, Notes};
 use crate::pickle::{StringId, Strings};
 use crate::text::RecordedStr;
 
-/// The number of a call stack in a [`StackTable`]: equal stacks have equal numbers.
+/// The number of a call stack in a [`StackTable`]. Equal stacks have equal numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct StackId(pub(crate) u32);
 
 impl StackId {
-    /// The stack without frames: that of an event recorded without one.
+    /// The stack without frames: that of an event recorded without a stack.
     pub const NONE: StackId = StackId(0);
 }
 
@@ -22,9 +22,9 @@ impl StackId {
 pub struct Frame<'t> {
     /// The function's name.
     pub name: RecordedStr<'t>,
-    /// The file it is in, as the interpreter or the debug information calls it.
+    /// The file it is in, as the interpreter or the debug information names it.
     pub filename: RecordedStr<'t>,
-    /// The line that was being run, from 1; 0 where it is not known.
+    /// The line that was running, from 1; 0 if unknown.
     pub line: u32,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct FrameRecord {
     pub(crate) line: u32,
 }
 
-/// The distinct call stacks of a recording, and the distinct notes on its events.
+/// The distinct call stacks of a recording, and the distinct notes of its events.
 #[derive(Clone, Debug, Default)]
 pub struct StackTable {
     pub(crate) strings: Strings,
@@ -48,20 +48,19 @@ pub struct StackTable {
     frame_ids: HashMap<FrameRecord, FrameId>,
     /// The frames of stack 1, of stack 2, …, innermost function first.
     stack_frames: Vec<FrameId>,
-    /// Where the frames of each stack end; they start where those of the one before end.
+    /// The ends of the stacks in `stack_frames`. Each stack starts at the end of the one before.
     ends: Vec<usize>,
     stack_ids: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
 
 impl StackTable {
-    /// Returns a table that has only the empty stack.
+    /// Returns a table with only the empty stack.
     pub fn new() -> StackTable {
         StackTable::default()
     }
 
-    /// Returns the number of the stack of `frames`, innermost first: a new one where it has none
-    /// yet.
+    /// Returns the number of the stack of `frames`, innermost first: a new number if the stack is new.
     pub fn intern<'f>(&mut self, frames: impl IntoIterator<Item = Frame<'f>>) -> StackId {
         let ids: Vec<FrameId> = frames
             .into_iter()
@@ -87,11 +86,11 @@ impl StackTable {
         self.frame_ids(stack).iter().map(|&frame| self.frame(frame))
     }
 
-    /// Returns the number of `note`: a new one where it has none yet.
+    /// Returns the number of `note`: a new number if the note is new.
     ///
     /// # Panics
     ///
-    /// If there are 2^24 - 1 others.
+    /// If the table has 2^24 - 1 other notes.
     pub fn intern_note(&mut self, note: Note<'_>) -> NoteId {
         let strings = &mut self.strings;
         let record = NoteRecord {
@@ -102,11 +101,11 @@ impl StackTable {
         id.expect("there are fewer than 2^24 notes")
     }
 
-    /// Returns the note that `note` numbers.
+    /// Returns the note with number `note`.
     ///
     /// # Panics
     ///
-    /// If it is from another table.
+    /// If `note` is from another table.
     pub fn note(&self, note: NoteId) -> Note<'_> {
         let record = self.notes.get(note);
         Note {
@@ -119,12 +118,12 @@ impl StackTable {
         }
     }
 
-    /// Returns how many distinct stacks there are, the empty one not counted.
+    /// Returns the number of distinct stacks, without the empty one.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Returns whether there is no stack but the empty one.
+    /// Returns whether the table has only the empty stack.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -175,7 +174,7 @@ impl StackTable {
         StackId(id)
     }
 
-    /// Returns about how much memory the table takes, without its strings.
+    /// Returns about how many bytes of memory the table takes, without its strings.
     pub(crate) fn retained_bytes(&self) -> u64 {
         let frames =
             self.frames.len() * size_of::<FrameRecord>() + self.frame_ids.allocation_size();

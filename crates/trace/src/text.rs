@@ -1,17 +1,17 @@
-//! Texts that others chose, and how they are printed.
+//! Texts from outside, and how to print them safely.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-/// A text that somebody else chose, such as a recording's maker. It displays escaped, as [`OneLine`] does. What is to
-/// have the text itself, such as a parser or a file, calls [`raw`](RecordedText::raw) or serializes it.
+/// A text from outside, such as one in a recording. It displays escaped, like [`OneLine`]. For the text itself, as
+/// a parser or a file needs it, call [`raw`](RecordedText::raw) or serialize it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct RecordedText(Arc<str>);
 
 impl RecordedText {
-    /// Returns the text as it was recorded, with any characters: not to be printed.
+    /// Returns the text as it was recorded. It may have any characters, so do not print it.
     pub fn raw(&self) -> &str {
         &self.0
     }
@@ -50,7 +50,7 @@ impl fmt::Display for RecordedText {
 pub struct RecordedStr<'t>(&'t str);
 
 impl<'t> RecordedStr<'t> {
-    /// Returns the text as it was recorded, with any characters: not to be printed.
+    /// Returns the text as it was recorded. It may have any characters, so do not print it.
     pub fn raw(self) -> &'t str {
         self.0
     }
@@ -74,9 +74,9 @@ impl fmt::Display for RecordedStr<'_> {
     }
 }
 
-/// Displays a text that others chose, such as a file's name or what a file says, on one line and in the
-/// order in which it is written: control characters, separators of lines, marks that turn the
-/// direction of writing and letters that nobody sees are shown as escapes.
+/// Displays a text from outside, such as a file's name or contents, on one line and in the order in which it is
+/// written. Control characters, line separators, marks that change the direction of writing and invisible letters
+/// are shown as escapes.
 #[derive(Clone, Copy, Debug)]
 pub struct OneLine<'t>(pub &'t str);
 
@@ -84,12 +84,12 @@ impl OneLine<'_> {
     /// Returns whether a character is shown as an escape.
     fn escapes(letter: char) -> bool {
         let is_separator = matches!(letter, '\u{2028}' | '\u{2029}');
-        // What Unicode calls Bidi_Control.
+        // Unicode's Bidi_Control.
         let turns = matches!(
             letter,
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
         );
-        // Other formats, and letters that are drawn as nothing.
+        // Other format characters, and letters that are drawn as nothing.
         let is_unseen = matches!(
             letter,
             '\u{ad}'
@@ -121,9 +121,9 @@ impl fmt::Display for OneLine<'_> {
     }
 }
 
-/// Returns `json` with JSON's own escapes for what [`OneLine`] escapes, but for ends of lines, which are between its
-/// strings and never in them. Other characters than controls below 0x20 may stand as they are in JSON, and in what serde
-/// writes.
+/// Returns `json` with JSON's escapes for the characters that [`OneLine`] escapes. Line feeds are kept: they stand
+/// between JSON's strings and never in them. JSON and serde's output allow all other characters but controls below
+/// 0x20 unescaped.
 pub fn escape_in_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for letter in json.chars() {
@@ -138,8 +138,8 @@ pub fn escape_in_json(json: &str) -> String {
     text
 }
 
-/// Displays a text as one word of a shell: in quotes where it has more than letters, digits and signs that no shell
-/// reads anything into. On one line where the text is.
+/// Displays a text as one word of a shell. A text that has more than letters, digits and signs without a meaning to
+/// shells is quoted. It stays on one line if the text is on one line.
 #[derive(Clone, Copy, Debug)]
 pub struct ShellWord<'t>(pub &'t str);
 

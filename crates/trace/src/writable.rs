@@ -1,4 +1,4 @@
-//! What can be read back, checked before it is written.
+//! Checks before writing that a snapshot can be read back.
 
 use lowtide_core::{Action, SegmentSnapshot};
 
@@ -8,11 +8,11 @@ use crate::model::{DIVISIONS_MAX, Snapshot, Trace};
 use crate::parts::DEVICES_MAX;
 use crate::recover;
 
-/// Fails where a snapshot says what no recording says, so that it could not be read back.
+/// Returns an error if a snapshot could not be read back, because no recording has such contents.
 ///
 /// # Errors
 ///
-/// What reading says of it.
+/// The same as for reading it.
 pub(crate) fn check_writable(snapshot: &Snapshot) -> Result<(), TraceError> {
     snapshot.check_is_one()?;
     let devices: Vec<u32> = snapshot.traces.iter().map(|trace| trace.device).collect();

@@ -2,7 +2,7 @@
 
 use crate::error::TraceError;
 
-/// Puts numbers and texts at the end of a payload.
+/// Appends numbers and texts to a payload.
 pub(super) trait PutPayload {
     fn put_natural(&mut self, value: u64);
     fn put_integer(&mut self, value: i64);

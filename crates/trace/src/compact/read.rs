@@ -27,13 +27,13 @@ use crate::source::Input;
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 use crate::text::RecordedText;
 
-/// What a string, a frame and a block take about, each with its number and its place in a hash table.
+/// About how many bytes a string, a frame and a block take, each with its number and its place in a hash table.
 const STRING_BYTES: u64 = 24;
 const FRAME_BYTES: u64 = 48;
 const BLOCK_BYTES: u64 = size_of::<BlockSnapshot>() as u64 + 20;
 
-/// Returns whether the file in `input`, of which nothing has been taken, is of this format. A text may begin with the
-/// same line, and has no such version; a file that ends before that is none yet.
+/// Returns whether the file in `input` has this format. Nothing of it may have been taken. A text file may begin
+/// with the same line, but has no such version. A file that ends before the version does not have this format.
 pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
     const VERSION_LEN: usize = size_of::<u16>();
     let start = input.peek(MAGIC.len() + VERSION_LEN)?;
@@ -44,7 +44,7 @@ pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
     Ok(version.is_some_and(|version| (1..=u16::from(u8::MAX)).contains(&version)))
 }
 
-/// Returns what the file in `input` says.
+/// Returns the recording in `input`.
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     input.array::<{ MAGIC.len() }>()?;
     let version = u16::from_le_bytes(input.array()?);
@@ -75,14 +75,14 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
                     .and_then(|mut budget| reader.section(kind, &payload, &mut budget))
                     .map_err(|error| error.at_byte(start))?;
             }
-            // The recorder was killed: what it had written is good.
+            // The recorder was killed. The sections before this one are complete.
             Err(error) if error.is_truncated() => return reader.finish(input, true),
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Takes a section; returns its kind and its payload, whose checksum is right.
+/// Takes a section. Returns its kind and its payload, after a check of the checksum.
 fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>), TraceError> {
     let start = input.offset();
     let kind = input.byte()?;
@@ -96,22 +96,22 @@ fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>), TraceError> {
     Ok((kind, payload))
 }
 
-/// What has been read of a file.
+/// The parts of a file read so far.
 #[derive(Default)]
 struct Reader {
     version: u16,
-    /// The strings, by number in the file, are those of the table of stacks.
+    /// The file's strings, by number, in the table of stacks.
     strings: Vec<StringId>,
     frames: Vec<FrameId>,
-    /// By number in the file, from 1.
+    /// The stacks' ids, by number in the file, from 1.
     stack_ids: Vec<StackId>,
-    /// By number in the file, from 1.
+    /// The notes' ids, by number in the file, from 1.
     note_ids: Vec<NoteId>,
     stacks: StackTable,
     names: Vec<Option<RecordedText>>,
-    /// In the order of their first sections.
+    /// The devices, in the order of their first sections.
     devices: Vec<(u32, Parts)>,
-    /// The device, by its place in `devices`, that was named last.
+    /// The device named last, as an index into `devices`.
     current: usize,
     host: Parts,
 }
@@ -134,7 +134,7 @@ impl Reader {
         Ok(snapshot)
     }
 
-    /// Takes what a section says, of which `budget` is what it may cost.
+    /// Reads a section, within the memory of `budget`.
     fn section(&mut self, kind: u8, payload: &[u8], budget: &mut Budget) -> Result<(), TraceError> {
         budget.take(payload.len(), 1)?;
         let mut payload = Payload { rest: payload };
@@ -191,7 +191,7 @@ impl Reader {
                 self.host = host;
                 Ok(())
             }
-            // A later version may add sections that this one can do without.
+            // A later version may add sections that this version can ignore.
             _ => Ok(()),
         }
     }
@@ -264,7 +264,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns a string, or `None` for the number 0.
+    /// Returns a string; `None` for the number 0.
     fn text(&self, payload: &mut Payload<'_>) -> Result<Option<StringId>, TraceError> {
         let number = payload.number(self.strings.len() + 1, "string")? as usize;
         Ok(number.checked_sub(1).map(|index| self.strings[index]))
@@ -285,7 +285,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns `events` with those of a payload behind them.
+    /// Appends the events of a payload to `events`, and returns all.
     fn read_events(
         &self,
         payload: &mut Payload<'_>,
@@ -336,7 +336,7 @@ impl Reader {
         budget: &mut Budget,
     ) -> Result<(), TraceError> {
         while !payload.is_empty() {
-            // A node of a tree is a half to wholly full.
+            // A tree's nodes are at least half full.
             budget.take(2, size_of::<(MempoolId, RecordedText)>() as u64)?;
             let pool = MempoolId(payload.natural()?, payload.natural()?);
             let tag = self.name(payload)?;
@@ -367,7 +367,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns a string as a name, of which all that have it share one text.
+    /// Returns a string as a name. Equal names share one text.
     fn name(&mut self, payload: &mut Payload<'_>) -> Result<RecordedText, TraceError> {
         let number = payload.number(self.strings.len(), "string")? as usize;
         self.names.resize(self.strings.len(), None);
@@ -387,7 +387,7 @@ impl Reader {
         Ok(held)
     }
 
-    /// Returns the segments of a payload, and puts the stacks of their blocks into `block_stacks`.
+    /// Returns the segments of a payload, and adds the stacks of their blocks to `block_stacks`.
     fn read_segments(
         &self,
         payload: &mut Payload<'_>,
@@ -452,7 +452,7 @@ impl Reader {
             .map_or(StackId::NONE, |index| self.stack_ids[index]))
     }
 
-    /// Returns the parts of the device that was named last.
+    /// Returns the parts of the device named last.
     fn parts(&mut self) -> Result<&mut Parts, TraceError> {
         match self.devices.get_mut(self.current) {
             Some((_, parts)) => Ok(parts),
@@ -460,7 +460,7 @@ impl Reader {
         }
     }
 
-    /// Returns what the file may still take after what has been read of it.
+    /// Returns the memory that the file may still take, after the parts read so far.
     fn budget(&self, input: &Input<'_>) -> Result<Budget, TraceError> {
         let mut budget = Budget::new(input.retained_bytes_max(Density::Compact));
         let tables = self.strings.len() * size_of::<StringId>()
@@ -479,7 +479,7 @@ impl Reader {
     }
 }
 
-/// Returns the order whose bits are in the settings' first byte.
+/// Returns the order in the bits of `said`, the settings' first byte.
 fn free_block_order(said: u8) -> Option<FreeBlockOrder> {
     let bits =
         said >> settings_flags::FREE_BLOCK_ORDER_SHIFT & settings_flags::FREE_BLOCK_ORDER_MASK;
@@ -489,7 +489,7 @@ fn free_block_order(said: u8) -> Option<FreeBlockOrder> {
 
 fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings, TraceError> {
     let conf = payload.text()?.into();
-    // Version 1 does not tell what is off from what the recording does not say.
+    // Version 1 does not distinguish a setting that is off from one that is not recorded.
     let said = match version {
         1 => None,
         _ => Some(payload.byte()?),

@@ -1,4 +1,4 @@
-//! Writes lowtide's own format while the events happen.
+//! Writes lowtide's own format while the job runs.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,29 +11,29 @@ use super::{BEFORE_FIRST, section};
 use crate::model::{AllocatorSettings, TraceEvent};
 use crate::stacks::StackTable;
 
-/// How many events go into a section at most. One that is cut off is lost.
+/// The most events in a section. A truncated section is lost.
 const EVENTS_PER_SECTION: usize = 4096;
 
-/// Writes a recording while it is made, so that a process that is killed leaves all of it that was
+/// Writes a recording while the job runs. If the process is killed, the file has everything that was
 /// [flushed](StreamWriter::flush).
 ///
-/// A device is begun with what it held already, and [`read`](crate::read) makes the segments at the end out of
-/// that and the events, wherever the file ends.
+/// A device starts with the segments that it had before its first event. [`read`](crate::read) computes the
+/// segments at the end from those and the events, wherever the file ends.
 pub struct StreamWriter<W: Write> {
     writer: CompactWriter<W>,
-    /// In the order in which they were begun.
+    /// The devices, in the order in which they began.
     devices: Vec<Device>,
-    /// The device, by its place in `devices`, that the sections written last are about.
+    /// The device of the sections written last, as an index into `devices`.
     current: usize,
 }
 
-/// What is to be written about a device.
+/// The events of a device that are not written yet.
 struct Device {
     number: u32,
-    /// Events, of the next section.
+    /// The events of the next section.
     payload: Vec<u8>,
     count: usize,
-    /// The last of them.
+    /// The last event in `payload`.
     before: TraceEvent,
 }
 
@@ -47,11 +47,11 @@ impl<W: Write> fmt::Debug for StreamWriter<W> {
 }
 
 impl<W: Write> StreamWriter<W> {
-    /// Returns a writer of a file that has no device yet.
+    /// Returns a writer of a file without devices.
     ///
     /// # Errors
     ///
-    /// If `out` cannot be written to.
+    /// If `out` cannot be written.
     pub fn new(out: W) -> io::Result<StreamWriter<W>> {
         Ok(StreamWriter {
             writer: CompactWriter::new(out)?,
@@ -60,16 +60,16 @@ impl<W: Write> StreamWriter<W> {
         })
     }
 
-    /// Begins the recording of a device, which had `held` before its first event, and of that `paused` was away: the
-    /// pause of each segment, whose note is in `stacks`.
+    /// Starts the recording of a device. `held` are the segments before its first event. `paused` has the pause of
+    /// each of them that was paused, with its note in `stacks`.
     ///
     /// # Errors
     ///
-    /// If what is written to fails.
+    /// If the output cannot be written.
     ///
     /// # Panics
     ///
-    /// If the device was begun before.
+    /// If the device has begun before.
     pub fn begin_device(
         &mut self,
         device: u32,
@@ -93,20 +93,21 @@ impl<W: Write> StreamWriter<W> {
         self.writer.events(section::PAUSED_BEFORE, paused, stacks)
     }
 
-    /// Returns whether a device was begun.
+    /// Returns whether the recording of a device has begun.
     pub fn has_device(&self, device: u32) -> bool {
         self.devices.iter().any(|known| known.number == device)
     }
 
-    /// Adds the next event of a device, whose stack and note are in `stacks`: the same table for all events.
+    /// Adds the next event of a device. Its stack and note are in `stacks`, which must be the same table for all
+    /// events.
     ///
     /// # Errors
     ///
-    /// If what is written to fails.
+    /// If the output cannot be written.
     ///
     /// # Panics
     ///
-    /// If the device was not begun.
+    /// If the device has not begun.
     pub fn push(&mut self, device: u32, event: &TraceEvent, stacks: &StackTable) -> io::Result<()> {
         let index = self.index_of(device);
         let tables = &mut self.writer.tables;
@@ -126,26 +127,26 @@ impl<W: Write> StreamWriter<W> {
         }
     }
 
-    /// Says that a pool of a device has the memory of a region with this tag, now and before.
+    /// Records that a pool of a device holds the memory of the region with this tag, now and before.
     ///
     /// # Errors
     ///
-    /// If what is written to fails.
+    /// If the output cannot be written.
     ///
     /// # Panics
     ///
-    /// If the device was not begun.
+    /// If the device has not begun.
     pub fn push_region(&mut self, device: u32, pool: MempoolId, tag: &str) -> io::Result<()> {
         let index = self.index_of(device);
         self.turn_to(index)?;
         self.writer.regions([(&pool, &tag.into())])
     }
 
-    /// Writes all events so far, in sections that are complete.
+    /// Writes all events so far, in complete sections.
     ///
     /// # Errors
     ///
-    /// If what is written to fails.
+    /// If the output cannot be written.
     pub fn flush(&mut self) -> io::Result<()> {
         for index in 0..self.devices.len() {
             if self.devices[index].count > 0 {
@@ -155,15 +156,15 @@ impl<W: Write> StreamWriter<W> {
         self.writer.flush()
     }
 
-    /// Writes what is left, and that nothing is missing.
+    /// Writes the remaining events, and marks the file as complete.
     ///
     /// # Errors
     ///
-    /// If what is written to fails.
+    /// If the output cannot be written.
     pub fn finish(mut self) -> io::Result<()> {
         self.flush()?;
         let mut end = Vec::new();
-        // Of nothing that happened there is no event.
+        // Zero skipped entries for each device: the recorder makes only events.
         self.devices.iter().for_each(|_| end.put_natural(0));
         self.writer.section(section::END, &end)?;
         self.writer.flush()
@@ -174,7 +175,7 @@ impl<W: Write> StreamWriter<W> {
         index.expect("the device was begun")
     }
 
-    /// Says which device the next section is about, where it is another than the last was.
+    /// Writes the device of the next section, if it is another device than the last section's.
     fn turn_to(&mut self, index: usize) -> io::Result<()> {
         match std::mem::replace(&mut self.current, index) == index {
             true => Ok(()),

@@ -19,20 +19,20 @@ use crate::stacks::{StackId, StackTable};
 use crate::text::RecordedText;
 use crate::writable::check_writable;
 
-/// How many items go into a section: what is lost with it, and what a reader holds at once.
+/// The items in a section. A reader holds one section at a time, and a damaged section is lost whole.
 const ITEMS_PER_SECTION: usize = 4096;
 
-/// A section that can end anywhere ends once it is so long: those of names that events have, and of segments.
+/// The length at which a section ends that can end anywhere: strings, frames, stacks and notes, and segments.
 const LONG_SECTION_BYTES: usize = 1 << 20;
 
 /// Writes `snapshot` in lowtide's own format: about a tenth of the pickle's size before compression.
 ///
-/// What is written reads back as the same traces, but for [`Trace::missed_events`]: the segments that are written are those
-/// at the last event, after which nothing is missing.
+/// The file reads back as the same traces, except that [`Trace::missed_events`] is 0: the written segments are
+/// those at the last event.
 ///
 /// # Errors
 ///
-/// If `out` cannot be written to, or `snapshot` says what no recording can say, so that it could not be read.
+/// If `out` cannot be written, or if `snapshot` has contents that could not be read back.
 pub fn write_compact(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
     check_writable(snapshot)?;
     let mut writer = CompactWriter::new(out)?;
@@ -57,7 +57,7 @@ pub(super) struct CompactWriter<W: Write> {
     pub(super) tables: Tables,
 }
 
-/// What strings, frames and stacks have been written.
+/// The strings, frames, stacks and notes written so far.
 #[derive(Default)]
 pub(super) struct Tables {
     strings: HashMap<Box<str>, u64>,
@@ -68,13 +68,13 @@ pub(super) struct Tables {
     new_frames: Vec<u8>,
     new_stacks: Vec<u8>,
     new_notes: Vec<u8>,
-    /// The number in the file of each stack and note of the table at hand.
+    /// The numbers in the file of the current table's stacks and notes.
     numbers: HashMap<StackId, u64>,
     note_numbers: HashMap<NoteId, u64>,
 }
 
 impl<W: Write> CompactWriter<W> {
-    /// Begins a file.
+    /// Starts a file.
     pub(super) fn new(out: W) -> io::Result<CompactWriter<W>> {
         let mut out = BufWriter::new(out);
         out.write_all(MAGIC)?;
@@ -114,7 +114,7 @@ impl<W: Write> CompactWriter<W> {
         self.final_segments(section::HOST_SEGMENTS, trace)
     }
 
-    /// Writes the segments at the end of `trace` as a section of a kind.
+    /// Writes the segments at the end of `trace` in sections of this kind.
     fn final_segments(&mut self, kind: u8, trace: &Trace) -> io::Result<()> {
         let stacks = final_block_stacks(trace);
         let mut payload = Vec::new();
@@ -133,7 +133,7 @@ impl<W: Write> CompactWriter<W> {
         self.tables(kind, &payload)
     }
 
-    /// Writes events, whose stacks and notes are in `table`, in as many sections of a kind as they need.
+    /// Writes events in as many sections of this kind as they need. Their stacks and notes are in `table`.
     pub(super) fn events(
         &mut self,
         kind: u8,
@@ -158,7 +158,7 @@ impl<W: Write> CompactWriter<W> {
         Ok(())
     }
 
-    /// Says which pools have the memory of regions, by their tags.
+    /// Writes the tags of the pools that hold the memory of regions.
     pub(super) fn regions<'t>(
         &mut self,
         regions: impl IntoIterator<Item = (&'t MempoolId, &'t RecordedText)>,
@@ -173,7 +173,7 @@ impl<W: Write> CompactWriter<W> {
         self.tables(section::REGIONS, &payload)
     }
 
-    /// Says which device the next sections are about.
+    /// Writes the device that the next sections are about.
     pub(super) fn device(&mut self, device: u32) -> io::Result<()> {
         let mut payload = Vec::new();
         payload.put_natural(u64::from(device));
@@ -190,8 +190,7 @@ impl<W: Write> CompactWriter<W> {
         self.section(section::STRATEGY, &payload)
     }
 
-    /// Returns the payload that says what `segments` are, `stack` being the number of the stack that
-    /// allocated a block.
+    /// Returns the payload of `segments`. `stack` returns the number of the stack that allocated a block.
     pub(super) fn segments(
         &mut self,
         segments: &[SegmentSnapshot],
@@ -230,7 +229,7 @@ impl<W: Write> CompactWriter<W> {
         payload
     }
 
-    /// Writes the strings and stacks that were named for the first time, where they are long.
+    /// Writes the new strings, frames, stacks and notes if one of their sections is long.
     pub(super) fn write_long_tables(&mut self) -> io::Result<()> {
         let Tables {
             new_strings,
@@ -246,7 +245,8 @@ impl<W: Write> CompactWriter<W> {
         }
     }
 
-    /// Writes a section after those with the strings and stacks that it is the first to name.
+    /// Writes a section, and before it the sections of the strings, frames, stacks and notes that it uses for the
+    /// first time.
     pub(super) fn tables(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let strings = std::mem::take(&mut self.tables.new_strings);
         let frames = std::mem::take(&mut self.tables.new_frames);
@@ -283,14 +283,14 @@ impl<W: Write> CompactWriter<W> {
         self.out.write_all(&crc.sum().to_le_bytes())
     }
 
-    /// Hands everything on to what is written to.
+    /// Writes all buffered bytes to the file.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 }
 
 impl Tables {
-    /// Returns the number of a string in the file, a new one where it has none.
+    /// Returns the number of a string in the file: a new number if the string is new.
     fn string(&mut self, text: &str) -> u64 {
         if let Some(&number) = self.strings.get(text) {
             return number;
@@ -301,7 +301,7 @@ impl Tables {
         number
     }
 
-    /// Returns the number of a stack in the file, a new one where it has none.
+    /// Returns the number of a stack in the file: a new number if the stack is new.
     pub(super) fn stack(&mut self, table: &StackTable, stack: StackId) -> u64 {
         if stack == StackId::NONE {
             return 0;
@@ -342,7 +342,7 @@ impl Tables {
         number
     }
 
-    /// Returns the number of a note in the file, a new one where it has none.
+    /// Returns the number of a note in the file: a new number if the note is new.
     pub(super) fn note(&mut self, table: &StackTable, note: NoteId) -> u64 {
         if note == NoteId::NONE {
             return 0;
@@ -365,7 +365,7 @@ impl Tables {
     }
 }
 
-/// Returns the bits of an order.
+/// Returns the bits of an order in the settings' first byte.
 fn free_block_order(order: Option<FreeBlockOrder>) -> u8 {
     let bits = order.map_or(0, |order| order as u8 + 1);
     bits << settings_flags::FREE_BLOCK_ORDER_SHIFT
@@ -388,7 +388,7 @@ fn settings(settings: &AllocatorSettings) -> Vec<u8> {
             settings_flags::EXPANDABLE_SEGMENTS,
         ) | free_block_order(settings.free_block_order),
     );
-    // A limit of 2^64 - 1 bytes is none.
+    // A limit of 2^64 - 1 bytes is no limit.
     let max_split_size = settings.max_split_size.flatten();
     payload.put_natural(max_split_size.map_or(0, |size| size.get().wrapping_add(1)));
     payload.extend_from_slice(&threshold.unwrap_or(0.0).to_le_bytes());
@@ -400,8 +400,8 @@ fn settings(settings: &AllocatorSettings) -> Vec<u8> {
     payload
 }
 
-/// Puts `event`, whose stack and note, where they are not those of the event before, have the given
-/// numbers in the file.
+/// Appends `event` to the payload. `stack` and `note` are the numbers in the file of its stack and note, if they
+/// differ from those of the event before.
 pub(super) fn put_event(
     payload: &mut Vec<u8>,
     event: &TraceEvent,

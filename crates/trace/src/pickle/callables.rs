@@ -1,30 +1,30 @@
-//! What a pickle may refer to in Python, beyond plain data: few constructors, whose results are known without Python.
+//! The Python objects that a pickle may refer to: a few constructors whose results are known without Python.
 
 use crate::error::{ErrorKind, TraceError};
 
-/// How much of a name goes into a message.
+/// The most characters of a name in a message.
 const SHOWN_LETTERS: usize = 60;
 
-/// What a constructor makes of its arguments.
+/// The result of a constructor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Callable {
-    /// The dict among them, or an empty one.
+    /// The dict among its arguments, or an empty one.
     Dict,
-    /// The list among them, or an empty one.
+    /// The list among its arguments, or an empty one.
     List,
-    /// The first.
+    /// Its first argument.
     First,
-    /// The bytes of a text, of which each letter stands for one.
+    /// The bytes of a text: each character is one byte.
     Encode,
-    /// A type of numpy's.
+    /// A numpy type.
     NumberType,
-    /// A number, truth value or text of numpy's, from its type and its bytes.
+    /// A numpy number, truth value or text, from its type and its bytes.
     Number,
-    /// Something that no field of a recording holds, and that is only carried along.
+    /// A value that no field of a recording has. Its contents are not kept.
     Opaque,
 }
 
-/// A type of numpy's.
+/// A kind of numpy type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NumberType {
     Integer,
@@ -35,7 +35,7 @@ pub(crate) enum NumberType {
     Other,
 }
 
-/// What is understood, by module and name: what snapshots have, and what their owners add to them.
+/// The known constructors, by module and name: those that snapshots have, and common ones that users add to them.
 const CALLABLES: [(&str, &[&str], Callable); 15] = [
     (
         "collections",
@@ -66,14 +66,14 @@ const CALLABLES: [(&str, &[&str], Callable); 15] = [
     ("numpy._core.multiarray", &["scalar"], Callable::Number),
 ];
 
-/// Returns what `module.name` is.
+/// Returns the constructor `module.name`.
 ///
 /// # Errors
 ///
-/// If it is not one of the few that are understood.
+/// If it is not one of [`CALLABLES`].
 pub(super) fn find(module: &str, name: &str) -> Result<Callable, TraceError> {
     let module = match module {
-        // The name of Python 2, which protocols up to 2 keep.
+        // Python 2's name, which protocols up to 2 keep.
         "__builtin__" => "builtins",
         "pathlib._local" => "pathlib",
         other => other,

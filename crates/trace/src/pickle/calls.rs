@@ -1,16 +1,17 @@
-//! What the constructors that a pickle refers to make of their arguments.
+//! Computes the results of the constructors that a pickle refers to.
 //!
-//! Nothing is called. A result is what the arguments say: the dict of an `OrderedDict`, the number of numpy's scalar.
+//! Nothing is called. The result follows from the arguments: the dict of an `OrderedDict`, the number of a numpy
+//! scalar.
 
 use super::callables::{Callable, NumberType};
 use super::heap::{Heap, Value};
 use crate::error::TraceError;
 
-/// Returns what `callable` makes of the tuple `arguments`.
+/// Returns the result of `callable` for the tuple `arguments`.
 ///
 /// # Errors
 ///
-/// If `callable` is none, or the arguments are not its.
+/// If `callable` is not a constructor, or the arguments do not fit it.
 pub(super) fn result<R: Copy>(
     heap: &mut Heap<R>,
     callable: Value,
@@ -56,11 +57,11 @@ pub(super) fn result<R: Copy>(
     }
 }
 
-/// Checks the `state` of a type of numpy's, whose second item is the order of bytes.
+/// Checks the `state` of a numpy type. Its second item is the byte order.
 ///
 /// # Errors
 ///
-/// If that is the other order than CUDA's machines have.
+/// If the byte order is not that of CUDA's machines.
 pub(super) fn check_number_type<R: Copy>(heap: &Heap<R>, state: Value) -> Result<(), TraceError> {
     let order = heap.items(state).and_then(|items| items.get(1));
     match order.and_then(|&order| heap.text(order)) {
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use crate::pickle::Strings;
 
-    /// Returns what numpy's scalar of a type and some bytes is.
+    /// Returns the value of the numpy scalar with this type and these bytes.
     fn scalar(name: &str, bytes: &[u8]) -> Result<Value, TraceError> {
         let mut heap: Heap<()> = Heap::new(Strings::default());
         number(&mut heap, number_type(name), bytes)

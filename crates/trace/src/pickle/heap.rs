@@ -1,4 +1,4 @@
-//! What a pickle builds: values, and the containers they refer to by number.
+//! The values of a pickle, and the containers that they refer to by number.
 
 use hashbrown::HashMap;
 
@@ -7,36 +7,36 @@ use super::strings::{StringId, Strings};
 use crate::budget::vector_bytes;
 use crate::error::{ErrorKind, TraceError};
 
-/// In how many keys of a dict one is looked for, so that this takes constant time. A snapshot has about twenty in one
-/// dict; what its owner added to it, and a dict of snapshots, may have any number.
+/// The most keys of a dict in which keys are looked up, so that a look-up takes constant time. A snapshot has about
+/// twenty keys in one dict. A dict of snapshots, or one that a user extended, may have any number.
 const KEYS_MAX: usize = 64;
 
 /// A value of a pickle. Containers and strings are in the [`Heap`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Value {
-    /// Python's `None`; also stands for an entry that a dict does not have.
+    /// Python's `None`. Also the value of a key that a dict does not have.
     None,
     Bool(bool),
     Int(i64),
-    /// An integer that only `u64` holds.
+    /// An integer that fits only a `u64`.
     Natural(u64),
     Float(f64),
     String(StringId),
     List(u32),
     Dict(u32),
     Tuple(u32),
-    /// Few bytes: each is a letter of the string.
+    /// A short byte string: each character of the string is one byte.
     Bytes(StringId),
-    /// What the pickle refers to in Python.
+    /// An object of Python's that the pickle refers to.
     Callable(Callable),
-    /// A type of numpy's.
+    /// A numpy type.
     NumberType(NumberType),
-    /// Something that no field of a recording holds, and that is only carried along: many bytes, or
-    /// an integer of more than 64 bits.
+    /// A value that no field of a recording has: a long byte string, or an integer of more than 64 bits. Its
+    /// contents are not kept.
     Opaque,
 }
 
-/// A value that something refers to: in eight bytes, because a pickle memoizes millions of them.
+/// A reference to a value: eight bytes, because a pickle memoizes millions of them.
 #[derive(Clone, Copy)]
 pub(super) enum Reference {
     String(StringId),
@@ -47,11 +47,11 @@ pub(super) enum Reference {
     Scalar(u32),
 }
 
-/// The contents of a dict; `R` is what the recogniser makes of those it knows.
+/// The contents of a dict. `R` is the recogniser's record.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Dict<R> {
     Empty,
-    /// Keys and values in turn, in `Heap::pairs` under this number.
+    /// Keys and values in turn: the index in `Heap::pairs`.
     Pairs(u32),
     Record(R),
 }
@@ -59,7 +59,7 @@ pub(crate) enum Dict<R> {
 /// The contents of a list.
 enum List {
     Items(Vec<Value>),
-    /// The recogniser has read it, and this number stands for what it found.
+    /// The recogniser has read it. The number replaces its items.
     Sealed(u32),
 }
 
@@ -70,10 +70,10 @@ pub(crate) struct Heap<R> {
     dicts: Vec<Dict<R>>,
     pairs: Vec<Vec<Value>>,
     tuples: Vec<Box<[Value]>>,
-    /// Pairs of integers, which every event of newer recordings has (its pool), once each.
+    /// Pairs of integers, each stored once: every event of newer recordings has one (its pool).
     integer_pairs: HashMap<(i64, i64), u32>,
     scalars: Vec<Value>,
-    /// What the lists, dicts and tuples take that are not empty.
+    /// The bytes of memory that the items of the lists, dicts and tuples take.
     items_bytes: u64,
 }
 
@@ -145,7 +145,7 @@ impl<R: Copy> Heap<R> {
         Value::Tuple(index(self.tuples.len() - 1))
     }
 
-    /// Adds items; returns `false` where the list is sealed.
+    /// Adds items. Returns `false` if the list is sealed.
     pub(crate) fn extend_list(&mut self, list: u32, items: &[Value]) -> bool {
         let List::Items(list) = &mut self.lists[list as usize] else {
             return false;
@@ -154,7 +154,7 @@ impl<R: Copy> Heap<R> {
         true
     }
 
-    /// Adds keys and values in turn; returns `false` where the dict has become a record.
+    /// Adds keys and values in turn. Returns `false` if the dict is a record.
     pub(crate) fn extend_dict(&mut self, dict: u32, items: &[Value]) -> bool {
         let pairs = match self.dicts[dict as usize] {
             Dict::Record(_) => return false,
@@ -171,7 +171,7 @@ impl<R: Copy> Heap<R> {
         true
     }
 
-    /// Returns the items of a list or tuple, or `None` where `value` is neither or is sealed.
+    /// Returns the items of a list or tuple; `None` if `value` is neither, or is sealed.
     pub(crate) fn items(&self, value: Value) -> Option<&[Value]> {
         match value {
             Value::List(list) => match &self.lists[list as usize] {
@@ -183,7 +183,7 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Returns what stands for the list `value`, where it is a sealed list.
+    /// Returns the seal of the list `value`; `None` if it is not a sealed list.
     pub(crate) fn seal(&self, value: Value) -> Option<u32> {
         match value {
             Value::List(list) => match self.lists[list as usize] {
@@ -194,7 +194,7 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Lets `seal` stand for the list `value` from now on, and drops its items.
+    /// Replaces the items of the list `value` by `seal`.
     pub(crate) fn seal_list(&mut self, value: Value, seal: u32) {
         if let Value::List(list) = value {
             let old = std::mem::replace(&mut self.lists[list as usize], List::Sealed(seal));
@@ -208,7 +208,7 @@ impl<R: Copy> Heap<R> {
         self.dicts[dict as usize]
     }
 
-    /// Lets `record` stand for a dict from now on, and drops its keys and values.
+    /// Replaces the keys and values of a dict by `record`.
     #[inline]
     pub(crate) fn set_record(&mut self, dict: u32, record: R) {
         self.replace_dict(dict, Dict::Record(record));
@@ -223,11 +223,11 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Returns `value`, unless it is a dict in which no key is looked for.
+    /// Returns `value`, unless it is a dict with more than [`KEYS_MAX`] keys.
     ///
     /// # Errors
     ///
-    /// If it is one: it has more keys than any dict of a snapshot.
+    /// If it is: no dict of a snapshot has so many keys.
     pub(crate) fn kept(&self, value: Value) -> Result<Value, TraceError> {
         match self.all_pairs(value).len() > 2 * KEYS_MAX {
             true => Err(too_many_keys()),
@@ -235,8 +235,8 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Returns the keys and values in turn of a dict, none where `value` is a record or no dict, or
-    /// no key is looked for in it.
+    /// Returns the keys and values of a dict, in turn. Returns none if `value` is a record, is not a dict, or has
+    /// more than [`KEYS_MAX`] keys.
     pub(crate) fn pairs(&self, value: Value) -> &[Value] {
         let pairs = self.all_pairs(value);
         match pairs.len() > 2 * KEYS_MAX {
@@ -245,7 +245,7 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Returns the keys and values in turn of a dict, however many it has.
+    /// Returns the keys and values of a dict, in turn, however many it has.
     pub(crate) fn all_pairs(&self, value: Value) -> &[Value] {
         match value {
             Value::Dict(dict) => match self.dicts[dict as usize] {
@@ -256,7 +256,7 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Returns the text of a string, or `None` where `value` is none.
+    /// Returns the text of a string; `None` if `value` is not a string.
     pub(crate) fn text(&self, value: Value) -> Option<&str> {
         match value {
             Value::String(id) => Some(self.strings.get(id)),
@@ -264,7 +264,7 @@ impl<R: Copy> Heap<R> {
         }
     }
 
-    /// Returns about how much memory all of it takes.
+    /// Returns about how many bytes of memory the heap takes.
     pub(crate) fn retained_bytes(&self) -> u64 {
         let containers = self.lists.len() * size_of::<List>()
             + self.dicts.len() * size_of::<Dict<R>>()
@@ -276,7 +276,7 @@ impl<R: Copy> Heap<R> {
     }
 }
 
-/// Adds `items` to `to`, and what that takes to `bytes`.
+/// Appends `items` to `to`, and adds their memory to `bytes`.
 #[inline]
 fn extend(to: &mut Vec<Value>, items: &[Value], bytes: &mut u64) {
     *bytes -= items_bytes(to.len(), to.capacity());
@@ -294,7 +294,7 @@ fn too_many_keys() -> TraceError {
     TraceError::new(ErrorKind::Limit, what)
 }
 
-/// Returns the number of a container. The budget of a file ends long before 2^32 of them.
+/// Returns the number of a container. A file reaches its memory limit long before 2^32 of them.
 fn index(position: usize) -> u32 {
     u32::try_from(position).expect("the budget of a file ends before 2^32 containers")
 }
@@ -305,7 +305,7 @@ mod tests {
 
     const COUNT: usize = 10_000;
 
-    /// Checks that a thing that a heap is made to hold counts as so many bytes, or up to twice that.
+    /// Checks that each object that `add` adds counts as `bytes`, or up to twice that.
     #[track_caller]
     fn check_counted(bytes: usize, add: impl Fn(&mut Heap<()>, i64)) {
         let mut heap = Heap::new(Strings::default());
@@ -357,7 +357,7 @@ mod tests {
         });
     }
 
-    /// What a heap has let go of does not count.
+    /// Items that a heap has dropped do not count.
     #[test]
     fn what_is_dropped_does_not_count() {
         let mut heap = Heap::new(Strings::default());

@@ -12,61 +12,61 @@ use crate::budget::{Budget, Density};
 use crate::error::{ErrorKind, TraceError};
 use crate::source::Input;
 
-/// How many containers may be under construction at once. A snapshot needs eight.
+/// The most containers under construction at once. A snapshot needs eight.
 const NESTING_MAX: usize = 1000;
 
-/// The longest string: names of functions in C++ have some kilobytes.
+/// The longest string. Names of C++ functions have some kilobytes.
 pub(super) const STRING_BYTES_MAX: u64 = 16 << 20;
 
-/// How much of a text that is wrong goes into a message.
+/// The most characters of a wrong text in a message.
 const SHOWN_LETTERS: usize = 40;
 
-/// From so many values on, what a container takes is counted before it is made.
+/// A container of at least this many values is checked against the memory limit before it is built.
 const MANY_VALUES: usize = 4096;
 
-/// Sees every dict when it is completed, and may keep a record in its place.
+/// Sees every dict when it is complete, and may replace it by a record.
 pub(crate) trait Recogniser {
-    /// What stands for a dict that was recognised.
+    /// Replaces a recognised dict.
     type Record: Copy;
 
-    /// Returns the record for a dict of these keys and values, in turn; `None` to keep the dict.
+    /// Returns the record for a dict of `items`, keys and values in turn; `None` to keep the dict.
     ///
     /// # Errors
     ///
-    /// If the dict is of a known shape and cannot be what it seems.
+    /// If the dict is of a known kind but has wrong contents.
     fn recognise(
         &mut self,
         heap: &mut Heap<Self::Record>,
         items: &[Value],
     ) -> Result<Option<Self::Record>, TraceError>;
 
-    /// Returns about how much memory the records take.
+    /// Returns about how many bytes of memory the records take.
     fn retained_bytes(&self) -> u64;
 }
 
-/// Carries out one pickle.
+/// Executes one pickle.
 pub(crate) struct Machine<'m, 'r, R: Recogniser> {
     input: &'m mut Input<'r>,
     recogniser: &'m mut R,
     heap: Heap<R::Record>,
     stack: Vec<Value>,
-    /// The heights of the stack at which a container was begun, ascending.
+    /// The heights of the stack at which containers began, ascending.
     marks: Vec<usize>,
-    /// What was memoized under 0, 1, 2, …
+    /// The objects memoized under 0, 1, 2, …
     memo: Vec<Reference>,
-    /// What was memoized under other numbers: some writers leave gaps.
+    /// The objects memoized under other numbers: some writers leave gaps.
     sparse_memo: HashMap<u32, Reference>,
-    /// Where the memory taken is looked at next. Between two looks it can grow only by what
-    /// [`CHECK_EVERY_BYTES`] of opcodes make.
+    /// The offset of the next check of the memory taken. Between two checks it can grow only by the effects of
+    /// [`CHECK_EVERY_BYTES`] of opcodes.
     check_at: u64,
 }
 
 const CHECK_EVERY_BYTES: u64 = 64 << 10;
 
 impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
-    /// Returns the value that the pickle in `input` describes, and what it refers to.
+    /// Returns the value of the pickle in `input`, and the heap with the objects that it refers to.
     ///
-    /// `strings` holds the strings whose numbers the recogniser knows.
+    /// `strings` holds the strings whose numbers the recogniser relies on.
     pub(crate) fn run(
         input: &'m mut Input<'r>,
         recogniser: &'m mut R,
@@ -102,8 +102,8 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
     }
 
-    /// Carries out the opcodes that recordings consist of. `operand` is the eight bytes after the
-    /// opcode, lowest first: more than the operand itself where that is shorter.
+    /// Executes the opcodes that recordings mainly consist of. `operand` is the eight bytes after the opcode,
+    /// lowest first. If the operand is shorter, the higher bytes are not part of it.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -169,7 +169,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
     }
 
-    /// Carries out the opcodes that occur once in a container or less.
+    /// Executes the opcodes that occur at most once per container.
     fn step_rare(&mut self, opcode: u8) -> Result<(), TraceError> {
         match opcode {
             op::PROTO => self.protocol(),
@@ -237,7 +237,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
     }
 
-    /// Reads the plain values that occur a few times in a file, and the text forms of protocol 0.
+    /// Reads the plain values that are rare in a file, and the text forms of protocol 0.
     fn scalar(&mut self, opcode: u8) -> Result<Value, TraceError> {
         Ok(match opcode {
             op::NONE => Value::None,
@@ -321,7 +321,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         Ok(value)
     }
 
-    /// Returns where the topmost `count` values begin; they must be above the last mark.
+    /// Returns the index of the first of the topmost `count` values. They must be above the last mark.
     fn height_below(&self, count: usize) -> Result<usize, TraceError> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
@@ -389,14 +389,14 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     #[cold]
     fn put_sparse(&mut self, index: u32, reference: Reference) -> Result<(), TraceError> {
         if self.sparse_memo.len() == self.sparse_memo.capacity() {
-            // It grows to twice its size, and is there twice meanwhile.
+            // The table doubles its size, and both tables exist meanwhile.
             self.check_memory(2 * self.sparse_memo.allocation_size() as u64)?;
         }
         self.sparse_memo.insert(index, reference);
         Ok(())
     }
 
-    /// Puts the values from `height` up into the list below them.
+    /// Appends the values from `height` up to the list below them.
     fn append(&mut self, height: usize) -> Result<(), TraceError> {
         self.make_room(height)?;
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
@@ -417,7 +417,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         Ok(())
     }
 
-    /// Returns an error where there is no memory for a container of the values from `height` up.
+    /// Returns an error if the memory limit does not allow a container of the values from `height` up.
     #[inline]
     fn make_room(&mut self, height: usize) -> Result<(), TraceError> {
         match self.stack.len().saturating_sub(height) {
@@ -426,7 +426,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
     }
 
-    /// Drops the values from `height` up, and their memory where they were many.
+    /// Drops the values from `height` up, and releases their memory if they were many.
     #[inline]
     fn drop_above(&mut self, height: usize) {
         let is_many = self.stack.len() >= height + MANY_VALUES;
@@ -436,7 +436,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
     }
 
-    /// Puts the keys and values from `height` up into the dict below them.
+    /// Adds the keys and values from `height` up to the dict below them.
     #[inline]
     fn set_items(&mut self, height: usize) -> Result<(), TraceError> {
         self.make_room(height)?;
@@ -483,7 +483,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         self.push(tuple)
     }
 
-    /// Takes the state of a type of numpy's; no other object's is understood.
+    /// Reads the state of a numpy type. The state of any other object is refused.
     fn build(&mut self) -> Result<(), TraceError> {
         let state = self.pop()?;
         match self.stack[self.height_below(1)?] {
@@ -541,7 +541,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         self.pop()
     }
 
-    /// Returns an error where `coming_bytes` more would be too much memory.
+    /// Returns an error if `coming_bytes` more would exceed the memory limit.
     #[cold]
     fn check_memory(&self, coming_bytes: u64) -> Result<(), TraceError> {
         let references =
@@ -555,7 +555,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 }
 
-/// Returns the little-endian two's complement integer that `bytes` hold.
+/// Returns the little-endian two's complement integer in `bytes`.
 fn integer(bytes: &[u8]) -> Value {
     match bytes.len() {
         0 => Value::Int(0),
@@ -577,7 +577,7 @@ fn integer(bytes: &[u8]) -> Value {
     }
 }
 
-/// Puts keys and values in turn into a dict that has not become a record.
+/// Adds `items`, keys and values in turn, to a dict that is not a record.
 #[inline(never)]
 fn extend_dict<R: Copy>(heap: &mut Heap<R>, dict: u32, items: &[Value]) -> Result<(), TraceError> {
     if !heap.extend_dict(dict, items) {
@@ -596,8 +596,8 @@ fn utf8(bytes: &[u8]) -> Result<Cow<'_, str>, TraceError> {
     }
 }
 
-/// Returns a text with U+FFFD for each surrogate: Python has them in names of files that are no UTF-8, and writes them
-/// as if they were letters.
+/// Returns a text with U+FFFD for each surrogate. Python has surrogates in file names that are not UTF-8, and
+/// pickles them like letters.
 #[cold]
 fn without_surrogates(mut bytes: Vec<u8>) -> Result<String, TraceError> {
     for start in 0..bytes.len() {

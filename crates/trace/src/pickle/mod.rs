@@ -1,13 +1,14 @@
-//! Reads and writes pickles as plain data, and never runs what is in them.
+//! Reads and writes pickles as plain data, and never executes their code.
 //!
-//! A pickle is a program for a stack machine; most of its opcodes push, memoize and combine plain
-//! data, a few call into Python. [`Machine`] carries out the first kind and refuses the second by
-//! name, but for few constructors whose results are plain data. What it builds is flat: values refer to lists, dicts, tuples and strings by number, so
-//! shared and even recursive objects cost nothing, nesting cannot exhaust anything, and dropping it
-//! all does not recurse.
+//! A pickle is a program for a stack machine. Most of its opcodes push, memoize and combine plain data; a few call
+//! into Python. [`Machine`] executes the former. It refuses the latter with an error that names the opcode, except
+//! for a few constructors whose results are plain data.
 //!
-//! A recording holds millions of dicts of the same few shapes. A [`Recogniser`] sees each dict when
-//! it is completed and may replace it by a small record, so a file is never in memory as a tree.
+//! The result is flat: values refer to lists, dicts, tuples and strings by number. So shared and even recursive
+//! objects cost nothing, deep nesting exhausts no stack, and dropping the result does not recurse.
+//!
+//! A recording holds millions of dicts of the same few kinds. A [`Recogniser`] sees each dict when it is complete
+//! and may replace it by a small record, so a file is never in memory as a tree.
 
 mod callables;
 mod calls;

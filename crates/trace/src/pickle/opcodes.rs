@@ -1,9 +1,9 @@
-//! The pickle opcodes, by the names that Python's `pickletools` gives them.
+//! The pickle opcodes, with the names of Python's `pickletools`.
 //!
-//! [`code_name`] lists those that can call into Python: nothing here carries them out. What the few others that refer to
-//! Python make is in `calls.rs`.
+//! [`code_name`] lists those that can call into Python. They are never executed. `calls.rs` computes the results of
+//! the few other opcodes that refer to Python.
 
-/// What each opcode byte means; the machine handles these.
+/// The opcodes that the machine handles.
 pub(crate) mod data {
     pub(crate) const MARK: u8 = b'(';
     pub(crate) const STOP: u8 = b'.';
@@ -54,7 +54,7 @@ pub(crate) mod data {
     pub(crate) const BINBYTES8: u8 = 0x8e;
     pub(crate) const MEMOIZE: u8 = 0x94;
     pub(crate) const FRAME: u8 = 0x95;
-    // Those that refer to Python: of few things it is known without Python what they make.
+    // Opcodes that refer to Python. They are handled only for the constructors in `callables.rs`.
     pub(crate) const GLOBAL: u8 = b'c';
     pub(crate) const STACK_GLOBAL: u8 = 0x93;
     pub(crate) const REDUCE: u8 = b'R';
@@ -62,7 +62,7 @@ pub(crate) mod data {
     pub(crate) const BUILD: u8 = b'b';
 }
 
-/// Returns the name of an opcode that calls into Python, or refers to what only Python has.
+/// Returns the name of an opcode that calls into Python, or that refers to objects which only Python has.
 pub(crate) fn code_name(opcode: u8) -> Option<&'static str> {
     Some(match opcode {
         data::BUILD => "BUILD",
@@ -78,7 +78,7 @@ pub(crate) fn code_name(opcode: u8) -> Option<&'static str> {
     })
 }
 
-/// Returns the name of an opcode for data that no snapshot holds: sets and out-of-band buffers.
+/// Returns the name of an opcode for data that no snapshot has: sets and out-of-band buffers.
 pub(crate) fn foreign_name(opcode: u8) -> Option<&'static str> {
     Some(match opcode {
         0x8f => "EMPTY_SET",

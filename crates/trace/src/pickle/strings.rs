@@ -1,10 +1,10 @@
-//! Each distinct string once, by number.
+//! A table of strings. Each distinct string is stored once and has a number.
 
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// The number of a string in its [`Strings`]: equal strings have equal numbers.
+/// The number of a string in its [`Strings`]. Equal strings have equal numbers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct StringId(pub(crate) u32);
 
@@ -12,16 +12,16 @@ pub(crate) struct StringId(pub(crate) u32);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Strings {
     text: String,
-    /// Where each string ends in `text`; it starts where the one before ends.
+    /// The end of each string in `text`. Each string starts at the end of the one before.
     ends: Vec<usize>,
     by_text: HashTable<u32>,
-    /// The string that was looked up last: writers repeat one (`N/A`) with every event, afresh.
+    /// The most recent look-up: some writers write the same string (`N/A`) again with every event.
     recent: u32,
     hasher: DefaultHashBuilder,
 }
 
 impl Strings {
-    /// Returns the number of `text`, a new one where it has none yet. Constant time.
+    /// Returns the number of `text`: a new number if the text is new. Constant time.
     #[inline]
     pub(crate) fn intern(&mut self, text: &str) -> StringId {
         let is_recent = !self.ends.is_empty() && self.get(StringId(self.recent)) == text;
@@ -49,7 +49,7 @@ impl Strings {
         id
     }
 
-    /// Returns the string that `id` numbers.
+    /// Returns the string with number `id`.
     ///
     /// # Panics
     ///
@@ -58,13 +58,13 @@ impl Strings {
         slice(&self.text, &self.ends, id.0)
     }
 
-    /// Returns how many strings there are.
+    /// Returns the number of strings.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Returns about how much memory the table takes.
+    /// Returns about how many bytes of memory the table takes.
     pub(crate) fn retained_bytes(&self) -> u64 {
         (self.text.len() + self.ends.len() * 8 + self.by_text.allocation_size()) as u64
     }

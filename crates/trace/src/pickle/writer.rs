@@ -7,11 +7,11 @@ use hashbrown::HashMap;
 use super::machine::STRING_BYTES_MAX;
 use super::opcodes::data as op;
 
-/// The number of an object that was memoized, to write it again in a few bytes.
+/// The number of a memoized object, which writes it again in a few bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memo(u32);
 
-/// A pickle (protocol 2) in the making. The caller nests the calls as the data nests.
+/// A pickle (protocol 2) being written. The caller nests the calls as the data nests.
 pub(crate) struct PickleWriter<W> {
     out: W,
     memo_count: u32,
@@ -24,8 +24,8 @@ impl<W: Write> PickleWriter<W> {
         Ok(PickleWriter::continued(out))
     }
 
-    /// Goes on with a pickle that another wrote all but the end of. What is memoized there is not to be referred to by
-    /// what comes now, as its numbers are used again.
+    /// Continues a pickle that another program wrote, up to its end. The new part must not refer to objects that
+    /// were memoized before, because it uses their numbers again.
     pub(crate) fn continued(out: W) -> PickleWriter<W> {
         PickleWriter {
             out,
@@ -34,7 +34,7 @@ impl<W: Write> PickleWriter<W> {
         }
     }
 
-    /// Ends the pickle; returns what it was written to.
+    /// Ends the pickle and returns the output.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.out.write_all(&[op::STOP])?;
         Ok(self.out)
@@ -49,8 +49,8 @@ impl<W: Write> PickleWriter<W> {
         self.out.write_all(&[op::SETITEMS])
     }
 
-    /// Writes an empty list. What is written between [`begin_items`](Self::begin_items) and
-    /// [`end_items`](Self::end_items) is appended to it, as often as wanted.
+    /// Writes an empty list. The values written between [`begin_items`](Self::begin_items) and
+    /// [`end_items`](Self::end_items) are appended to it. This may be repeated.
     pub(crate) fn list(&mut self) -> io::Result<()> {
         self.out.write_all(&[op::EMPTY_LIST])
     }
@@ -63,7 +63,7 @@ impl<W: Write> PickleWriter<W> {
         self.out.write_all(&[op::APPENDS])
     }
 
-    /// Makes a tuple of the two values written last.
+    /// Combines the two values written last into a tuple.
     pub(crate) fn pair(&mut self) -> io::Result<()> {
         self.out.write_all(&[op::TUPLE2])
     }
@@ -105,7 +105,7 @@ impl<W: Write> PickleWriter<W> {
         }
     }
 
-    /// Writes a string, from the second time on as a reference to the first.
+    /// Writes a string. From the second time on, writes a reference to the first.
     pub(crate) fn string(&mut self, text: &str) -> io::Result<()> {
         if let Some(&memo) = self.strings.get(text) {
             return self.again(memo);
@@ -127,7 +127,7 @@ impl<W: Write> PickleWriter<W> {
         Ok(())
     }
 
-    /// Memoizes the value written last: a list or dict once it is complete.
+    /// Memoizes the value written last. A list or dict must be complete.
     pub(crate) fn memoize(&mut self) -> io::Result<Memo> {
         let memo = self.memo_count;
         self.memo_count += 1;
@@ -141,7 +141,7 @@ impl<W: Write> PickleWriter<W> {
         Ok(Memo(memo))
     }
 
-    /// Writes a value that was memoized.
+    /// Writes a memoized value again.
     pub(crate) fn again(&mut self, memo: Memo) -> io::Result<()> {
         match u8::try_from(memo.0) {
             Ok(memo) => self.out.write_all(&[op::BINGET, memo]),

@@ -1,27 +1,27 @@
-//! What numbers a recording can have. Within these bounds no sum of addresses and sizes overflows, not even a signed
-//! one, and not where every size is rounded up to twice itself.
+//! Bounds for the numbers in a recording. Within them no sum of addresses and sizes overflows, also not as a signed
+//! number, and also not if every size is rounded up to twice itself.
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot};
 
 use crate::error::TraceError;
 use crate::model::TraceEvent;
 
-/// The end of the addresses that a device can have. CUDA's are below 2^57.
+/// The end of a device's addresses. CUDA's are below 2^57.
 const ADDRESSES_END: DeviceAddress = DeviceAddress(1 << 62);
 
-/// The most memory in one piece: many times what any device has. A replay takes memory for each page of it.
+/// The largest block or segment: many times the memory of any device. A replay takes memory for each of its pages.
 const BYTES_MAX: Bytes = Bytes(8 << 40);
 
-/// The most that all events of a device are about, each by its size: a job that handles 1 TiB in each of a million
-/// events handles half of this.
+/// The most bytes of all events of a device together, each counted by its size. A job with a million events of 1
+/// TiB each has half of this.
 const ALL_BYTES_MAX: Bytes = Bytes(1 << 61);
 
-/// Fails where an event of a device is about memory that no device has, or all events are about more than any job
+/// Returns an error if an event has memory that no device has, or if all events together have more than any job
 /// handles. Linear time.
 ///
 /// # Errors
 ///
-/// The first such event.
+/// If there is such an event. The error names the first.
 pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), TraceError> {
     let mut all = Bytes::ZERO;
     for (index, recorded) in events.iter().enumerate() {
@@ -31,7 +31,7 @@ pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), Tra
             size,
             ..
         } = recorded.event;
-        // What was refused was not there.
+        // A refused request allocated nothing.
         if action != Action::OutOfMemory {
             all = all.saturating_add(size);
         }
@@ -46,7 +46,7 @@ pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), Tra
     Ok(())
 }
 
-/// Fails where something that is no memory is said to be paused.
+/// Returns an error if a pause has memory that no device has.
 pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
     let mut events = paused.iter().map(|recorded| recorded.event);
     match events.find(|event| !is_memory(event.address, event.size)) {
@@ -57,7 +57,7 @@ pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
     }
 }
 
-/// Fails where a segment is no memory, or a block in use is shorter than its request.
+/// Returns an error if a segment has memory that no device has, or if a block in use is shorter than its request.
 pub(crate) fn check_segments(segments: &[SegmentSnapshot]) -> Result<(), TraceError> {
     for segment in segments {
         if !is_memory(segment.address, segment.size) {
@@ -78,7 +78,7 @@ pub(crate) fn check_segments(segments: &[SegmentSnapshot]) -> Result<(), TraceEr
     Ok(())
 }
 
-/// Returns whether a device can have memory there.
+/// Returns whether a device can have this memory.
 fn is_memory(address: DeviceAddress, size: Bytes) -> bool {
     address < ADDRESSES_END && size <= BYTES_MAX
 }

@@ -1,8 +1,8 @@
-//! Walks a recording forwards, from what was there before it began to the segments at its end.
+//! Walks a recording forwards, from the segments before its first event to those at its end.
 //!
-//! What is recorded while it happens has no end that anyone could have written down: the process may be killed
-//! at any time. An event says what was asked for and not how large the block became, so that the blocks that
-//! are made here have the size of their request rounded up to 512 bytes; to less where blocks are closer.
+//! A recording that is written while the job runs has no segments at its end, because the process may be killed at
+//! any time. An event has the requested bytes and not the size of the block. So each block gets the size of its
+//! request rounded up to 512 bytes, or to less if blocks are closer.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::error::TraceError;
 use crate::model::{InitialSegment, TraceEvent};
 
-/// Returns the segments that `events` leave of those that a device `held` before, in the order of their
-/// addresses. O(n log m) for n events and m blocks at once.
+/// Returns the segments after `events`, sorted by address. `held` are the segments before. O(n log m) for n events
+/// and m blocks at once.
 ///
 /// # Errors
 ///
-/// If the events contradict what was there, or that would take more memory than `budget` has left.
+/// If the events contradict `held` or each other, or if the result would exceed `budget`.
 pub(crate) fn left_at_end(
     device: u32,
     held: &[SegmentSnapshot],
@@ -43,17 +43,17 @@ pub(crate) fn left_at_end(
     Ok(present.into_segments())
 }
 
-/// What is there at some moment of the recording.
+/// The memory at some event of the recording.
 struct Present {
     /// The blocks in use, by address.
     blocks: BTreeMap<u64, BlockSnapshot>,
     segments: Segments,
-    /// What sizes of blocks are multiples of.
+    /// The size that sizes of blocks are multiples of.
     granule: Bytes,
 }
 
-/// Returns what all blocks' addresses are multiples of, 512 bytes at most: a request that is rounded up to that
-/// reaches no other block. BFC's blocks are multiples of 256 bytes.
+/// Returns the largest power of two, at most 512 bytes, of which all blocks' addresses are multiples. A request
+/// rounded up to it reaches no other block. BFC's blocks are multiples of 256 bytes.
 pub(super) fn granule(held: &[SegmentSnapshot], events: &[TraceEvent]) -> Bytes {
     let held = held.iter().flat_map(|segment| &segment.blocks);
     let allocated = events.iter().map(|recorded| recorded.event);
@@ -90,7 +90,7 @@ impl Present {
             size,
             ..
         } = recorded.event;
-        // The pool that the books of the segments would note in it is not asked for.
+        // A copy, because the segments set an event's pool, which is not needed here.
         let mut event = *recorded;
         match action {
             Action::Alloc => {
@@ -115,7 +115,7 @@ impl Present {
                 let block = self.blocks.remove(&address.get());
                 return block.map(drop).ok_or_else(|| not_there(recorded.event));
             }
-            // What undoes the one does the other.
+            // To undo the opposite event is to apply this one.
             Action::SegmentAlloc => return self.segments.undo_free(&mut event),
             Action::SegmentMap => return self.segments.undo_unmap(&mut event),
             Action::SegmentFree => {
@@ -134,16 +134,16 @@ impl Present {
         Ok(())
     }
 
-    /// Returns the block in use that has some of the `size` bytes at `address`, by what was asked for.
+    /// Returns the block in use whose requested bytes overlap the `size` bytes at `address`.
     fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<&BlockSnapshot> {
         let below = self.blocks.range(..range_end(address, size)).next_back();
         let below = below.map(|(_, block)| block);
         below.filter(|block| range_end(block.address, block.requested) > address.get())
     }
 
-    /// Returns about how much memory all this takes.
+    /// Returns about how many bytes of memory this takes.
     fn retained_bytes(&self) -> u64 {
-        // A node of a tree is a half to wholly full.
+        // A tree's nodes are at least half full.
         let block = 3 * size_of::<(u64, BlockSnapshot)>() / 2;
         (self.blocks.len() * block) as u64 + self.segments.retained_bytes()
     }
@@ -164,7 +164,7 @@ impl Present {
     }
 }
 
-/// Returns a segment with the blocks in use that lie in it and the free ones between them.
+/// Returns a segment with its blocks in use and the free blocks between them.
 pub(super) fn picture(segment: &InitialSegment, in_use: &[BlockSnapshot]) -> SegmentSnapshot {
     let end = segment.address + segment.size;
     let mut blocks = Vec::new();

@@ -1,17 +1,17 @@
-//! Which kinds of events a recording has.
+//! The kinds of events that a recording has.
 
 use lowtide_core::Action;
 
 use crate::error::TraceError;
 use crate::model::TraceEvent;
 
-/// The kinds of events that a recording has. One of which there is no event may have been left out, so that what it would
-/// have told may have happened at any time.
+/// The kinds of events that a recording has. A kind without any event may not have been recorded. Such events may
+/// then have happened at any time.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Kinds(u16);
 
 impl Kinds {
-    /// Returns the kinds of `events`. Linear in them.
+    /// Returns the kinds of `events`. Linear time.
     pub(super) fn of(events: &[TraceEvent]) -> Kinds {
         let kinds = events.iter().map(|recorded| bit(recorded.event.action));
         Kinds(kinds.fold(0, |all, kind| all | kind))
@@ -21,7 +21,8 @@ impl Kinds {
         self.0 & bit(action) != 0
     }
 
-    /// Returns `error`, of memory that is allocated while it is in use, with the reason if no frees are recorded.
+    /// Returns `error`, about memory that is allocated while it is in use. Adds the reason if no frees are
+    /// recorded.
     pub(super) fn explain(self, error: TraceError) -> TraceError {
         if self.count(&[Action::FreeRequested, Action::FreeCompleted]) > 0 {
             return error;
@@ -31,12 +32,12 @@ impl Kinds {
         )
     }
 
-    /// Returns how many of some kinds it has.
+    /// Returns how many of `kinds` the recording has.
     pub(super) fn count(self, kinds: &[Action]) -> u64 {
         kinds.iter().map(|&kind| u64::from(self.has(kind))).sum()
     }
 
-    /// Returns whether the recording tells which segments come from the driver, or pages of expandable ones.
+    /// Returns whether the recording has allocations of segments, or of pages of expandable segments.
     pub(super) fn tells_coming(self, is_expandable: bool) -> bool {
         self.has(match is_expandable {
             true => Action::SegmentMap,
@@ -44,7 +45,7 @@ impl Kinds {
         })
     }
 
-    /// Returns whether it tells which go back to it.
+    /// Returns whether the recording has releases of segments, or of pages of expandable segments.
     pub(super) fn tells_going(self, is_expandable: bool) -> bool {
         self.has(match is_expandable {
             true => Action::SegmentUnmap,
@@ -52,7 +53,8 @@ impl Kinds {
         })
     }
 
-    /// Returns whether it tells of all memory that goes: of what it has coming, and of any.
+    /// Returns whether the recording has all releases: at least one kind, and that of each kind of allocation it
+    /// has.
     pub(super) fn tells_all_going(self) -> bool {
         let both = [true, false];
         both.iter().any(|&kind| self.tells_going(kind))

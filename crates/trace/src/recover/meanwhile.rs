@@ -1,22 +1,27 @@
-//! Finds what was there at the last event of a recording whose segments are of another moment.
+//! Computes the memory at the last event of a recording whose segments are of another moment.
 //!
-//! PyTorch takes the events of a device and then its segments, each under the allocator's lock and not both under one.
-//! So other threads may allocate and free between the two, and the segments show what no event tells of. What the
-//! events say last of a place is certain:
+//! PyTorch reads the events of a device and then its segments, each under the allocator's lock but not both under
+//! one. Other threads may allocate and free between the two. The segments then have changes without events. The
+//! state after the last event of an address is certain:
 //!
-//! - A block that they leave in use, and that is not shown, was freed meanwhile.
-//! - A block that is shown in a place they tell of, and that they do not leave there, was allocated meanwhile.
-//! - A range that they leave and that is not shown went meanwhile, and what is shown where they say that a range went,
-//!   or that there is another, came meanwhile. What is no part of an expandable segment came as a whole.
+//! - A block that the events leave in use, and that the segments do not have, was freed meanwhile.
+//! - A block of the segments at an address with events, where the events leave none, was allocated meanwhile.
+//! - A range that the events leave allocated, and that the segments do not have, was released meanwhile.
+//! - A segment where the events leave none, or another one, was allocated meanwhile. Only an expandable segment may
+//!   have been mapped in parts.
 //!
-//! What no event tells of is taken to have been there all the time. Segments that are older than the last event, which
-//! PyTorch does not write, are read alike: as if what the last events did had been undone.
+//! Memory without events is taken to have existed all the time. Segments that are older than the last event, which
+//! PyTorch does not write, are treated alike: as if the last events had been undone.
 //!
-//! A kind of which a recording has no event may have been left out (`skip_actions`), and what it would have told may have
-//! happened at any time. That is no sign of other threads: a block that waits where no request is told, or is not shown
-//! where no free is; memory that is not shown where none goes, unless a block was in use in some of it at the last event:
-//! then what is free goes with it, as one call takes all of that. So a recording is refused that could be true if nothing
-//! was left out. It can be made again; one that is read with memory that had gone long before would be believed.
+//! A kind without any event may not have been recorded (`skip_actions`). Its events may have happened at any time,
+//! so these differences are no sign of other threads:
+//! - a block that waits to be freed, if no request to free is recorded,
+//! - a block that the segments do not have, if no free is recorded,
+//! - a segment that is missing, if no release is recorded. If a block was in use in some released memory at the
+//!   last event, all missing free memory counts as released with it, because one call releases all of it.
+//!
+//! So a recording may be refused that would be consistent if no kind was skipped. It can be recorded again. Reading
+//! it with memory that had been released long before would give wrong numbers that look right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,28 +35,29 @@ use super::segments::{Segment, Segments};
 use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::model::{InitialSegment, TraceEvent};
 
-/// Between the two locks only those get in who waited for them, a few calls each; one call may let go of all that is
-/// cached. What takes more calls than this is no race: events and segments do not belong together.
+/// The most calls of other threads between the two locks. Only threads that waited for the lock run in between, a
+/// few calls each; one call may release all cached memory. If more calls are needed, the difference is no race:
+/// events and segments do not belong together.
 const CALLS_MAX: u64 = 1000;
 
-/// What segments are multiples of.
+/// The size that the sizes of segments are multiples of.
 const PAGE: Bytes = Bytes::mib(2);
 
-/// What was there at the last event.
+/// The memory at the last event.
 #[derive(Debug)]
 pub(crate) struct Rewound {
-    /// In the order of their addresses.
+    /// The segments, sorted by address.
     pub(crate) segments: Vec<SegmentSnapshot>,
-    /// Where those of `segments` start of whose pool nothing is known.
+    /// The starts of the segments whose pool is unknown.
     pub(super) without_pool: BTreeSet<DeviceAddress>,
-    /// The blocks that came after the last event.
+    /// The blocks allocated after the last event.
     pub(crate) younger: BTreeSet<DeviceAddress>,
-    /// How many events there were at least from then until the segments were taken.
+    /// The least number of events between the last event and the segments.
     pub(crate) missed_events: u64,
 }
 
-/// Returns what was there at the last of `events`, `shown` being what was there a little later; `None` where that is
-/// the same, or cannot be told by so little as other threads do meanwhile. O((n + m) log m) for n events and m blocks.
+/// Returns the memory at the last of `events`. `shown` are the segments a little later. Returns `None` if both are
+/// the same, or if they differ by more than other threads do meanwhile. O((n + m) log m) for n events and m blocks.
 pub(super) fn rewind(
     events: &[TraceEvent],
     shown: &[SegmentSnapshot],
@@ -90,27 +96,27 @@ pub(super) fn rewind(
     Some(rewind.into_rewound(shown))
 }
 
-/// Returns the blocks in use of some segments, by address.
+/// Returns the blocks in use in some segments, by address.
 fn blocks_in_use(shown: &[SegmentSnapshot]) -> BTreeMap<u64, BlockSnapshot> {
     let blocks = shown.iter().flat_map(|segment| &segment.blocks);
     let in_use = blocks.filter(|block| block.status != BlockStatus::Inactive);
     in_use.map(|block| (block.address.get(), *block)).collect()
 }
 
-/// What the events say last.
+/// The final state of the memory that the events mention.
 struct Said {
-    /// The blocks that they leave in use, by address.
+    /// The blocks that the events leave in use, by address.
     blocks: BTreeMap<u64, Left>,
-    /// By where they start. No two overlap.
+    /// The ranges by their start. No two overlap.
     ranges: BTreeMap<u64, Range>,
     kinds: Kinds,
 }
 
-/// A range of which the events say whether it is there.
+/// A range that events allocated or released.
 #[derive(Clone, Copy)]
 struct Range {
     end: u64,
-    /// What came last, or went.
+    /// The last segment there.
     segment: Segment,
     is_there: bool,
 }
@@ -131,7 +137,7 @@ impl Said {
         }
     }
 
-    /// Takes what the next event says; returns `None` if that cannot be.
+    /// Applies the next event. Returns `None` if it contradicts the events before.
     fn listen(&mut self, recorded: &TraceEvent) -> Option<()> {
         let Event {
             action,
@@ -144,7 +150,7 @@ impl Said {
             status,
         };
         let start = address.get();
-        // No memory comes or goes where a block is in use, before others do anything.
+        // Memory with a block in use is neither allocated nor released, whatever other threads do later.
         let end = start + size.get();
         if action.is_segment()
             && let Some((&last, block)) = self.blocks.range(..end).next_back()
@@ -173,7 +179,7 @@ impl Said {
         Some(())
     }
 
-    /// Notes of a range whether it is there from now on.
+    /// Records whether a range exists from now on.
     fn say(&mut self, recorded: &TraceEvent, is_expandable: bool, is_there: bool) {
         let start = recorded.event.address.get();
         let end = start + recorded.event.size.get();
@@ -200,7 +206,7 @@ impl Said {
         self.ranges.insert(start, range);
     }
 
-    /// Returns what is said of the parts of a range, in order, and where each starts.
+    /// Returns the recorded parts of a range, in order, each with its start.
     fn of_range(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Range)> {
         let before = self.ranges.range(..start).next_back();
         let reaching = before.filter(move |(_, before)| before.end > start);
@@ -211,13 +217,14 @@ impl Said {
             .map(|(&from, range)| (from, range))
     }
 
-    /// Returns whether one that touches a range is of an expandable segment.
+    /// Returns whether a range of an expandable segment overlaps or touches this range.
     fn is_beside_expandable(&self, start: u64, end: u64) -> bool {
         let mut touching = self.of_range(start.saturating_sub(1), end + 1);
         touching.any(|(_, range)| range.segment.is_expandable)
     }
 
-    /// Returns how many events at least free a block that the events leave in use: none where they do not tell of that.
+    /// Returns the least number of events that free a block which the events leave in use; 0 if frees are not
+    /// recorded.
     fn events_to_free(&self, left: &Left) -> u64 {
         let requests = match left.status {
             BlockStatus::Allocated => self.kinds.count(&[Action::FreeRequested]),
@@ -226,9 +233,9 @@ impl Said {
         requests + self.kinds.count(&[Action::FreeCompleted])
     }
 
-    /// Returns about how much memory they take, and what will be made of them.
+    /// Returns about how many bytes of memory this and its result take.
     fn retained_bytes(&self) -> u64 {
-        // A node of a tree is a half to wholly full.
+        // A tree's nodes are at least half full.
         let block = size_of::<(u64, Left)>() + size_of::<(u64, BlockSnapshot)>();
         let blocks = self.blocks.len() * block;
         let ranges = self.ranges.len() * size_of::<(u64, Range)>();
@@ -236,12 +243,12 @@ impl Said {
     }
 }
 
-/// Ranges that are apart, by where they start: the end of each, and the largest block in it.
+/// Disjoint ranges by their start: the end of each, and the largest block in it.
 #[derive(Default)]
 struct Ranges<'e>(BTreeMap<u64, (u64, &'e TraceEvent)>);
 
 impl<'e> Ranges<'e> {
-    /// Adds a range around a block, as one with those that it overlaps.
+    /// Adds a range around a block, and merges it with the ranges that it overlaps.
     fn join(&mut self, mut start: u64, mut end: u64, mut block: &'e TraceEvent) {
         while let Some((&from, &(to, other))) = self.0.range(..end).next_back()
             && to > start
@@ -256,21 +263,21 @@ impl<'e> Ranges<'e> {
     }
 }
 
-/// What is shown, on its way back to the last event.
+/// The segments of the recording, while they are changed back to the last event.
 struct Rewind {
     segments: Segments,
-    /// The blocks in use, by address, of which it is not known that the events leave them.
+    /// The blocks in use, by address, that are not yet known to be those that the events leave.
     shown: BTreeMap<u64, BlockSnapshot>,
-    /// Those that they leave.
+    /// The blocks that the events leave in use.
     left: BTreeMap<u64, BlockSnapshot>,
     younger: BTreeSet<DeviceAddress>,
     missed_events: u64,
-    /// How many calls of other threads that takes.
+    /// The number of other threads' calls that the changes take.
     calls: u64,
 }
 
 impl Rewind {
-    /// Keeps of the segments that are `shown` what was there; returns `None` where they overlap.
+    /// Keeps the parts of `shown` that existed at the last event. Returns `None` if they overlap.
     fn keep_segments(
         &mut self,
         said: &Said,
@@ -302,13 +309,13 @@ impl Rewind {
         Some(())
     }
 
-    /// Takes away a range that came after the last event, and the blocks in it.
+    /// Removes a range that was allocated after the last event, and the blocks in it.
     fn take_away(&mut self, said: &Said, start: u64, end: u64) {
         self.missed_events += 1;
         self.take_blocks(said, start, end);
     }
 
-    /// Takes away the blocks that reach into a range: they came after the last event.
+    /// Removes the blocks that overlap a range: they were allocated after the last event.
     fn take_blocks(&mut self, said: &Said, start: u64, end: u64) {
         while let Some((&address, block)) = self.shown.range(..end).next_back()
             && address + block.size.get() > start
@@ -324,7 +331,8 @@ impl Rewind {
         }
     }
 
-    /// Finds the blocks that the events leave in use among those that are shown, and returns the others.
+    /// Finds the blocks that the events leave in use among those of the segments. Returns those that it does not
+    /// find.
     fn match_blocks(&mut self, said: &Said) -> Vec<(u64, Left)> {
         let mut missing = Vec::new();
         // Older recordings have the size of the block there.
@@ -350,7 +358,7 @@ impl Rewind {
                 (BlockStatus::Allocated, BlockStatus::PendingFree) => {
                     said.kinds.count(&[Action::FreeRequested])
                 }
-                // It became free and was handed out again.
+                // It became free and was allocated again.
                 (BlockStatus::PendingFree, BlockStatus::Allocated) => {
                     said.kinds.count(&[Action::FreeCompleted, Action::Alloc])
                 }
@@ -368,7 +376,7 @@ impl Rewind {
         missing
     }
 
-    /// Takes away the blocks in places that the events tell of, but for those that they leave there.
+    /// Removes the blocks at addresses with events, except those that the events leave in use.
     fn remove_younger(&mut self, said: &Said, events: &[TraceEvent]) {
         let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
         let places = events.iter().map(|recorded| recorded.event);
@@ -383,7 +391,7 @@ impl Rewind {
         }
     }
 
-    /// Puts back the blocks that were freed since.
+    /// Adds the blocks that were freed meanwhile.
     fn put_back(&mut self, missing: Vec<(u64, Left)>, granule: Bytes) {
         for (address, left) in missing {
             let block = BlockSnapshot {
@@ -396,14 +404,15 @@ impl Rewind {
         }
     }
 
-    /// Brings back what went since, unless it may have gone before; returns `None` where it overlaps others.
+    /// Adds the segments that were released meanwhile, unless that may have happened before the last event. Returns
+    /// `None` if one overlaps another.
     fn restore_segments(
         &mut self,
         said: &Said,
         events: &[TraceEvent],
         granule: Bytes,
     ) -> Option<()> {
-        // Memory in which a block was in use went later, whatever the events tell.
+        // Memory with a block in use at the last event was released later, whatever kinds are recorded.
         let is_away = |&address: &u64| self.segments.around(DeviceAddress(address)).is_none();
         let went = self.left.keys().any(is_away);
         self.restore_told(said, went)?;
@@ -413,7 +422,7 @@ impl Rewind {
         }
     }
 
-    /// Brings back what the events say is there, of the kinds of memory of which they tell what goes, or of all.
+    /// Adds the ranges that the events leave allocated: of the kinds whose releases are recorded, or of all kinds.
     fn restore_told(&mut self, said: &Said, all: bool) -> Option<()> {
         let mut pages_end = None;
         for (&start, range) in &said.ranges {
@@ -422,7 +431,7 @@ impl Rewind {
             }
             for (from, to) in self.segments.gaps(start, range.end) {
                 self.keep(from, to, range.segment)?;
-                // Pages that touch may have gone at once.
+                // Adjacent pages may have been unmapped at once.
                 self.missed_events += u64::from(pages_end != Some(from));
                 pages_end = range.segment.is_expandable.then_some(to);
             }
@@ -430,11 +439,11 @@ impl Rewind {
         Some(())
     }
 
-    /// Makes segments for blocks of which no event and nothing that is shown says where they were: those were there
-    /// before the first event and went after the last.
+    /// Adds segments for blocks that lie in no segment of the events or of the recording's end. Such a segment
+    /// existed before the first event and was released after the last.
     fn restore_lost(&mut self, said: &Said, events: &[TraceEvent], granule: Bytes) -> Option<()> {
         let unknown = self.unknown_places(said, events, granule);
-        // What the driver hands out has whole pages. Those that one block reaches into are of one segment.
+        // The driver allocates whole pages. Pages that one block overlaps are of one segment.
         let mut lost = Ranges::default();
         for (start, end, block) in blocks(events, granule) {
             let before = unknown.range(..end).next_back();
@@ -458,8 +467,8 @@ impl Rewind {
         Some(())
     }
 
-    /// Returns the parts of the blocks' places of which neither an event nor what is shown says anything, by where they
-    /// start. However many blocks lie over a segment, it is looked at once.
+    /// Returns the parts of the blocks' ranges that neither the events nor the segments mention, by their start.
+    /// Each segment is visited once, however many blocks overlap it.
     fn unknown_places(
         &self,
         said: &Said,
@@ -476,7 +485,7 @@ impl Rewind {
             .collect()
     }
 
-    /// Returns the parts of a range of which neither an event nor what is shown says anything.
+    /// Returns the parts of a range that neither the events nor the segments mention.
     fn unknown(&self, said: &Said, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut unknown = Vec::new();
         for (from, to) in self.segments.gaps(start, end) {
@@ -520,8 +529,8 @@ impl Rewind {
     }
 }
 
-/// Returns where those of the shown segments start that a block of the events reaches into from outside, or out of. None
-/// of the expandable ones, of which a part may have gone.
+/// Returns the starts of those segments that a block of the events overlaps only in part. Expandable segments are
+/// not included, because a part of one may have been unmapped.
 fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -> BTreeSet<u64> {
     let plain = shown.iter().filter(|segment| !segment.is_expandable);
     let bounds = |it: &SegmentSnapshot| (it.address.get(), (it.address + it.size).get());
@@ -533,7 +542,7 @@ fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -
         let reached = reaching.filter(|&(&from, &to)| from > start || to < end);
         let reached: Vec<u64> = reached.map(|(&from, _)| from).collect();
         for from in reached {
-            // Each is looked at once, however many blocks reach into it.
+            // Each segment is visited once, however many blocks overlap it.
             plain.remove(&from);
             straddled.insert(from);
         }
@@ -541,7 +550,7 @@ fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -
     straddled
 }
 
-/// Returns where each block that an event tells of starts and ends, with the event.
+/// Returns the start and end of the block of each event that has one, with the event.
 fn blocks(events: &[TraceEvent], granule: Bytes) -> impl Iterator<Item = (u64, u64, &TraceEvent)> {
     let is_block = |recorded: &&TraceEvent| {
         matches!(
@@ -556,7 +565,8 @@ fn blocks(events: &[TraceEvent], granule: Bytes) -> impl Iterator<Item = (u64, u
     })
 }
 
-/// Returns the parts of a shown segment that came after the last event, in order: none where events do not tell of that.
+/// Returns the parts of a segment that were allocated after the last event, in order. Returns none if such events
+/// are not recorded.
 fn came_meanwhile(
     said: &Said,
     start: u64,
@@ -583,8 +593,8 @@ fn came_meanwhile(
     others.next().map(|_| (start, end)).into_iter().collect()
 }
 
-/// Returns whether a block that is shown can be the one that the events leave at its address, the next one being where
-/// `next` says. Where no block `has_requests`, it is not known what was asked for.
+/// Returns whether a block of the segments can be the block that the events leave at its address. `next` is the
+/// start of the next block. If `has_requests` is false, the requested bytes are unknown.
 fn is_same(block: &BlockSnapshot, left: &Left, next: u64, has_requests: bool) -> bool {
     let is_size = match has_requests {
         true => block.requested == left.requested,
@@ -593,7 +603,7 @@ fn is_same(block: &BlockSnapshot, left: &Left, next: u64, has_requests: bool) ->
     is_size && block.address.get() + block.size.get() <= next
 }
 
-/// Returns whether a segment is shown as it was.
+/// Returns whether a recorded segment is equal to the segment at the last event.
 fn shows(shown: &SegmentSnapshot, segment: &InitialSegment, in_use: &[BlockSnapshot]) -> bool {
     let blocks = shown.blocks.iter();
     let shown_in_use = blocks.filter(|block| block.status != BlockStatus::Inactive);

@@ -1,27 +1,28 @@
-//! Walks a recording backwards, from the segments at its end to what was there before it began; and one that
-//! says only what was there before, forwards first (`forward.rs`).
+//! Walks a recording backwards, from the segments at its end to the memory before its first event. A recording that
+//! has only the segments before its first event is walked forwards first (`forward.rs`).
 //!
-//! PyTorch keeps the last events in a ring; a long job, or a recording begun late, has lost the
-//! first. What is alive at the end is known, so undoing the events one by one, newest first, tells
-//! what was alive at every moment: an `alloc` undone takes its block away, a `free_completed` undone
-//! brings it back. What is left when all are undone was there before. The same walk finds what
-//! cannot have happened, and for recordings that do not say so, the pool of each event: that of the
-//! segment that was around the block at the time, where it is known because the segment is still
-//! there at the end.
+//! PyTorch keeps the last events in a ring buffer. So a long job, or a recording started late, lacks the first
+//! events. The blocks in use at the end are known. Undoing the events one by one, newest first, gives the blocks in
+//! use at every event: undoing an `alloc` removes its block, undoing a `free_completed` adds its block again. The
+//! blocks that remain after the first event is undone were in use before it.
 //!
-//! The segments may be a little younger than the last event, with what other threads did meanwhile. Where the walk
-//! finds that, it begins anew from what was there at the last event (`meanwhile.rs`).
+//! The same walk finds contradictions. For recordings without pools it also finds the pool of each event: that of
+//! the segment around the block at the time. The pool is known if that segment still exists at the end.
+//!
+//! The segments may be a little younger than the last event, with the effects of other threads' calls. If the walk
+//! finds that, it starts again from the memory at the last event (`meanwhile.rs`).
 //!
 //! Recordings made with `skip_actions` lack some kinds of events:
-//! - A block of which only one of `free_requested` and `free_completed` is there gets the other at
-//!   the same time.
-//! - With every `segment_*` left out, the segments at the end are taken to have been there all the
-//!   time. A block that was there before the first event and lies in no segment gets one of its own.
-//! - Without any free, nothing is known of what an address had before it was allocated again: such a recording is refused.
-//! - Without any `alloc`, blocks may be freed in memory that only came before.
-//! - With no segments at the end, every block that is not freed is taken to be alive then, and one that overlaps it for
-//!   a contradiction.
-//! - What a kind of event that is missing would have told is no sign of other threads.
+//! - If only one of a block's `free_requested` and `free_completed` is recorded, the other is added at the same
+//!   time.
+//! - If no `segment_*` is recorded, the segments at the end are taken to have existed all the time. A block from
+//!   before the first event that lies in no segment gets one of its own.
+//! - If no free is recorded, an address that is allocated twice has unknown blocks before. Such a recording is
+//!   refused.
+//! - If no `alloc` is recorded, a block may be freed in memory that was allocated only within the recording.
+//! - If there are no segments at the end, every block that is not freed is taken to be in use then. Another block
+//!   that overlaps it is a contradiction.
+//! - A difference that an unrecorded kind of event explains is no sign of other threads.
 
 mod bounds;
 mod forward;
@@ -53,25 +54,25 @@ use overlaps::{range_end, refuse_overlaps};
 pub(crate) use segments::is_large;
 use segments::{Segment, Segments};
 
-/// What [`recover`] found.
+/// The result of [`recover`].
 #[derive(Debug)]
 pub(crate) struct Recovered {
-    /// The events, with both halves of each free, and their pools where they can be told.
+    /// The events, with both halves of each free, and with their pools if those can be inferred.
     pub(crate) events: Vec<TraceEvent>,
     pub(crate) initial: InitialState,
-    /// What was there at the last event, where the segments are of another moment.
+    /// The memory at the last event, if the segments are of another moment.
     pub(crate) rewound: Option<Rewound>,
 }
 
-/// Returns what a device had before `events`, of which `segments` were left at the end, or a little later.
+/// Returns the memory of a device before `events`. `segments` are those after the last event, or a little later.
 ///
-/// `segments` are in the order of their addresses; `end_follows` says whether they follow from the events, so that they
-/// are of no other moment. O(n log m) for n events and m blocks at once.
+/// `segments` are sorted by address. `end_follows` is whether they were computed from the events, so that they
+/// cannot be of another moment. O(n log m) for n events and m blocks at once.
 ///
 /// # Errors
 ///
-/// If the events contradict each other, or the segments more than what others do meanwhile explains, or if what was
-/// there would take more memory than `budget` has left. The error names the event.
+/// If the events contradict each other, if they contradict the segments by more than other threads' calls explain,
+/// or if the result would exceed `budget`. The error names the event.
 pub(crate) fn recover(
     device: u32,
     mut events: Vec<TraceEvent>,
@@ -91,11 +92,11 @@ pub(crate) fn recover(
     at_end.end_follows = end_follows;
     let mut rewound = None;
     let walked = match at_end.walk(device, &mut events, budget) {
-        // An end that follows from the events is of their moment.
+        // An end that was computed from the events is of their moment.
         Ok(walked) if !walked.saw_younger || end_follows => walked,
         Err(error) if end_follows => return Err(error),
         first => {
-            // What it found is not needed any more, and takes memory.
+            // The first walk's result is not needed any more, and takes memory.
             let first = first.map(drop);
             forget_pools(&mut events, &pools_known);
             if !segments.is_empty() {
@@ -111,7 +112,7 @@ pub(crate) fn recover(
             }
         }
     };
-    // Otherwise the walk has met every block with what is there at the end.
+    // Otherwise the walk has compared every block with the blocks at the end.
     if segments.is_empty() || walked.saw_younger {
         refuse_overlaps(device, &events, &walked.initial, budget)?;
     }
@@ -124,11 +125,12 @@ pub(crate) fn recover(
     })
 }
 
-/// Fails where [`recover`] fails, or would add the other half of a free. Mostly it takes no memory for events: most recordings are of one moment.
+/// Returns an error if [`recover`] would, or if it would add the other half of a free. Usually it copies a few
+/// events at a time: only a recording that needs more than one walk is copied whole.
 ///
 /// # Errors
 ///
-/// As for [`recover`].
+/// Like [`recover`].
 pub(crate) fn check(
     device: u32,
     events: &[TraceEvent],
@@ -157,18 +159,18 @@ pub(crate) fn check(
     }
 }
 
-/// What a walk found.
+/// The result of a walk.
 struct Walked {
     initial: InitialState,
-    /// The events that are one half of a free whose other half is not there, in order.
+    /// The events that are one half of a free and lack the other half, in order.
     half_frees: Vec<usize>,
-    /// Whether the segments showed what came after the last event, though nothing contradicts it.
+    /// Whether the segments have changes from after the last event, without contradicting the events.
     saw_younger: bool,
-    /// How much memory all that takes, with the other halves.
+    /// The bytes of memory that the result takes, with the missing halves of frees.
     retained_bytes: u64,
 }
 
-/// Takes from each event the pool that was found for it, where the recording does not say one.
+/// Removes the inferred pool of each event whose pool is not recorded.
 fn forget_pools(events: &mut [TraceEvent], pools_known: &[bool]) {
     for (event, &is_known) in events.iter_mut().zip(pools_known) {
         if !is_known {
@@ -177,45 +179,45 @@ fn forget_pools(events: &mut [TraceEvent], pools_known: &[bool]) {
     }
 }
 
-/// What was alive at some moment of the recording.
+/// The memory in use at some event of the recording.
 struct Past {
-    /// By address. No two overlap.
+    /// The blocks by address. No two overlap.
     blocks: BTreeMap<u64, Block>,
-    /// Where those of them start that an event freed, once that was asked for: few recordings are worth the time.
+    /// The addresses of the blocks that an event freed. Built on first use, because few recordings need it.
     freed: Option<BTreeSet<u64>>,
     segments: Segments,
-    /// Whether what is alive at the end is known.
+    /// Whether the memory in use at the end is known.
     knows_end: bool,
-    /// Whether it follows from the events.
+    /// Whether the end was computed from the events.
     end_follows: bool,
     kinds: Kinds,
-    /// The events that are one half of a free whose other half is not there.
+    /// The events that are one half of a free and lack the other half.
     half_frees: Vec<usize>,
-    /// Whether the segments showed what came after the last event, though nothing contradicts it.
+    /// Whether the segments have changes from after the last event, without contradicting the events.
     saw_younger: bool,
 }
 
 struct Block {
-    /// How long it is at least: its rounded size where that is known, else what was asked for.
+    /// A lower bound of its size: its rounded size if that is known, otherwise the requested bytes.
     size: Bytes,
     requested: Bytes,
     stream: Stream,
     status: BlockStatus,
     pool: Option<MempoolId>,
     stack: StackId,
-    /// The event that freed it, or `None` where it is still there at the end.
+    /// The event that freed it; `None` if it still exists at the end.
     freed_by: Option<usize>,
 }
 
 impl Block {
-    /// Returns it, with where it starts, if it reaches beyond `address`.
+    /// Returns the block, with its start, if it reaches beyond `address`.
     fn reaches(&self, start: u64, address: DeviceAddress) -> Option<(DeviceAddress, &Block)> {
         let start = DeviceAddress(start);
         (range_end(start, self.size) > address.get()).then_some((start, self))
     }
 
-    /// Returns whether it is shown, and is not the one of which an event says that so much was asked for. Where a
-    /// recording does not say what was asked for, it says the size, which is no less.
+    /// Returns whether the block exists at the end and cannot be the block of an event with these requested bytes.
+    /// A recording without requested bytes has the block's size in their place, which is no less.
     fn is_of_another(&self, requested: Bytes) -> bool {
         let may_be_it = self.size >= requested && [requested, self.size].contains(&self.requested);
         self.freed_by.is_none() && !may_be_it
@@ -223,7 +225,7 @@ impl Block {
 }
 
 impl Past {
-    /// Returns what was alive at the end, or at the last event where that was `rewound`.
+    /// Returns the memory in use at the end, or at the last event for `rewound` segments.
     fn from_end(
         segments: &[SegmentSnapshot],
         rewound: Option<&Rewound>,
@@ -250,7 +252,7 @@ impl Past {
             past.segments.insert(segment.address, of_segment)?;
             let in_use = |status| status != BlockStatus::Inactive;
             for block in segment.blocks.iter().filter(|block| in_use(block.status)) {
-                // The stack that is shown there is that of a later block.
+                // The recorded stack is that of a later block at this address.
                 let is_other = rewound.is_some_and(|it| it.younger.contains(&block.address));
                 let stack = match is_other {
                     true => StackId::NONE,
@@ -296,7 +298,8 @@ impl Past {
         })
     }
 
-    /// Fails where an event that was undone shows that the end is of another moment, and it cannot be.
+    /// Returns an error if an undone event shows that the end is of another moment, but the end was computed from
+    /// the events.
     fn check_end(&self, event: Event) -> Result<(), TraceError> {
         match self.end_follows && self.saw_younger {
             true => Err(TraceError::contradiction(format!(
@@ -309,7 +312,7 @@ impl Past {
         }
     }
 
-    /// Undoes events, the last first, of which the first has a number.
+    /// Undoes events, the last first. `first` is the index of the first of them in the recording.
     fn undo_all(
         &mut self,
         device: u32,
@@ -330,9 +333,9 @@ impl Past {
         Ok(())
     }
 
-    /// Returns about how much memory all this takes, and what will be made of it.
+    /// Returns about how many bytes of memory this and its result take.
     fn retained_bytes(&self) -> u64 {
-        // A node of a tree is a half to wholly full.
+        // A tree's nodes are at least half full.
         let block = 3 * size_of::<(u64, Block)>() / 2 + size_of::<InitialBlock>();
         let freed = 3 * size_of::<u64>() / 2;
         let half_free = size_of::<usize>() + size_of::<TraceEvent>();
@@ -341,7 +344,7 @@ impl Past {
         (blocks + self.half_frees.len() * half_free) as u64 + self.segments.retained_bytes()
     }
 
-    /// Undoes one event, and notes in it the pool it happened in.
+    /// Undoes one event, and sets its pool.
     fn undo(&mut self, index: usize, event: &mut TraceEvent) -> Result<(), TraceError> {
         match event.event.action {
             Action::Alloc => {
@@ -367,8 +370,8 @@ impl Past {
         }
     }
 
-    /// Fails where a block is in use in memory that only comes, and was freed: it was never allocated. One that is shown
-    /// may be younger than the last event.
+    /// Returns an error if a block is in use in memory that the undone event allocates, and an event freed it:
+    /// nothing allocated that block. A block that still exists at the end may be younger than the last event.
     fn check_unused(&mut self, event: Event) -> Result<(), TraceError> {
         if !self.kinds.has(Action::Alloc) {
             return Ok(());
@@ -406,7 +409,7 @@ impl Past {
         if block.status == BlockStatus::PendingFree {
             match block.freed_by {
                 Some(freed_by) => self.half_frees.push(freed_by),
-                // Its program let go of it after the last event, unless that is left out.
+                // The program freed it after the last event, unless requests to free are not recorded.
                 None => self.saw_younger |= self.kinds.has(Action::FreeRequested),
             }
         }
@@ -452,7 +455,7 @@ impl Past {
         self.bring_back(index, event, BlockStatus::PendingFree)
     }
 
-    /// Brings back the block that `event` freed.
+    /// Adds the block that `event` freed.
     fn bring_back(
         &mut self,
         index: usize,
@@ -469,7 +472,7 @@ impl Past {
             return Err(overlap("frees", event.event, other, block));
         }
         let segment = self.segments.around(address);
-        // What is not shown and does not go later was there at the last event.
+        // A segment that does not exist at the end, and is not freed by an event, existed at the last event.
         self.saw_younger |= segment.is_none() && self.knows_end && self.kinds.tells_all_going();
         let pool = event.pool().or(segment.and_then(|segment| segment.pool));
         event.set_pool(pool);
@@ -489,13 +492,15 @@ impl Past {
         Ok(())
     }
 
-    /// Returns the last block that overlaps the `size` bytes at `address`, or the one at `address`.
+    /// Returns the last block that overlaps the `size` bytes at `address`. An empty range overlaps the block around
+    /// it.
     fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, &Block)> {
         let (&start, block) = self.blocks.range(..range_end(address, size)).next_back()?;
         block.reaches(start, address)
     }
 
-    /// Returns the last such block that an event freed, however many that are shown are there.
+    /// Like [`Past::occupant`], but among the blocks that an event freed. Takes no longer if many others are in use
+    /// there.
     fn freed_occupant(
         &mut self,
         address: DeviceAddress,
@@ -509,8 +514,8 @@ impl Past {
         self.blocks[&start].reaches(start, address)
     }
 
-    /// Returns what is alive, once every event has been undone, and whether each block lies within a segment. Of one
-    /// that does not, what does is alive.
+    /// Returns the memory in use after every event was undone, and whether each block lies within a segment. A
+    /// block that does not is cut to the part within its segment.
     fn into_initial(mut self) -> (InitialState, bool) {
         let mut initial = InitialState::default();
         let mut are_whole = true;
@@ -541,7 +546,7 @@ impl Past {
     }
 }
 
-/// Returns `events` with both halves of each free; `half_frees` are those of which one is missing.
+/// Returns `events` with both halves of each free. `half_frees` are the events whose other half is missing.
 fn complete_frees(events: Vec<TraceEvent>, half_frees: &[usize]) -> Vec<TraceEvent> {
     if half_frees.is_empty() {
         return events;

@@ -1,4 +1,4 @@
-//! Refuses memory that two blocks have at once, where what is there at the end does not tell.
+//! Refuses blocks that overlap in time and memory, for recordings whose end does not show it.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::error::TraceError;
 use crate::model::{InitialState, TraceEvent};
 
-/// Fails where an allocation takes memory of a block that came before it and was not freed. `events` are all that a
-/// device has, in order, and `initial` was there before. O(n log m) for n events and m blocks at once.
+/// Returns an error if an allocation takes memory of an earlier block that was not freed. `events` are all events
+/// of a device, in order, and `initial` is the memory before them. O(n log m) for n events and m blocks at once.
 ///
 /// # Errors
 ///
-/// The first such event.
+/// If there is such an event. The error names the first.
 pub(super) fn refuse_overlaps(
     device: u32,
     events: &[TraceEvent],
@@ -34,7 +34,7 @@ pub(super) fn refuse_overlaps(
                     return Err(error.at_event(device, index));
                 }
             }
-            // One half of a free may be left out.
+            // One half of a free may be missing.
             Action::FreeRequested | Action::FreeCompleted => blocks.remove(event.address),
             _ => {}
         }
@@ -45,12 +45,12 @@ pub(super) fn refuse_overlaps(
     Ok(())
 }
 
-/// What was asked for of each block, by where it starts. No two overlap.
+/// The requested bytes of each block, by its start. No two overlap.
 #[derive(Default)]
 struct Blocks(BTreeMap<u64, Bytes>);
 
 impl Blocks {
-    /// Adds a block, or returns one that it overlaps. One of no bytes overlaps none.
+    /// Adds a block, or returns a block that it overlaps. A block of zero bytes overlaps none.
     fn insert(&mut self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, Bytes)> {
         if size.is_zero() {
             return None;
@@ -69,7 +69,7 @@ impl Blocks {
     }
 
     fn retained_bytes(&self) -> u64 {
-        // A node of a tree is a half to wholly full.
+        // A tree's nodes are at least half full.
         (3 * size_of::<(u64, Bytes)>() / 2 * self.0.len()) as u64
     }
 }
@@ -82,7 +82,7 @@ pub(super) fn overlap(event: Event, (other, size): (DeviceAddress, Bytes)) -> Tr
     ))
 }
 
-/// Returns the end of a range. An empty range counts as one byte, as something starts there.
+/// Returns the end of a range. An empty range counts as one byte, because a block starts there.
 pub(super) fn range_end(address: DeviceAddress, size: Bytes) -> u64 {
     address.get() + size.get().max(1)
 }

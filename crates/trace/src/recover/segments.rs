@@ -1,4 +1,4 @@
-//! The segments that were there at some moment of a recording.
+//! The segments at some event of a recording.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,13 @@ use lowtide_core::{Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stre
 use crate::error::TraceError;
 use crate::model::{InitialBlock, InitialSegment, TraceEvent};
 
-/// Returns whether PyTorch has segments of this size for large requests: those for small requests
-/// are 2 MiB each.
+/// Returns whether a segment of this size serves PyTorch's large requests. Segments for small requests have 2 MiB.
 pub(crate) fn is_large(size: Bytes) -> bool {
     size > Bytes::mib(2)
 }
 
-/// Returns whether a range that went from an expandable segment at once had pages for large requests:
-/// those are 20 MiB each, unless the job said otherwise, the others 2 MiB.
+/// Returns whether a range of this size, which was unmapped at once, had pages for large requests. Those have 20
+/// MiB, unless the job set another size; the others have 2 MiB.
 fn is_of_large_pages(size: Bytes) -> bool {
     (size % Bytes::mib(20)).is_zero()
 }
@@ -43,7 +42,7 @@ impl Segment {
         }
     }
 
-    /// Returns the segment, or range of an expandable one, that comes or goes with an event.
+    /// Returns the segment, or range of an expandable segment, that an event allocates or releases.
     pub(super) fn of_event(recorded: &TraceEvent, is_expandable: bool) -> Segment {
         let Event { size, stream, .. } = recorded.event;
         Segment {
@@ -59,7 +58,7 @@ impl Segment {
         }
     }
 
-    /// Returns a segment, or range of an expandable one, of so many bytes around the block of an event.
+    /// Returns a segment, or range of an expandable segment, with `size` bytes around the block of an event.
     pub(super) fn of_block(recorded: &TraceEvent, size: Bytes, is_expandable: bool) -> Segment {
         Segment {
             size: size.get(),
@@ -70,7 +69,7 @@ impl Segment {
         }
     }
 
-    /// Returns whether this and a range that starts where it ends are of one expandable segment.
+    /// Returns whether this range and `after`, which starts at its end, are of one expandable segment.
     fn continues_in(&self, after: &Segment) -> bool {
         let same_pool = match (self.pool, after.pool) {
             (Some(pool), Some(other)) => pool == other,
@@ -81,9 +80,9 @@ impl Segment {
 }
 
 impl Segments {
-    /// Adds a segment; returns its pool, where that is known.
+    /// Adds a segment. Returns its pool, if it is known.
     ///
-    /// A range of an expandable segment joins the ranges that it touches, as PyTorch lists them.
+    /// A range of an expandable segment is merged with the ranges that it touches, as in PyTorch's snapshots.
     pub(super) fn insert(
         &mut self,
         address: DeviceAddress,
@@ -124,7 +123,7 @@ impl Segments {
         Ok(segment.pool)
     }
 
-    /// Returns about how much memory they take, and what will be made of them.
+    /// Returns about how many bytes of memory these and their result take.
     pub(super) fn retained_bytes(&self) -> u64 {
         let segment = 3 * size_of::<(u64, Segment)>() / 2 + size_of::<InitialSegment>();
         (self.0.len() * segment) as u64
@@ -136,8 +135,8 @@ impl Segments {
         (address.get() - start < segment.size).then_some(segment)
     }
 
-    /// Returns how long a block at `address` is for a request, as allocators round: to 512 bytes, if its segment is as long.
-    /// One of the host's pinned memory may be shorter.
+    /// Returns the size of a block at `address` for a request, as allocators round: up to 512 bytes, if the segment
+    /// has room. A segment of pinned host memory may be shorter.
     pub(super) fn rounded(&self, address: u64, requested: Bytes) -> Bytes {
         let rounded = requested.round_up(Bytes(512));
         let below = self.0.range(..=address).next_back();
@@ -148,8 +147,8 @@ impl Segments {
         room.map_or(rounded, |room| rounded.min(room))
     }
 
-    /// Takes away a segment that came. Where the segments at the end are not known, it may have
-    /// stayed.
+    /// Removes a segment that was allocated. If the segments at the end are unknown, it may be missing, because it
+    /// may have stayed to the end.
     pub(super) fn undo_alloc(
         &mut self,
         event: &mut TraceEvent,
@@ -170,12 +169,12 @@ impl Segments {
         }
     }
 
-    /// Brings back a segment that went.
+    /// Adds a segment that was released.
     pub(super) fn undo_free(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
         self.bring_back(event, false)
     }
 
-    /// Brings back a range that was unmapped.
+    /// Adds a range that was unmapped.
     pub(super) fn undo_unmap(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
         self.bring_back(event, true)
     }
@@ -191,7 +190,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Takes away a range that was mapped, out of the range that contains it.
+    /// Removes a range that was mapped, from the range that contains it.
     pub(super) fn undo_map(
         &mut self,
         event: &mut TraceEvent,
@@ -232,7 +231,7 @@ impl Segments {
         }
     }
 
-    /// Returns the parts of a range where no segment is, in order.
+    /// Returns the parts of a range without a segment, in order.
     pub(super) fn gaps(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut at = start;
@@ -249,7 +248,7 @@ impl Segments {
         gaps
     }
 
-    /// Returns whether a range of an expandable segment ends where another range starts, or starts where it ends.
+    /// Returns whether a range of an expandable segment touches this range.
     pub(super) fn is_beside_expandable(&self, start: u64, end: u64) -> bool {
         let before = self.0.range(..start).next_back();
         let touching = before.filter(|(address, before)| *address + before.size == start);
@@ -260,7 +259,7 @@ impl Segments {
             .any(|segment| segment.is_expandable)
     }
 
-    /// Returns how much of a block lies in one segment: what lies in none gets one of its own.
+    /// Returns how many bytes of a block lie in one segment. Adds a segment for a block that starts in none.
     pub(super) fn cover(&mut self, block: &InitialBlock) -> Bytes {
         let (address, size) = (block.address.get(), block.size.get());
         if let Some((&start, segment)) = self.0.range(..=address).next_back()
@@ -281,7 +280,7 @@ impl Segments {
         Bytes(size)
     }
 
-    /// Returns the segments, as what was there before the first event.
+    /// Returns the segments as those before the first event.
     pub(super) fn into_initial(self) -> Vec<InitialSegment> {
         let segments = self.0.into_iter();
         segments

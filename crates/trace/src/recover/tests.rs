@@ -1,4 +1,4 @@
-//! Each rule of the walk on a few events, and each contradiction.
+//! Tests of each rule of the walk on a few events, and of each contradiction.
 
 use lowtide_core::BlockSnapshot;
 
@@ -89,7 +89,7 @@ fn check_contradiction(segments: &[SegmentSnapshot], events: &[TraceEvent], expe
     assert_eq!(without_reason, expected);
 }
 
-/// What is said first of memory that is allocated while it is in use, where no frees are recorded.
+/// The prefix of errors about memory that is allocated while it is in use, if no frees are recorded.
 const NO_FREES: &str = "no frees are recorded, so record without skip_actions=[\"free_requested\", \"free_completed\"]: ";
 
 use Action::{
@@ -109,7 +109,7 @@ fn memory_that_two_blocks_have_at_once_though_the_end_does_not_tell() {
         ],
         "device 0, event 2: allocates 500 bytes at 0x100200, where a block of 1000 bytes at 0x100000 is in use",
     );
-    // The block is shown as half as long, as if another had come in its place.
+    // The block at the end is half as long, as if another had replaced it.
     check_contradiction(
         &[segment(&[Allocated, Allocated])],
         &[
@@ -118,7 +118,7 @@ fn memory_that_two_blocks_have_at_once_though_the_end_does_not_tell() {
         ],
         "device 0, event 1: allocates 512 bytes at 0x100200, where a block of 1.00 KiB at 0x100000 is in use",
     );
-    // One half of each free may have been left out.
+    // One half of each free may be missing.
     for half in [FreeRequested, FreeCompleted] {
         let again = [Alloc, half, Alloc].map(|action| event(action, SEGMENT, 512));
         run(&[], &again).unwrap();
@@ -202,7 +202,7 @@ fn free_of_a_block_that_is_free() {
     );
 }
 
-/// Of memory that came before, a block may have been there before the first event; not of what comes only then.
+/// A block that was never allocated may be from before the first event, unless its segment was allocated later.
 #[test]
 fn free_of_a_block_that_was_never_allocated() {
     let free = [
@@ -225,7 +225,7 @@ fn free_of_a_block_that_was_never_allocated() {
     run(&[segment(&[])], &without_allocations).expect("kinds of events were left out");
 }
 
-/// Between the events and the segments, which PyTorch takes one after the other, another thread may allocate.
+/// Another thread may allocate after PyTorch has read the events and before it reads the segments.
 #[test]
 fn a_block_that_is_younger_than_the_last_event() {
     let events = [
@@ -235,7 +235,7 @@ fn a_block_that_is_younger_than_the_last_event() {
     run(&[segment(&[Allocated, Allocated])], &events).expect("it came later");
 }
 
-/// 10^10 steps, were each block looked at for each range.
+/// Takes 10^10 steps if each block is visited for each range.
 #[test]
 fn many_blocks_in_a_range_that_comes_many_times() {
     const COUNT: u64 = 100_000;
@@ -317,7 +317,7 @@ fn places_that_are_no_memory() {
         &[event(Alloc, SEGMENT, (8 << 40) + 1)],
         "device 0, event 0: alloc of 8.00 TiB at 0x100000 is no memory",
     );
-    // Sums of sizes stay in range, whatever is summed up; what was refused is in none.
+    // Sums of sizes stay in range. Refused requests are in no sum.
     let refused = (0..3).map(|_| event(OutOfMemory, 0, 1 << 60));
     let all: Vec<TraceEvent> = refused
         .chain((0..=1 << 18).map(|_| event(SegmentAlloc, SEGMENT, 8 << 40)))
@@ -376,7 +376,7 @@ fn missing_halves_of_frees_are_put_in() {
                 .all(|event| event.event.size == Bytes(512))
         );
     }
-    // Only the first of these is missing: the second waits at the end.
+    // Only the first completion is missing: the second block waits at the end.
     let recovered = run(
         &[segment(&[PendingFree])],
         &[alloc, requested, alloc, requested],
@@ -422,7 +422,8 @@ fn ranges_are_mapped_and_unmapped_in_parts() {
         is_expandable: true,
         blocks: Vec::new(),
     };
-    // Before: 40 MiB. Then 20 MiB more, 20 MiB in the middle go and come back but for their end.
+    // 40 MiB before. Then 20 MiB more are mapped, and 20 MiB in the middle are unmapped and their first half mapped
+    // again.
     let events = [
         event(SegmentMap, EXPANDABLE + mib(40), mib(20)),
         event(SegmentUnmap, EXPANDABLE + mib(20), mib(20)),
@@ -450,7 +451,7 @@ fn ranges_are_mapped_and_unmapped_in_parts() {
             .iter()
             .all(|event| event.pool() == Some(MempoolId(0, 5)))
     );
-    // A range that went from the end of another was of its pool.
+    // A range unmapped at the end of another was of its pool.
     let events = [event(SegmentUnmap, EXPANDABLE + mib(20), mib(20))];
     let recovered = run(&[range(EXPANDABLE, mib(20))], &events).unwrap();
     assert_eq!(recovered.events[0].pool(), Some(MempoolId(0, 5)));
@@ -471,7 +472,7 @@ fn a_contradiction_is_named_by_its_event() {
     }
 }
 
-/// What was there before is said, and an event has to be possible with it.
+/// The segments before the first event are known, and each event must be possible with them.
 #[test]
 fn events_contradict_what_was_there_before() {
     let held = [segment(&[Allocated, PendingFree])];

@@ -9,21 +9,21 @@ use crate::pickle::opcode;
 use crate::stacks::StackTable;
 use crate::text::RecordedText;
 
-/// A segment whose memory is away.
+/// A paused segment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PausedSegment {
-    /// The device that it is on.
+    /// The device it is on.
     pub device: u32,
-    /// That its memory left: an [`Action::SegmentPaused`](lowtide_core::Action::SegmentPaused).
+    /// The pause: an [`Action::SegmentPaused`](lowtide_core::Action::SegmentPaused).
     pub event: Event,
-    /// When it did, in microseconds since 1970.
+    /// The time of the pause, in microseconds since 1970.
     pub time_us: i64,
     /// The tag of its region.
     pub tag: RecordedText,
 }
 
-/// Adds which pools are regions', and what of these is paused, to the bytes of a snapshot that another program wrote.
-/// Returns whether they are such that this can be; otherwise they stay as they are.
+/// Adds regions' pools and paused segments to the bytes of a snapshot that another program wrote. Returns `false`,
+/// and leaves the bytes unchanged, if they do not end like a snapshot of PyTorch.
 pub fn add_regions(pickle: &mut Vec<u8>, regions: &[RegionPool], paused: &[PausedSegment]) -> bool {
     if !is_dict(pickle) {
         return false;
@@ -46,7 +46,7 @@ pub fn add_regions(pickle: &mut Vec<u8>, regions: &[RegionPool], paused: &[Pause
     is_added
 }
 
-/// Returns whether a pickle is a dict that its last opcodes complete, as PyTorch writes it: from C++ it is memoized then.
+/// Returns whether a pickle is a dict that its last opcodes complete, as PyTorch writes it. C++ also memoizes it.
 fn is_dict(pickle: &[u8]) -> bool {
     let is_completed = matches!(
         pickle,

@@ -1,4 +1,4 @@
-//! Reads a snapshot as JSON: it builds what a pickle of the same data builds.
+//! Reads a snapshot in JSON into the same values as from a pickle.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,10 +12,10 @@ use crate::error::TraceError;
 use crate::pickle::{Dict, Heap, Recogniser as _, Value};
 use crate::source::Input;
 
-/// How long a text or a number may be. A snapshot's are names and settings.
+/// The longest text or number. A snapshot's texts are names and settings.
 const TOKEN_BYTES_MAX: u64 = 16 << 20;
 
-/// The error for a page or a JSON file that torch.profiler wrote.
+/// The error for a page or a JSON file by torch.profiler.
 pub(crate) const PROFILE: &str = "torch.profiler wrote it, which records sums and no allocations; record with \
      torch.cuda.memory._record_memory_history() and write with torch.cuda.memory._dump_snapshot()";
 
@@ -23,13 +23,13 @@ pub(crate) const PROFILE: &str = "torch.profiler wrote it, which records sums an
 const LISTS: &str = "a list of lists, as torch.profiler writes its timelines, which have no allocations; record \
      with torch.cuda.memory._record_memory_history(), and of what ranks gathered write a list or a dict of snapshots";
 
-/// After so many bytes the memory taken is looked at again.
+/// The number of bytes between two checks of the memory taken.
 const CHECK_EVERY_BYTES: u64 = 64 << 10;
 
-/// After so many keys and values of a dict they are put into it.
+/// The number of keys and values that are added to a dict at once.
 const ITEMS_AT_ONCE: usize = 4096;
 
-/// Returns the first value that the JSON in `input` describes, and what it refers to.
+/// Returns the first value in the JSON of `input`, and the heap with the objects that it refers to.
 pub(super) fn read(
     input: &mut Input<'_>,
     records: &mut Records,
@@ -69,11 +69,11 @@ fn json_error(error: serde_json::Error) -> TraceError {
     TraceError::malformed(format!("no JSON of a snapshot: {error}"))
 }
 
-/// How far the bytes have been read.
+/// How many bytes have been read, and how much memory they justify.
 #[derive(Default)]
 struct Progress {
     read_bytes: Cell<u64>,
-    /// Where the last text, number, list or dict was seen.
+    /// The position of the last text, number, list or dict.
     seen_at: Cell<u64>,
     memory_max: Cell<u64>,
 }
@@ -105,18 +105,18 @@ impl Read for JsonBytes<'_, '_, '_> {
     }
 }
 
-/// What is built.
+/// Builds the values.
 struct Builder<'b> {
     heap: Heap<Record>,
     records: &'b mut Records,
     progress: &'b Progress,
     check_at: u64,
-    /// What is wrong beyond the parser's errors.
+    /// An error that the parser does not know.
     error: Option<TraceError>,
 }
 
 impl Builder<'_> {
-    /// Notes that something was read; returns an error where all together is too much memory.
+    /// Records that a value was read. Returns an error if all values together take too much memory.
     fn see<E: serde::de::Error>(&mut self) -> Result<(), E> {
         self.check_memory().map_err(|error| self.fail(error))
     }
@@ -133,7 +133,7 @@ impl Builder<'_> {
         budget.take(1, self.records.retained_bytes())
     }
 
-    /// Puts keys and values in turn into a dict.
+    /// Adds `items`, keys and values in turn, to a dict.
     fn set_items(&mut self, dict: Value, items: &[Value]) -> Result<(), TraceError> {
         let Value::Dict(dict) = dict else {
             return Ok(());
@@ -144,7 +144,7 @@ impl Builder<'_> {
         };
         match record {
             Some(record) => self.heap.set_record(dict, record),
-            // Items that follow those of a record are none of its.
+            // Further items of a dict that is already a record are not part of it.
             None => drop(self.heap.extend_dict(dict, items)),
         }
         Ok(())
@@ -154,14 +154,14 @@ impl Builder<'_> {
         Value::String(self.heap.strings.intern(text))
     }
 
-    /// Returns the parser's error for `error`, which is kept.
+    /// Keeps `error`, and returns an error for the parser.
     fn fail<E: serde::de::Error>(&mut self, error: TraceError) -> E {
         self.error = Some(error);
         E::custom("it is said elsewhere")
     }
 }
 
-/// Where a value lies.
+/// The place of a value in the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Root,
@@ -170,7 +170,7 @@ enum Place {
     Inside,
 }
 
-/// The value that is next.
+/// Reads the next value.
 struct Item<'a, 'b> {
     builder: &'a mut Builder<'b>,
     place: Place,
@@ -225,7 +225,7 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
         let builder = self.builder;
         let place = match self.place {
             Place::Root => Place::RootList,
-            // Times and sums, or events of which each is a list.
+            // A list of lists: a timeline of times and sums, or events that are lists.
             Place::RootList => return Err(builder.fail(TraceError::foreign(LISTS))),
             Place::Inside => Place::Inside,
         };

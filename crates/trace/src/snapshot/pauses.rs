@@ -1,12 +1,14 @@
-//! Regions and their pauses in PyTorch's snapshots, whose format has no word for them.
+//! Regions and their pauses in PyTorch's snapshots. PyTorch's format has neither, so they have keys of their own,
+//! which PyTorch's viewer ignores.
 //!
-//! Regions are a list under a key of the snapshot that its viewer passes over, `region_pools`: dicts with a `device`, a
-//! `pool_id` as events have it, and the `tag` of the region whose memory that pool has.
+//! `region_pools` is a list of dicts. Each has a `device`, a `pool_id` as in events, and the `tag` of the region
+//! whose memory that pool holds.
 //!
-//! Pauses are a list under another such key, `pauses`. Each entry is a dict: the
-//! `device`, the `event`, which looks as those of the device's trace do and has the region's tag as its
-//! `user_metadata`, and `entries_before`, which says how many entries of that trace came before it, and -1 of what was
-//! paused before the first. Where that is missing, the event lies between them by its time.
+//! `pauses` is a list of dicts with these keys:
+//! - `device`,
+//! - `event`: like an event of the device's trace, with the region's tag as its `user_metadata`,
+//! - `entries_before`: the number of entries of that trace before the pause, or -1 if the memory was paused before
+//!   the first. If it is missing, the pause's time decides.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -17,10 +19,10 @@ use crate::model::{Trace, TraceEvent};
 use crate::parts::Parts;
 use crate::text::RecordedText;
 
-/// A pool that has the memory of a region.
+/// A pool that holds the memory of a region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegionPool {
-    /// The device that it is on.
+    /// The device it is on.
     pub device: u32,
     /// The pool.
     pub pool: MempoolId,
@@ -28,7 +30,7 @@ pub struct RegionPool {
     pub tag: RecordedText,
 }
 
-/// A pause, or the end of one, and where it lies among the other events of its device.
+/// A pause or a resume, and its place among the other events of its device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pause {
     pub(super) place: Place,
@@ -37,11 +39,11 @@ pub(super) struct Pause {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
-    /// It was before the first.
+    /// Before the first event.
     BeforeFirst,
-    /// So many were before it.
+    /// After this number of events.
     After(usize),
-    /// It has its time, as they do.
+    /// At its time.
     ByTime,
 }
 
@@ -63,7 +65,7 @@ pub(super) fn pauses_of(trace: &Trace) -> Vec<Pause> {
     before.chain(during).collect()
 }
 
-/// Puts pauses where they lie among the events of `parts`. O(n log m) for n events and m pauses.
+/// Inserts pauses among the events of `parts`. O(n log m) for n events and m pauses.
 pub(super) fn put(pauses: Vec<Pause>, parts: &mut Parts) {
     let mut placed = Vec::with_capacity(pauses.len());
     let mut by_time = Vec::new();
@@ -72,7 +74,7 @@ pub(super) fn put(pauses: Vec<Pause>, parts: &mut Parts) {
             Place::BeforeFirst if event.event.action == Action::SegmentPaused => {
                 parts.paused_before.push(event);
             }
-            // Before the first, all is there that is not paused.
+            // Before the first event, all memory that is not listed as paused is mapped.
             Place::BeforeFirst => {}
             Place::After(count) => placed.push((count, event)),
             Place::ByTime => by_time.push(event),
@@ -101,8 +103,8 @@ pub(super) fn put(pauses: Vec<Pause>, parts: &mut Parts) {
     parts.events = all;
 }
 
-/// Returns how many events were before each of some pauses, by their times; at least those by which memory came and was
-/// handed out that was then paused, as clocks differ.
+/// Returns the pauses with the number of events before each, by their times. Clocks differ, so a pause is placed at
+/// the earliest after the events that allocated or mapped the paused memory.
 fn counts_before(mut pauses: Vec<TraceEvent>, events: &[TraceEvent]) -> Vec<(usize, TraceEvent)> {
     pauses.sort_by_key(|pause| pause.time_us);
     let mut first_after = 0;

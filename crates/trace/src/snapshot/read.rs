@@ -1,4 +1,4 @@
-//! Picks up what a snapshot says from the dicts above its records.
+//! Reads a snapshot's contents from the dicts above its records.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,24 +23,24 @@ use crate::source::Input;
 use crate::stacks::StackTable;
 use crate::text::RecordedText;
 
-/// How long the settings may be: Linux has no longer environment variable.
+/// The longest text of settings: Linux limits environment variables to this size.
 const CONF_BYTES_MAX: usize = 128 << 10;
 
-/// What a list of anything else is.
+/// The error for a list of anything else.
 const NO_SNAPSHOTS: &str = "a list of something other than snapshots or segments; of what ranks gathered write a list or a \
      dict, each item of which is what torch.cuda.memory._snapshot() returns";
 
-/// From so many items on, a list is looked at for one snapshot alone.
+/// A list with at least this many items may belong to one snapshot only.
 const MANY_ITEMS: usize = 16;
 
-/// Returns the snapshot whose pickle is in `input`.
+/// Returns the snapshot in the pickle of `input`.
 pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     let mut records = Records::default();
     let (root, heap) = Machine::run(input, &mut records, known_strings())?;
     Reader::new(input, heap, records)?.snapshot(root)
 }
 
-/// Returns the snapshot whose JSON is in `input`.
+/// Returns the snapshot in the JSON of `input`.
 pub(crate) fn read_json(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
     let mut records = Records::default();
     let (root, heap) = json::read(input, &mut records)?;
@@ -51,31 +51,31 @@ struct Reader {
     heap: Heap<Record>,
     records: Records,
     budget: Budget,
-    /// The long lists that a snapshot has, by number: no other has them, too.
+    /// The numbers of the long lists that a snapshot has taken. No other snapshot may have them.
     taken: HashSet<u32>,
-    /// The texts that traces keep: each is there once, however many snapshots share it.
+    /// The texts that traces keep. Each is stored once, even if many snapshots share it.
     texts: HashMap<StringId, RecordedText>,
 }
 
-/// What one snapshot says, before its events are taken.
+/// The contents of one snapshot, before its events are taken.
 #[derive(Default)]
 struct Member {
-    /// What the file calls it, where it has several.
+    /// The file's name for it, if the file has several.
     name: Option<RecordedText>,
     devices: BTreeMap<u32, Parts>,
     host: Parts,
     settings: AllocatorSettings,
     pauses: BTreeMap<u32, Vec<Pause>>,
-    /// Whose events are which, in the order of the records.
+    /// The owners of the events, in the order of the records.
     events: Vec<(Owner, Runs)>,
 }
 
-/// Whose events a list has.
+/// The owner of a list's events.
 #[derive(Clone, Copy)]
 enum Owner {
     Device(u32),
     Host,
-    /// Nobody's: they have been taken.
+    /// No owner: these events have been copied already.
     Pauses,
 }
 
@@ -116,7 +116,7 @@ impl Reader {
         budget.give_back(heap.retained_bytes());
         records.stacks.strings = heap.into_strings();
         budget.take(1, records.stacks.strings.retained_bytes())?;
-        // From the last to the first, so that each takes its events off the end.
+        // From the last to the first, so that each member takes its events off the end.
         for member in members.iter_mut().rev() {
             member.take_events(&mut records.events, &mut budget)?;
         }
@@ -131,7 +131,7 @@ impl Reader {
         Ok(snapshot)
     }
 
-    /// Returns the snapshots of the file, with what it calls them where they are several.
+    /// Returns the snapshots of the file, with their names if there are several.
     fn roots(
         &self,
         root: Value,
@@ -178,7 +178,7 @@ impl Reader {
         }
         let others = count - repeated - roots.len();
         if roots.is_empty() {
-            // What `torch.cuda.memory_snapshot()` returns is a list, of segments.
+            // `torch.cuda.memory_snapshot()` returns a list of segments.
             let first = self
                 .heap
                 .items(self.heap.kept(root)?)
@@ -209,7 +209,7 @@ impl Reader {
         Ok(roots)
     }
 
-    /// Returns what the snapshot `root` says.
+    /// Returns the contents of the snapshot `root`.
     fn member(&mut self, root: Value) -> Result<Member, TraceError> {
         let (segments, traces) = match root {
             Value::List(_) => (root, Value::None),
@@ -266,7 +266,7 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// If another has it, too: a file might list it any number of times.
+    /// If another snapshot has it, too: a file might list it any number of times.
     fn take_list(&mut self, list: Value) -> Result<(), TraceError> {
         match list {
             Value::List(number) if self.count(list) >= MANY_ITEMS && !self.taken.insert(number) => {
@@ -302,7 +302,7 @@ impl Reader {
         self.read_memory(segment, devices.entry(device).or_default())
     }
 
-    /// Reads a segment, wherever its memory is.
+    /// Reads a segment of a device or of the host.
     fn read_memory(&mut self, segment: Value, parts: &mut Parts) -> Result<(), TraceError> {
         self.budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
         self.heap.kept(segment)?;
@@ -330,7 +330,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the pinned memory of the host, which has no number as devices have.
+    /// Reads pinned host memory, which has no device number.
     fn read_host(
         &mut self,
         segments: Value,
@@ -348,7 +348,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Fills in the blocks of `segment`, which must tile it.
+    /// Reads the blocks of `segment`, which must tile it.
     fn read_blocks(
         &mut self,
         blocks: Value,
@@ -357,7 +357,7 @@ impl Reader {
     ) -> Result<(), TraceError> {
         let mut address = segment.address;
         let mut left = segment.size;
-        // Some 20 bytes for a stack.
+        // A stack takes some 20 bytes.
         let block_bytes = size_of::<BlockSnapshot>() as u64 + 20;
         self.budget.take(self.count(blocks), block_bytes)?;
         for index in 0..self.count(blocks) {
@@ -392,7 +392,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Finds which events are which device's.
+    /// Finds the events of each device.
     fn read_traces(&mut self, traces: Value, member: &mut Member) -> Result<(), TraceError> {
         for device in 0..self.count(traces) {
             let trace = self.item(traces, device);
@@ -414,7 +414,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns which events a list has, and counts those that are none; `in_event` says in an error which it is about.
+    /// Returns the events in a list, and counts the entries that are no events. `in_event` adds an event's position
+    /// to an error.
     fn read_trace(
         &mut self,
         trace: Value,
@@ -437,7 +438,7 @@ impl Reader {
         Ok(events)
     }
 
-    /// Finds the pauses of each device.
+    /// Reads the pauses of each device.
     fn read_pauses(&mut self, list: Value, member: &mut Member) -> Result<(), TraceError> {
         let mut events = Runs::default();
         for index in 0..self.count(list) {
@@ -482,7 +483,7 @@ impl Reader {
             let device = device.and_then(|device| u32::try_from(device).ok());
             let pool = pool_id(&self.heap, self.get(entry, "pool_id"))
                 .map_err(|error| error.in_part(&format!("entry {index} of `region_pools`")))?;
-            // A region alone is no reason to list a device.
+            // A region alone does not add a device.
             let Some(parts) = device.and_then(|device| devices.get_mut(&device)) else {
                 continue;
             };
@@ -507,7 +508,7 @@ impl Reader {
                 continue;
             };
             let annotation = self.records.annotations[number as usize];
-            // A mark alone is no reason to list a device.
+            // A mark alone does not add a device.
             let Some(parts) = devices.get_mut(&annotation.device) else {
                 continue;
             };
@@ -581,10 +582,10 @@ impl Reader {
         })
     }
 
-    /// Returns the order of the release of PyTorch that wrote the settings, after its events were read.
+    /// Returns the order of the PyTorch release that wrote the settings. Its events must have been read.
     ///
-    /// 2.13 is the first whose settings have `max_round_threshold`, and 2.12 the first whose events have `pool_id`.
-    /// What lowtide writes has the order itself, or its options do.
+    /// Settings have `max_round_threshold` since 2.13, and events have `pool_id` since 2.12. Snapshots by lowtide
+    /// have the order itself, in the settings or in the options.
     fn free_block_order(&self, settings: Value) -> Option<FreeBlockOrder> {
         let has = |key| self.get(settings, key) != Value::None;
         let conf = self.get(settings, "PYTORCH_CUDA_ALLOC_CONF");
@@ -604,20 +605,20 @@ impl Reader {
         }
     }
 
-    /// Returns how many items a list has; none where `list` is no list.
+    /// Returns the number of items of a list; 0 if `list` is not a list.
     fn count(&self, list: Value) -> usize {
         self.heap.items(list).map_or(0, <[Value]>::len)
     }
 
-    /// Returns an item of a list; [`Value::None`] where there is none any more, because an item before it
-    /// named the list as its own stack, and it was read as that.
+    /// Returns an item of a list. Returns [`Value::None`] if the list lost its items meanwhile: an event before
+    /// this item named the list as its own call stack, and it was read as a stack.
     fn item(&self, list: Value, index: usize) -> Value {
         let items = self.heap.items(list).unwrap_or_default();
         items.get(index).copied().unwrap_or(Value::None)
     }
 
-    /// Returns what the dict `value` has under `key`, the last if several; [`Value::None`] if
-    /// nothing.
+    /// Returns the value of `key` in the dict `value`, the last one if there are several; [`Value::None`] if there
+    /// is none.
     fn get(&self, value: Value, key: &str) -> Value {
         let mut pairs = self.heap.pairs(value).chunks_exact(2).rev();
         let pair = pairs.find(|pair| self.heap.text(pair[0]) == Some(key));
@@ -626,7 +627,7 @@ impl Reader {
 }
 
 impl Member {
-    /// Takes the events of the snapshot from `all`, from the last list to the first.
+    /// Takes the events of the snapshot off the end of `all`, from the last list to the first.
     fn take_events(
         &mut self,
         all: &mut Vec<TraceEvent>,
@@ -641,7 +642,7 @@ impl Member {
             }
         }
         for (device, pauses) in std::mem::take(&mut self.pauses) {
-            // What is paused alone is no reason to list a device.
+            // A pause alone does not add a device.
             if let Some(parts) = self.devices.get_mut(&device) {
                 budget.take(pauses.len(), size_of::<TraceEvent>() as u64)?;
                 pauses::put(pauses, parts);
@@ -650,7 +651,7 @@ impl Member {
         Ok(())
     }
 
-    /// Puts the traces of the snapshot into `all`.
+    /// Adds the traces of the snapshot to `all`.
     fn finish(
         self,
         stacks: &Arc<StackTable>,
@@ -675,7 +676,7 @@ impl Member {
     }
 }
 
-/// The numbers of a device's events, as runs of consecutive numbers: mostly a single one.
+/// The numbers of a device's events, as runs of consecutive numbers: usually one run.
 #[derive(Default)]
 struct Runs(Vec<Range<usize>>);
 
@@ -691,8 +692,8 @@ impl Runs {
         Ok(())
     }
 
-    /// Returns the events of these numbers. Moves them where they are all that is left of `events`,
-    /// as they are for one device, or its tail.
+    /// Returns the events with these numbers. Moves them if they are all of `events`, as for a single device, or
+    /// its tail. Copies them otherwise.
     fn take(
         self,
         events: &mut Vec<TraceEvent>,
@@ -721,8 +722,8 @@ impl Runs {
     }
 }
 
-/// Returns what is wrong with an entry of this `action` that is no record of an event; `None` of an action that is none of
-/// the known ones, which newer versions may have.
+/// Returns what an entry with this `action` lacks to be an event; `None` if the action is unknown, which newer
+/// versions may have.
 fn lacks(name: Value) -> Option<&'static str> {
     match (name, action(name)) {
         (Value::None, _) => Some("the entry is not a dict with an `action`"),

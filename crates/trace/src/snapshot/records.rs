@@ -1,4 +1,4 @@
-//! Replaces the dicts that snapshots have many of by fixed records: events, blocks, frames.
+//! Replaces the dicts that snapshots have many of by fixed-size records: events, blocks, frames.
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
 
@@ -8,8 +8,8 @@ use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::pickle::{Dict, Heap, Recogniser, StringId, Strings, Value};
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 
-/// The keys of the dicts that become records. Their strings are interned first, in this order, so
-/// that the number of a key's string is the number of its field.
+/// The keys of the dicts that become records. Their strings are interned first and in this order, so a key's string
+/// has the same number as its field.
 #[derive(Clone, Copy)]
 pub(super) enum Field {
     Action,
@@ -57,7 +57,7 @@ const FIELD_NAMES: [&str; 20] = [
     "user_metadata",
 ];
 
-/// What a dict was replaced by.
+/// The record that replaces a dict.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Record {
     /// The event of this number.
@@ -74,7 +74,7 @@ pub(super) enum Record {
 /// A block, as a segment lists it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockRecord {
-    /// Missing in old recordings: blocks tile their segment.
+    /// Missing in old recordings. Blocks tile their segment, so it can be computed.
     pub(super) address: Option<DeviceAddress>,
     pub(super) size: Bytes,
     pub(super) requested: Bytes,
@@ -82,7 +82,7 @@ pub(super) struct BlockRecord {
     pub(super) stack: StackId,
 }
 
-/// A mark in time, as a snapshot lists it.
+/// A mark in time, as in a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AnnotationRecord {
     pub(super) name: StringId,
@@ -98,11 +98,11 @@ pub(super) struct Records {
     pub(super) blocks: Vec<BlockRecord>,
     pub(super) annotations: Vec<AnnotationRecord>,
     pub(super) stacks: StackTable,
-    /// The frames of the stack being read, here to be allocated once.
+    /// The frames of the stack being read. Kept to avoid an allocation per stack.
     frames: Vec<FrameId>,
 }
 
-/// Returns the strings whose numbers [`Records`] knows.
+/// Returns the strings whose numbers [`Records`] relies on.
 pub(super) fn known_strings() -> Strings {
     let mut strings = Strings::default();
     for name in FIELD_NAMES {
@@ -127,7 +127,7 @@ impl Fields {
         fields
     }
 
-    /// Fills in the values of `items`, keys and values in turn.
+    /// Sets the values of `items`, keys and values in turn.
     #[inline]
     fn fill(&mut self, items: &[Value]) {
         for pair in items.chunks_exact(2) {
@@ -170,7 +170,7 @@ impl Recogniser for Records {
         heap: &mut Heap<Record>,
         items: &[Value],
     ) -> Result<Option<Record>, TraceError> {
-        // Filled in place: it is too large to be moved for each dict.
+        // Filled in place, because it is too large to move for each dict.
         let mut fields = Fields::NONE;
         fields.fill(items);
         if fields.has(Field::Action) && (fields.has(Field::Addr) || fields.has(Field::DeviceFree)) {
@@ -194,8 +194,7 @@ impl Recogniser for Records {
 }
 
 impl Records {
-    /// Returns the record that stands for a dict, also for one that was not built in one go; `None`
-    /// where it is of no known shape.
+    /// Returns the record of a dict, also of a dict that was built in several steps; `None` if it is no known kind.
     pub(super) fn resolve(
         &mut self,
         heap: &mut Heap<Record>,
@@ -258,12 +257,12 @@ impl Records {
     fn block(&mut self, heap: &mut Heap<Record>, fields: &Fields) -> Result<Record, TraceError> {
         let status = match heap.text(fields.get(Field::State)) {
             Some("active_allocated") => BlockStatus::Allocated,
-            // The documentation calls it by the second name.
+            // PyTorch's documentation uses the second name.
             Some("active_pending_free" | "active_awaiting_free") => BlockStatus::PendingFree,
             Some("inactive") => BlockStatus::Inactive,
             _ => return Err(TraceError::malformed("a block has an unknown `state`")),
         };
-        // Recordings up to torch 2.1 list the holders of a block, newest first.
+        // Recordings up to torch 2.1 list a block's allocations, newest first.
         let history = heap
             .items(fields.get(Field::History))
             .and_then(|history| history.first());
@@ -316,7 +315,7 @@ impl Records {
         self.stacks.notes.intern(record).ok_or_else(too_many_notes)
     }
 
-    /// Returns the record of a mark in time, or `None` where it lacks something.
+    /// Returns the record of a mark in time; `None` if a field is missing.
     fn annotation(&mut self, heap: &Heap<Record>, fields: &Fields) -> Option<Record> {
         let stage = match heap.text(fields.get(Field::Stage)) {
             Some("START") => AnnotationStage::Start,
@@ -357,7 +356,7 @@ impl Records {
         }))
     }
 
-    /// Returns the stack of a list of frames, and seals the list: it may be shared by many events.
+    /// Returns the stack of a list of frames, and seals the list, because many events may share it.
     #[inline]
     fn stack(&mut self, heap: &mut Heap<Record>, list: Value) -> StackId {
         if list == Value::None {
@@ -386,7 +385,7 @@ impl Records {
         }
         let stack = self.stacks.intern_stack(&frames);
         self.frames = frames;
-        // An empty list may be one that is for anything, and costs nothing to look at again.
+        // An empty list may serve other purposes, too, and costs nothing to read again.
         if !items.is_empty() {
             heap.seal_list(list, stack.0);
         }
@@ -394,7 +393,7 @@ impl Records {
     }
 }
 
-/// Returns the number that `value` is, where it is one from 0 to 2^64.
+/// Returns `value` if it is an integer from 0 to 2^64 - 1.
 pub(super) fn natural(value: Value) -> Option<u64> {
     match value {
         Value::Int(value) => u64::try_from(value).ok(),
@@ -403,7 +402,7 @@ pub(super) fn natural(value: Value) -> Option<u64> {
     }
 }
 
-/// Returns the stream with the handle `value`, which is a pointer that some writers give a sign.
+/// Returns the stream with the handle `value`: a pointer, which some writers write as a signed number.
 pub(super) fn stream(value: Value) -> Result<Stream, TraceError> {
     match value {
         Value::Int(value) => Ok(Stream(value.cast_unsigned())),
@@ -413,7 +412,7 @@ pub(super) fn stream(value: Value) -> Result<Stream, TraceError> {
     }
 }
 
-/// Returns the pool with the identity `value`, a pair of numbers.
+/// Returns the pool whose id is `value`, a pair of numbers.
 pub(super) fn pool_id(heap: &Heap<Record>, value: Value) -> Result<MempoolId, TraceError> {
     if let Some(&[first, second]) = heap.items(value)
         && let (Some(first), Some(second)) = (natural(first), natural(second))
@@ -425,7 +424,7 @@ pub(super) fn pool_id(heap: &Heap<Record>, value: Value) -> Result<MempoolId, Tr
     ))
 }
 
-/// Returns the action that the known string `value` names.
+/// Returns the action whose name is the known string `value`.
 pub(super) fn action(value: Value) -> Option<Action> {
     match value {
         Value::String(id) => Action::ALL

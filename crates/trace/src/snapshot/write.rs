@@ -1,4 +1,4 @@
-//! Writes PyTorch's snapshot format, as `_dump_snapshot` would: its viewer takes the file.
+//! Writes PyTorch's snapshot format like `_dump_snapshot`, for PyTorch's viewer.
 
 use std::io::{self, BufWriter, Write};
 
@@ -15,32 +15,35 @@ use crate::pickle::{Memo, PickleWriter};
 use crate::stacks::{FrameId, StackId, StackTable};
 use crate::writable::check_writable;
 
-/// How many items are appended to a list at once, as Python's own pickler does it.
+/// The most items that are appended to a list at once, as in Python's own pickler.
 ///
-/// The viewer passes them as the arguments of one call: above some 120,000 the browser's stack
-/// overflows, and nothing is shown.
+/// The viewer passes them as the arguments of one call. Above some 120,000, the browser's stack overflows and
+/// nothing is shown.
 const ITEMS_AT_ONCE_MAX: usize = 1000;
 
-/// What PyTorch writes for the device of the host's pinned memory.
+/// PyTorch's device number for pinned host memory.
 const HOST: i64 = -1;
 
-/// Writes `snapshot` as a PyTorch memory snapshot, which `torch.cuda._memory_viz` and the viewer at
-/// pytorch.org/memory_viz show.
+/// Writes `snapshot` as a PyTorch memory snapshot, for `torch.cuda._memory_viz` and the viewer at
+/// pytorch.org/memory_viz.
 ///
-/// What is written reads back as the same traces, but for [`Trace::missed_events`]: the segments that are written are those
-/// at the last event, after which nothing is missing.
+/// The file reads back as the same traces, except that [`Trace::missed_events`] is 0: the written segments are
+/// those at the last event.
 ///
-/// What reading leaves out is not there to be written: events that it skipped (`annotate`), `internal_metadata`,
-/// `forward_frames` and the keys that FX adds to frames, what an annotation has beside its name and stage, the
-/// settings that do not decide where blocks go, and `category`. For regions and their pauses PyTorch has
-/// no word: they are under keys of their own, `region_pools` and `pauses`, and a segment that is paused is to its
-/// viewer one like others. A segment gets the call stack of the event that took it, which is more than PyTorch does:
-/// there the first block has it, and once that was split, none is written.
+/// Contents that reading leaves out are not written:
+/// - events that reading skipped (`annotate`),
+/// - `internal_metadata`, `forward_frames`, and the keys that FX adds to frames,
+/// - fields of an annotation other than its name and stage,
+/// - settings that do not decide where blocks go, and `category`.
+///
+/// PyTorch's format has no regions and pauses. They have keys of their own, `region_pools` and `pauses`, and the
+/// viewer shows a paused segment like any other. A segment gets the call stack of the event that allocated it.
+/// PyTorch writes the stack with the segment's first block instead, and none once that block was split.
 ///
 /// # Errors
 ///
-/// If `out` cannot be written to, `snapshot` says what no recording can say, so that it could not be read, or the
-/// traces differ in their settings: a PyTorch process has one set for all its devices, and so has a snapshot.
+/// If `out` cannot be written, if `snapshot` has contents that could not be read back, or if the traces differ in
+/// their settings: a PyTorch process has one set of settings for all devices, and so has a snapshot.
 pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceError> {
     check_writable(snapshot)?;
     if let [first, others @ ..] = &snapshot.traces[..]
@@ -67,7 +70,7 @@ pub(super) struct SnapshotWriter<W> {
     pools: HashMap<MempoolId, Memo>,
 }
 
-/// What has been written of one table of stacks.
+/// The parts of one table of stacks that were written.
 struct StackWriter<'t> {
     table: &'t StackTable,
     stacks: HashMap<StackId, Memo>,
@@ -99,7 +102,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.begin_items()?;
         let mut device = 0;
         for (trace, stacks) in snapshot.traces.iter().zip(&mut stacks) {
-            // The position in the list is the device's number.
+            // A trace's position in the list is its device number.
             while device < trace.device {
                 self.pickle.list()?;
                 device += 1;
@@ -143,7 +146,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.end_dict()
     }
 
-    /// Appends the segments of `trace`, which are on `device`, to the list that was written last.
+    /// Appends the segments of `trace`, which are on `device`, to the list written last.
     fn segments(
         &mut self,
         device: i64,
@@ -159,10 +162,10 @@ impl<W: Write> SnapshotWriter<W> {
         })
     }
 
-    /// Appends the events of `trace` to the list that was written last.
+    /// Appends the events of `trace` to the list written last.
     fn events(&mut self, trace: &Trace, stacks: &mut StackWriter<'_>) -> io::Result<()> {
         self.append(&trace.events, |writer, event| {
-            // There is no word for it that the viewer knows: they are apart.
+            // The viewer does not know pauses. They are in a list of their own.
             match event.event.action.is_pause() {
                 true => Ok(()),
                 false => writer.event(event, stacks),
@@ -170,8 +173,8 @@ impl<W: Write> SnapshotWriter<W> {
         })
     }
 
-    /// Goes on after the items of a snapshot's dict, with regions and with pauses, by device, whose notes are in
-    /// `table`, and ends it.
+    /// Appends regions and pauses to the items of a snapshot's dict, and ends the dict. Each pause has its device;
+    /// its note is in `table`.
     pub(super) fn add_regions(
         out: W,
         regions: &[RegionPool],
@@ -196,7 +199,7 @@ impl<W: Write> SnapshotWriter<W> {
         writer.pickle.finish().map(drop)
     }
 
-    /// Writes which pools have the memory of regions, nothing where none has.
+    /// Writes the pools that hold the memory of regions; nothing if there are none.
     fn regions(&mut self, regions: &[RegionPool]) -> io::Result<()> {
         if regions.is_empty() {
             return Ok(());
@@ -235,7 +238,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.end_dict()
     }
 
-    /// Appends `items`, as `write` writes each, to the list that was written last.
+    /// Appends `items` to the list written last. `write` writes each item.
     fn append<T>(
         &mut self,
         items: &[T],
@@ -356,7 +359,7 @@ impl<W: Write> SnapshotWriter<W> {
             self.pickle.string("expandable_segments")?;
             self.pickle.boolean(is_on)?;
         }
-        // A key of ours: what we write tells PyTorch's release in no other way.
+        // lowtide's own key: without it, the file would not show PyTorch's release.
         if let Some(order) = settings.free_block_order {
             self.pickle.string("free_block_order")?;
             self.pickle.string(order.name())?;
@@ -385,7 +388,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.end_dict()
     }
 
-    /// Writes a list of frames, from the second time on as a reference to the first.
+    /// Writes a list of frames. From the second time on, writes a reference to the first.
     fn stack(&mut self, stack: StackId, stacks: &mut StackWriter<'_>) -> io::Result<()> {
         if let Some(&memo) = stacks.stacks.get(&stack) {
             return self.pickle.again(memo);
@@ -431,7 +434,7 @@ impl<W: Write> SnapshotWriter<W> {
         self.pickle.natural(value)
     }
 
-    /// A stream is a pointer, to which PyTorch gives a sign.
+    /// A stream is a pointer. PyTorch writes it as a signed number.
     fn stream(&mut self, stream: Stream) -> io::Result<()> {
         self.pickle.string("stream")?;
         self.pickle.integer(stream.0.cast_signed())
@@ -442,7 +445,7 @@ impl<W: Write> SnapshotWriter<W> {
     }
 }
 
-/// Returns the pools that have the memory of regions.
+/// Returns the pools that hold the memory of regions.
 fn regions_of(snapshot: &Snapshot) -> Vec<RegionPool> {
     let traces = snapshot.traces.iter();
     let regions = traces.flat_map(|trace| {
@@ -456,9 +459,8 @@ fn regions_of(snapshot: &Snapshot) -> Vec<RegionPool> {
     regions.collect()
 }
 
-/// Returns the call stacks that allocated the segments of `trace`, by their addresses; those that
-/// were freed since have one too. As in PyTorch, a range of an expandable segment has none: several
-/// calls mapped it. Linear in the events.
+/// Returns the call stacks that allocated the segments of `trace`, by address, also of segments freed since. As in
+/// PyTorch, a range of an expandable segment has no stack, because several calls mapped it. Linear in the events.
 fn segment_stacks(trace: &Trace) -> HashMap<DeviceAddress, StackId> {
     let events = trace.events.iter();
     events

@@ -1,5 +1,5 @@
-//! Recordings whose segments are of another moment than their last event: each kind of difference alone, what
-//! looks like one and is none, and generated jobs.
+//! Tests of recordings whose segments are of another moment than the last event: each kind of difference alone,
+//! states that look like a difference but are none, and generated jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,7 @@ fn expandable(address: u64, size: u64, blocks: &[(u64, BlockStatus)]) -> Segment
     segment
 }
 
-/// The segments, where free blocks say that nobody asked for them.
+/// Returns the segments with zero requested bytes in free blocks.
 fn as_shown(mut segments: Vec<SegmentSnapshot>) -> Vec<SegmentSnapshot> {
     let blocks = segments.iter_mut().flat_map(|segment| &mut segment.blocks);
     let free = blocks.filter(|block| block.status == Inactive);
@@ -49,7 +49,8 @@ fn as_shown(mut segments: Vec<SegmentSnapshot>) -> Vec<SegmentSnapshot> {
     segments
 }
 
-/// One event of each kind, of a place of their own. A recording that has them before its others left none out.
+/// Returns one event of each kind, each at an address of its own. A recording that starts with them skipped no
+/// kind.
 fn all_kinds() -> Vec<TraceEvent> {
     let elsewhere = |action| event(action, 1 << 40, PAGE);
     [
@@ -65,8 +66,8 @@ fn all_kinds() -> Vec<TraceEvent> {
     .to_vec()
 }
 
-/// Asserts what is found of a recording: how many events are missing at least, and what was there before the first:
-/// the addresses of segments and blocks.
+/// Asserts the result for a recording: the least number of missing events, and the addresses of segments and blocks
+/// before the first event.
 #[track_caller]
 fn check(
     segments: &[SegmentSnapshot],
@@ -94,7 +95,7 @@ fn a_block_was_freed_meanwhile() {
     let recovered = check(&[segment(&[])], &events, 2, (&[], &[]));
     let rewound = recovered.rewound.expect("events are missing");
     assert_eq!(rewound.segments, as_shown(vec![segment(&[Allocated])]));
-    // The program had let go of it, and it waited.
+    // The program had requested to free it, and it waited.
     let other = [
         &allocated(SEGMENT + 512, 512)[..],
         &freed(SEGMENT + 512, 512),
@@ -104,7 +105,7 @@ fn a_block_was_freed_meanwhile() {
     let recovered = check(&[segment(&[])], &events, 1, (&[], &[]));
     let rewound = recovered.rewound.expect("an event is missing");
     assert_eq!(rewound.segments, as_shown(vec![segment(&[PendingFree])]));
-    // That it was there before the first event only its end tells.
+    // Only the free's end shows that the block existed before the first event.
     let events = freed(SEGMENT + 512, 512);
     let events = [&events[..1], &freed(SEGMENT, 512)].concat();
     let before = [SEGMENT, SEGMENT + 512];
@@ -123,7 +124,7 @@ fn a_program_let_go_of_a_block_meanwhile() {
     let recovered = check(&shown, &events, 1, (&[SEGMENT], &[]));
     let rewound = recovered.rewound.expect("an event is missing");
     assert_eq!(rewound.segments, as_shown(vec![segment(&[Allocated])]));
-    // It waited, was free, and was handed out again.
+    // It waited, became free, and was allocated again.
     let events = [&events[..], &freed(SEGMENT, 512)[..1]].concat();
     check(&[segment(&[Allocated])], &events, 2, (&[SEGMENT], &[]));
 }
@@ -132,10 +133,10 @@ fn a_program_let_go_of_a_block_meanwhile() {
 fn a_block_was_allocated_meanwhile_where_another_had_been() {
     let events = [&allocated(SEGMENT, 512)[..], &freed(SEGMENT, 512)].concat();
     check(&[segment(&[Allocated])], &events, 1, (&[SEGMENT], &[]));
-    // The other was there before the first event.
+    // The other block existed before the first event.
     let shown = [segment(&[Allocated])];
     check(&shown, &events[1..], 1, (&[SEGMENT], &[SEGMENT]));
-    // It reaches farther, or not as far; the program has let go of it since.
+    // The new block is longer or shorter, and the program has freed it since.
     let larger = [event(Alloc, SEGMENT, 1024)];
     let events = [&larger[..], &freed(SEGMENT, 1024)].concat();
     let shown = [segment(&[Inactive, PendingFree])];
@@ -151,14 +152,15 @@ fn a_block_was_allocated_meanwhile_where_another_had_been() {
     ]
     .concat();
     check(&[shown.clone()], &events, 1, (&[SEGMENT], &[]));
-    // The other was freed meanwhile, too.
+    // The other block was freed meanwhile, too.
     let recovered = check(&[shown], &events[..1], 3, (&[SEGMENT], &[]));
     let rewound = recovered.rewound.expect("events are missing");
     let first_free = rewound.segments[0].blocks[0];
     assert_eq!((first_free.size, first_free.status), (Bytes(512), Inactive));
 }
 
-/// It was told as one from before the first event, in a segment of its own over the one that came.
+/// Without the rule, the block would be from before the first event, in a segment of its own over the allocated
+/// one.
 #[test]
 fn a_block_was_allocated_meanwhile_in_a_segment_that_came() {
     let events = [
@@ -183,7 +185,7 @@ fn a_segment_came_or_went_meanwhile() {
     let mut other = [other];
     other[0].blocks[0].address = other[0].address;
     let start = other[0].address.get();
-    // It went, with a block in it that was freed first.
+    // It was released, after a block in it was freed.
     let events = [
         event(SegmentAlloc, SEGMENT, PAGE),
         event(Alloc, SEGMENT, 700),
@@ -192,9 +194,9 @@ fn a_segment_came_or_went_meanwhile() {
     let rewound = recovered.rewound.expect("events are missing");
     let block = rewound.segments[0].blocks[0];
     assert_eq!((block.requested, block.size), (Bytes(700), Bytes(1024)));
-    // Nobody says of which pool it was.
+    // Nothing shows its pool.
     assert!(!recovered.events[1].pool_known);
-    // It came where one had gone, with other bounds.
+    // It was allocated where another was released, with other bounds.
     let gone = [event(SegmentFree, SEGMENT + 512, 2 * PAGE)];
     let recovered = check(&[segment(&[Allocated])], &gone, 2, (&[SEGMENT + 512], &[]));
     assert!(!recovered.events[0].pool_known);
@@ -202,7 +204,7 @@ fn a_segment_came_or_went_meanwhile() {
     check(&[segment(&[])], &gone, 1, (&[SEGMENT], &[]));
 }
 
-/// A made-up segment is one for large requests if any of its blocks is large.
+/// A segment that is added for blocks is one for large requests if any of its blocks is large.
 #[test]
 fn a_segment_that_no_event_has_went_meanwhile() {
     let (other, large) = (8 * PAGE, 3 << 19);
@@ -232,15 +234,15 @@ fn pages_came_or_went_meanwhile() {
         )]
     };
     let alloc = allocated(EXPANDABLE, PAGE);
-    // One more.
+    // One page more.
     let events = [map(0), alloc[0], map(1), unmap(1)];
     check(&pages(2, Allocated), &events, 1, (&[], &[]));
-    // One less: the last that came.
+    // One page less: the last one mapped.
     let events = [map(0), alloc[0], map(1), map(2)];
     let recovered = check(&pages(2, Allocated), &events, 1, (&[], &[]));
     let rewound = recovered.rewound.expect("an event is missing");
     assert_eq!(rewound.segments, as_shown(pages(3, Allocated)));
-    // One between two others, of a segment that was there before.
+    // One page between two others, of a segment from before the first event.
     let events = [unmap(1)];
     let recovered = check(
         &pages(3, Allocated),
@@ -254,7 +256,7 @@ fn pages_came_or_went_meanwhile() {
     assert_eq!(sizes, [Bytes(PAGE), Bytes(PAGE)]);
 }
 
-/// The segments of a recording may differ from its events by so much that it is none of PyTorch's.
+/// The segments may differ from the events by more than a race of PyTorch's explains.
 #[test]
 fn what_no_few_calls_can_have_done() {
     let blocks: Vec<_> = (0..2000)
@@ -273,7 +275,7 @@ fn what_no_few_calls_can_have_done() {
     );
 }
 
-/// 10^10 steps, were each segment looked at for each block.
+/// Takes 10^10 steps if each segment is visited for each block.
 #[test]
 fn many_large_blocks_over_many_segments() {
     const COUNT: u64 = 100_000;
@@ -297,7 +299,7 @@ fn many_large_blocks_over_many_segments() {
     assert_eq!(before.size, Bytes(PAGE + size));
 }
 
-/// Asserts that a recording without some kinds of events has nothing missing at its end.
+/// Asserts that a recording without some kinds of events misses none at its end.
 #[track_caller]
 fn check_no_difference(segments: &[SegmentSnapshot], events: &[TraceEvent]) {
     let recovered = run(segments, events).expect("kinds of events were left out");
@@ -311,7 +313,7 @@ fn what_kinds_that_are_left_out_explain() {
         event(SegmentAlloc, SEGMENT, PAGE),
         event(Alloc, SEGMENT, 512),
     ];
-    // That it waits was told by neither half of a free, or by one of them.
+    // The block waits, although no free, or only one half of a free, is recorded.
     check_no_difference(&[segment(&[PendingFree])], &came);
     let other = [
         event(Alloc, SEGMENT + 512, 512),
@@ -319,17 +321,17 @@ fn what_kinds_that_are_left_out_explain() {
     ];
     let events = [&came[..], &other].concat();
     check_no_difference(&[segment(&[PendingFree])], &events);
-    // A block was freed in a segment that went, and that came before the first event.
+    // A block was freed in a segment from before the first event that was released.
     let events = [&came[..], &freed(SEGMENT + 8 * PAGE, 512)].concat();
     check_no_difference(&[segment(&[Allocated])], &events);
-    // A block may have been freed at any time.
+    // Without frees, a block may have been freed at any time.
     check_contradiction(
         &[segment(&[])],
         &came,
         "device 0, event 1: allocates 512 bytes at 0x100000, which is neither freed later nor alive at the end, or is \
          allocated twice",
     );
-    // So may one have been allocated.
+    // Without allocations, a block may have been allocated at any time.
     check_contradiction(
         &[segment(&[Allocated])],
         &freed(SEGMENT, 512),
@@ -337,7 +339,7 @@ fn what_kinds_that_are_left_out_explain() {
     );
 }
 
-/// Where no segment is said to go, one that is not shown may have gone at any time.
+/// If no release of a segment is recorded, a missing segment may have been released at any time.
 #[test]
 fn segments_may_have_gone_at_any_time() {
     let other = SEGMENT + 8 * PAGE;
@@ -353,7 +355,7 @@ fn segments_may_have_gone_at_any_time() {
         "device 0, event 2: a segment of 2.00 MiB at 0x1100000 comes, which neither goes later nor is there at the end, \
          or comes twice",
     );
-    // So it is with pages, whatever is told of segments.
+    // The same holds for pages, whatever is recorded of segments.
     let pages = [
         event(SegmentMap, EXPANDABLE, PAGE),
         event(SegmentFree, other, PAGE),
@@ -368,7 +370,7 @@ fn segments_may_have_gone_at_any_time() {
         let recovered = run(shown, events).expect("another thread went on");
         recovered.rewound.map_or(0, |rewound| rewound.missed_events)
     };
-    // None goes, and only a block was freed meanwhile.
+    // No segment was released. Only a block was freed meanwhile.
     let events = [
         &came[..2],
         &allocated(SEGMENT + 512, 512),
@@ -376,13 +378,13 @@ fn segments_may_have_gone_at_any_time() {
     ]
     .concat();
     assert_eq!(missed(&[segment(&[])], &events), 2);
-    // One in which a block was in use went meanwhile, and the other with it.
+    // A segment with a block in use was released meanwhile, and the other with it.
     let kept = expandable(EXPANDABLE, PAGE, &[(PAGE, Inactive)]);
     let events = [&freed(EXPANDABLE, 512)[..], &came].concat();
     assert_eq!(missed(&[kept], &events), 4);
 }
 
-/// Of which pool a segment was is told by the second walk alone: the first one had taken it from a younger one.
+/// Only the second walk knows a segment's pool: the first took it from a younger segment.
 #[test]
 fn pools_are_those_of_the_segments_of_then() {
     let events = [
@@ -397,19 +399,20 @@ fn pools_are_those_of_the_segments_of_then() {
     assert!(recovered.events.iter().all(|event| !event.pool_known));
 }
 
-/// What a made-up job has at some moment.
+/// The memory of a generated job at some event.
 #[derive(Clone, Default)]
 struct Moment {
-    /// Of each segment or mapped page, by its first page: how many pages it has; none for an expandable one's.
+    /// The segments and mapped pages, by first page: the number of pages, or `None` for a page of an expandable
+    /// segment.
     segments: BTreeMap<u64, Option<u64>>,
-    /// By address: what was asked for, and whether the program holds it.
+    /// The blocks by address: the requested bytes, and whether the program holds the block.
     blocks: BTreeMap<u64, (u64, bool)>,
 }
 
 /// Pages from here on are those of an expandable segment.
 const FIRST_EXPANDABLE_PAGE: u64 = 12;
 const PAGES: u64 = 20;
-/// Places of blocks are multiples of this.
+/// Addresses of blocks are multiples of this.
 const STEP: u64 = PAGE / 8;
 
 fn page_address(page: u64) -> u64 {
@@ -420,13 +423,13 @@ fn rounded(requested: u64) -> u64 {
     requested.next_multiple_of(512)
 }
 
-/// Returns whether two ranges have anything in common.
+/// Returns whether two ranges overlap.
 fn overlap(one: (u64, u64), other: (u64, u64)) -> bool {
     one.0 < other.0 + other.1 && other.0 < one.0 + one.1
 }
 
 impl Moment {
-    /// The ranges that are there, as (address, size, whether it is expandable).
+    /// Returns the existing ranges, as (address, size, whether it is expandable).
     fn ranges(&self) -> Vec<(u64, u64, bool)> {
         let mut ranges: Vec<(u64, u64, bool)> = Vec::new();
         for (&page, pages) in &self.segments {
@@ -489,7 +492,7 @@ impl Moment {
         }
     }
 
-    /// Does something with what three numbers choose; returns what is recorded of it.
+    /// Performs the action that three numbers choose. Returns its events.
     fn act(&mut self, (kind, place, size): (u8, u64, u64)) -> Vec<TraceEvent> {
         let page = place % PAGES;
         let is_expandable = page >= FIRST_EXPANDABLE_PAGE;
@@ -527,7 +530,7 @@ impl Moment {
     }
 
     fn allocate(&mut self, place: u64, requested: u64) -> Vec<TraceEvent> {
-        // A block of which as much was asked for as it has is one of a recording that does not say what was asked for.
+        // A block whose requested bytes are its size is one of a recording without requested bytes.
         let requested = requested | 1;
         let size = rounded(requested);
         let ranges = self.ranges();
@@ -563,7 +566,7 @@ impl Moment {
     }
 }
 
-/// Returns the events of a job, and what there was before the first and after each, those within one call left out.
+/// Returns the events of a job, and the memory before the first event and after each call.
 fn job(acts: &[(u8, u64, u64)]) -> (Vec<TraceEvent>, BTreeMap<usize, Moment>) {
     let mut now = Moment::default();
     let mut events = Vec::new();
@@ -575,14 +578,14 @@ fn job(acts: &[(u8, u64, u64)]) -> (Vec<TraceEvent>, BTreeMap<usize, Moment>) {
     (events, moments)
 }
 
-/// What `events` alone say anything of.
+/// Returns whether any of `events` overlaps a range.
 fn touched(events: &[TraceEvent], range: (u64, u64)) -> bool {
     let mut events = events.iter().map(|it| it.event);
     events.any(|it| overlap((it.address.get(), it.size.get()), range))
 }
 
-/// Returns the bytes, and whether they are live, of what nobody can know: of the blocks that are there in `one` and not
-/// in the `other`, in a place that no event tells of.
+/// Returns the bytes of each block that nothing in the recording shows, and whether the block is live: a block of
+/// `one` that is not in `other`, in memory without events.
 fn unknowable(events: &[TraceEvent], one: &Moment, other: &Moment) -> Vec<(u64, bool)> {
     let segment_events = events.iter().filter(|it| it.event.action.is_segment());
     let segment_events: Vec<TraceEvent> = segment_events.copied().collect();
@@ -591,7 +594,7 @@ fn unknowable(events: &[TraceEvent], one: &Moment, other: &Moment) -> Vec<(u64, 
     let untouched = only.filter(|&(&address, block)| {
         let mut ranges = one.ranges().into_iter();
         let around = ranges.find(|range| address >= range.0 && address < range.0 + range.1);
-        // A segment that came where another had been is known to have come, with all that is in it.
+        // A segment that replaced another is known to be new, with all blocks in it.
         let (start, size, is_expandable) = around.expect("blocks are in segments");
         let came = !is_expandable && touched(&segment_events, (start, size));
         !came && !touched(events, (address, rounded(block.0)))
@@ -677,7 +680,7 @@ fn check_job(
     Ok(())
 }
 
-/// Returns whether events alone cannot have happened, whatever there was before the first and after the last.
+/// Returns whether events contradict each other, whatever existed before the first and after the last.
 fn are_impossible(events: &[TraceEvent]) -> bool {
     let mut in_use: BTreeMap<u64, u64> = BTreeMap::new();
     let mut freed = BTreeSet::new();
@@ -710,7 +713,7 @@ fn are_impossible(events: &[TraceEvent]) -> bool {
     false
 }
 
-/// Returns what the walk from the segments as they are shown says.
+/// Returns the result of the walk from the recorded segments, without the correction for other threads.
 fn strict(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<(), TraceError> {
     let stacks = BlockStacks::default();
     let past = Past::from_end(segments, None, &stacks).expect("segments of one moment");
@@ -739,7 +742,7 @@ proptest! {
         check_job(&acts, if is_whole { 0 } else { lost }, last, shown)?;
     }
 
-    /// Nobody goes on in between; and then kinds of events are left out, too.
+    /// No other thread runs in between. Kinds of events are skipped then, too.
     #[test]
     fn what_is_left_out_is_no_sign_of_other_threads(
         acts in prop::collection::vec(act(), 1..200),
@@ -753,7 +756,7 @@ proptest! {
         prop_assert!(whole.rewound.is_none());
         let is_told = |action| kinds & 1 << action as u8 != 0;
         events.retain(|event| is_told(event.event.action));
-        // Where segments go, nobody knows of pages of which nothing is told that there are any; and the other way round.
+        // If releases of segments are recorded, pages without any event are unknown; and the other way round.
         let told = Kinds::of(&events);
         let is_unknown = |is_expandable, goes| {
             !is_told(goes) && !told.tells_coming(is_expandable) && told.tells_going(!is_expandable)
@@ -766,7 +769,7 @@ proptest! {
         }
     }
 
-    /// No race explains events that contradict each other: one told twice, moved or left out.
+    /// No race explains events that contradict each other: one repeated, moved or left out.
     #[test]
     fn what_cannot_have_happened_is_refused_as_ever(
         acts in prop::collection::vec(act(), 1..200),
@@ -796,7 +799,7 @@ proptest! {
     }
 }
 
-/// Of a block's three pages the events tell of one, whichever it is.
+/// The events mention one of a block's three pages, each in turn.
 #[test]
 fn pages_that_no_event_has_went_meanwhile() {
     for (told, parts) in [(0, 1), (1, 2), (2, 1)] {
@@ -808,7 +811,7 @@ fn pages_that_no_event_has_went_meanwhile() {
     }
 }
 
-/// On either side: the block and its memory had gone when the segment came.
+/// In either direction: the block and its memory were gone when the segment was allocated.
 #[test]
 fn a_segment_that_a_block_reaches_out_of_came_meanwhile() {
     let start = 8 * PAGE;

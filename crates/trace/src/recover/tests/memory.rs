@@ -1,21 +1,21 @@
-//! How much memory each table counts: no less than it takes, and not more than twice that.
+//! Tests how much memory each table counts: at least what it takes, and at most twice that.
 
 use super::super::forward::left_at_end;
 use super::super::meanwhile::rewind;
 use super::*;
 use crate::InitialSegment;
 
-/// Several times as many as lie between two checks, and one: the last check sees all of them.
+/// Several times the events between two checks, and one more, so that the last check sees all of them.
 const COUNT: u64 = 2 * CHECK_EVERY_EVENTS as u64 + 1;
 const PAGE: u64 = 2 << 20;
 
-/// Returns as many events of a kind, each at a place of its own.
+/// Returns [`COUNT`] events of a kind, each at an address of its own.
 fn events(action: Action, size: u64) -> Vec<TraceEvent> {
     let apart = |number| event(action, EXPANDABLE + 2 * size * number, size);
     (0..COUNT).map(apart).collect()
 }
 
-/// Returns the least budget with which something works.
+/// Returns the smallest budget with which `works` succeeds.
 fn least(works: impl Fn(Budget) -> bool) -> u64 {
     let (mut low, mut high) = (0, 64 << 20);
     while low < high {
@@ -34,7 +34,7 @@ fn check_counted(bytes: u64, of_each: usize) {
     assert!((taken..=2 * taken).contains(&bytes), "{bytes} of {taken}");
 }
 
-/// Returns the least budget of a walk backwards.
+/// Returns the smallest budget of a walk backwards.
 fn least_of_walk(shown: &[SegmentSnapshot], events: &[TraceEvent]) -> u64 {
     least(|budget| {
         let past = Past::from_end(shown, None, &BlockStacks::default()).expect("it is one");
@@ -54,7 +54,7 @@ fn a_walk_counts_what_it_finds() {
     check_counted(least_of_walk(&[], &events(SegmentFree, PAGE)), segment);
 }
 
-/// Which blocks were freed is looked up by their places once a segment comes around one that is shown.
+/// Freed blocks are looked up by address once a segment is allocated around a block that exists at the end.
 #[test]
 fn a_walk_counts_the_places_of_what_was_freed() {
     let elsewhere = event(Alloc, SEGMENT + PAGE, 512);
@@ -68,7 +68,7 @@ fn a_walk_counts_the_places_of_what_was_freed() {
     check_counted(walk(came) - without, size_of::<u64>());
 }
 
-/// Returns a segment of 2 MiB that begins with a block in use.
+/// Returns a segment that begins with a block in use.
 fn segment_with(address: u64, size: u64) -> SegmentSnapshot {
     let mut segment = segment(&[Allocated, Inactive]);
     segment.address = DeviceAddress(address);
@@ -97,7 +97,7 @@ fn blocks_that_might_overlap_are_counted() {
     check_counted(counted, size_of::<(u64, Bytes)>());
 }
 
-/// What the events say last, of blocks and of segments, beside what is shown.
+/// The final state of blocks and segments counts, beside the recorded segments.
 #[test]
 fn what_the_events_say_last_is_counted() {
     let gone = [
@@ -114,7 +114,7 @@ fn what_the_events_say_last_is_counted() {
         .map(|came| segment_with(came.event.address.get(), 512))
         .collect();
     let without = counted(&[], &shown);
-    // Each shown block, of which a segment has one, is in two tables and in what is made of them.
+    // Each recorded block, one per segment, is in two tables and in their result.
     check_counted(without, 3 * size_of::<(u64, BlockSnapshot)>());
     let ranges = counted(&came, &shown) - without;
     check_counted(ranges, size_of::<(u64, Segment)>());
