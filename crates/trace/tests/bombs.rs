@@ -1,4 +1,4 @@
-//! Files of lowtide's own format that expand ten-thousandfold: whatever they expand to counts as memory.
+//! Tests that files of lowtide's own format that expand ten-thousandfold count with their expanded size.
 #![cfg(feature = "zstd")]
 
 use std::io::Write;
@@ -7,7 +7,7 @@ use flate2::Crc;
 use lowtide_core::{BlockSnapshot, SegmentSnapshot};
 use lowtide_trace::{Annotation, TraceError, TraceEvent, read_from};
 
-/// What a file may take that is short itself.
+/// The memory limit of a file that is short itself.
 const BUDGET: usize = 256 << 20;
 
 fn section(kind: u8, payload: &[u8]) -> Vec<u8> {
@@ -18,11 +18,11 @@ fn section(kind: u8, payload: &[u8]) -> Vec<u8> {
     [&[kind], &length.to_le_bytes()[..], payload, &sum].concat()
 }
 
-/// Returns what a file with a section of `count` equal items is refused for, if it is: the items follow `begin`.
+/// Returns the error of a file with a section of `count` equal items, if there is one. The items follow `begin`.
 fn read(kind: u8, begin: &[u8], item: &[u8], count: usize) -> Option<TraceError> {
     let sections = [
         b"lowtide\n\x04\0".to_vec(),
-        // One string, a frame with it, a stack of that frame.
+        // One string, a frame with it, and a stack of that frame.
         section(b'S', b"\x01a"),
         section(b'F', &[0, 0, 0]),
         section(b'K', &[1, 0]),
@@ -47,8 +47,8 @@ fn check(kind: u8, begin: &[u8], item: &[u8], bytes: usize) {
     assert!(!is_limit(BUDGET / 4 * 3), "more than {bytes} bytes count");
 }
 
-/// The number of [`Action::Snapshot`](lowtide_core::Action) and of `SegmentPaused`, in the place, stream and stack of
-/// the event before.
+/// The first byte of an [`Action::Snapshot`](lowtide_core::Action) and of a `SegmentPaused`, each with the address,
+/// stream and stack of the event before.
 const SNAPSHOT: u8 = 7 | 16 | 32 | 64;
 const PAUSED: u8 = 9 | 16 | 32 | 64;
 
@@ -63,7 +63,7 @@ fn what_a_section_expands_to_counts() {
     }
 }
 
-/// Returns the header of a segment of so many blocks of one byte.
+/// Returns the header of a segment with `count` blocks of one byte.
 fn of_blocks(count: usize) -> Vec<u8> {
     let mut count = count as u64;
     let mut number = Vec::new();
@@ -78,12 +78,12 @@ fn of_blocks(count: usize) -> Vec<u8> {
 #[test]
 fn blocks_count() {
     let is_limit = |kind, count, stack| {
-        // Free: of those in use more is made than is read.
+        // A free block: a block in use takes more memory in the result.
         let block = [1, 1, 2, stack];
         let refused = read(kind, &of_blocks(count), &block, count);
         refused.is_some_and(|error| error.is_limit())
     };
-    // With its place among the stacks, whether it has one or not.
+    // Each block counts with its place among the stacks, with or without a stack.
     let fit = BUDGET / (size_of::<BlockSnapshot>() + 20);
     for kind in [b'M', b'I'] {
         assert!(is_limit(kind, fit / 4 * 5, 0));

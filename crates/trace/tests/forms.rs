@@ -1,4 +1,4 @@
-//! The forms in which people have their recordings, as Python (`data/make.py`) and PyTorch (`data/record.py`) made them.
+//! Tests of the formats that recordings come in, made by Python (`data/make.py`) and PyTorch (`data/record.py`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use lowtide_trace::{
     Snapshot, StackId, Trace, TraceError, TraceEvent, read, read_from, write_compact, write_pickle,
 };
 
-/// The releases whose files are here.
+/// The PyTorch releases whose files are tested.
 const RELEASES: [&str; 3] = ["torch2.8", "torch2.11", "torch2.15"];
 
 fn path(name: &str) -> PathBuf {
@@ -42,7 +42,7 @@ fn assert_same(name: &str, one: &Snapshot, other: &Snapshot) {
 #[track_caller]
 fn assert_same_trace(name: &str, one: &Trace, other: &Trace) {
     assert_eq!(one.device, other.device, "{name}");
-    // Equal stacks may have other numbers, and are compared below.
+    // Equal stacks may have different numbers. They are compared below.
     let events = |trace: &Trace| -> Vec<TraceEvent> {
         let stack = StackId::NONE;
         let events = trace.events.iter();
@@ -72,7 +72,7 @@ fn xz_and_bzip2() {
         let whole = fs::read(path(name)).unwrap();
         for count in 6..whole.len() {
             let error = read_from(&whole[..count]);
-            // The last of xz are sums of what has been read.
+            // The last bytes of an xz file are checksums of the data before.
             let Err(error) = error else { continue };
             assert!(error.is_truncated(), "{name} cut at {count}: {error}");
         }
@@ -114,7 +114,7 @@ fn other_containers_and_the_numbers_of_numpy() {
     for name in ["containers2", "containers4", "numbers2", "numbers4"] {
         assert_same(name, &data(&format!("{name}.pickle")), &plain);
     }
-    // What numpy 1 writes has another name for the same.
+    // numpy 1 uses another name for the same function.
     let mut numpy1 = fs::read(path("numbers2.pickle")).unwrap();
     let new = b"numpy._core.multiarray\n";
     let start = { numpy1.windows(new.len()) }.position(|window| window == new);
@@ -142,7 +142,7 @@ fn what_python_would_call_is_refused_by_its_name() {
         b"\x80\x02cos\x1b[31m\nsys\x07tem\n.",
         "os\\u{1b}[31m.sys\\u{7}tem",
     );
-    // The names of what is understood are not those of what is in it.
+    // An attribute of a known constructor is not known.
     check(
         b"\x80\x02ccollections\nOrderedDict.fromkeys\n.",
         "collections.OrderedDict.fromkeys",
@@ -198,7 +198,7 @@ fn several_snapshots_in_a_file() {
         assert_eq!(snapshot.traces[1].events.len(), 7, "{name}");
         assert_eq!(snapshot.left_out, left_out, "{name}");
     }
-    // What follows the first snapshot is not read, and one file may have many ranks.
+    // A second snapshot in the file is not read. One file may have many ranks.
     let one = fs::read(path("protocol4.pickle")).unwrap();
     let json = fs::read(path("torch2.11.json")).unwrap();
     let more = [
@@ -224,7 +224,7 @@ fn several_snapshots_in_a_file() {
     assert_eq!(members(&twice), [(None, 0)]);
     assert_eq!(twice.left_out, ["1 of 2 items repeats an earlier snapshot"]);
 
-    // A file of one snapshot has room for those of several devices.
+    // A file of one snapshot can hold several snapshots of different devices.
     let mut out = Vec::new();
     write_compact(&data("gathered_names.pickle"), &mut out).unwrap();
     assert_eq!(
@@ -246,7 +246,7 @@ fn several_snapshots_in_a_file() {
 
 #[test]
 fn a_list_belongs_to_one_snapshot() {
-    // Two dicts with one list of 16 segments, of which each would be read again.
+    // Two dicts with the same list of 16 segments, which would be read twice.
     let list = [&b"]\x94("[..], &b"N".repeat(16), b"e0"].concat();
     let dict = b"}\x8c\x08segmentsh\x00s";
     let pickle = [&b"\x80\x04"[..], &list, b"](", dict, dict, b"e."].concat();
@@ -276,7 +276,7 @@ fn pinned_memory_of_the_host() {
         panic!("one snapshot has one: {:?}", snapshot.host);
     };
     assert_eq!(host.allocs(), 3, "a batch in each step");
-    // PyTorch rounds 300 KiB up to a power of two; the synchronization lets one block serve all steps.
+    // PyTorch rounds 300 KiB up to a power of two. Because of the synchronization, one block serves all steps.
     let sizes: Vec<Bytes> = host.segments.iter().map(|segment| segment.size).collect();
     assert_eq!(sizes, vec![Bytes::kib(512); sizes.len()]);
     assert_eq!(
@@ -323,7 +323,7 @@ fn pinned_memory_of_the_host() {
     assert!(data("torch2.11.pickle").host.is_empty());
 }
 
-/// PyTorch rounds pinned memory to a power of two, and a segment of it may have few bytes.
+/// PyTorch rounds pinned memory to a power of two, so a segment of it may have few bytes.
 #[test]
 fn pinned_memory_from_before_the_first_event() {
     let snapshot = data("torch2.15.begun_late.pickle");
@@ -428,7 +428,7 @@ fn a_recording_without_frees_says_so() {
                         skip_actions=[\"free_requested\", \"free_completed\"]: allocates 300.00 KiB at ";
         assert!(line.contains(expected), "{line}");
     }
-    // A job that freed nothing has none to record.
+    // A job that freed nothing has no frees to record.
     let mut snapshot = data("torch2.11.pickle");
     let trace = &mut snapshot.traces[0];
     let kept = trace.events[..2].iter().map(|event| event.event);

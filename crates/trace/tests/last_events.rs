@@ -1,4 +1,4 @@
-//! The end of a recording holds what the whole recording holds there.
+//! Tests that the last events of a recording start with the memory that the whole recording has there.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
@@ -14,7 +14,8 @@ fn sample(name: &str) -> Trace {
     lowtide_trace::read(&path).unwrap().traces.remove(0)
 }
 
-/// Returns what the program holds after the first so many events, with what asked for it.
+/// Returns the blocks that the program holds after the first `events` events: the requested bytes and call stack of
+/// each.
 fn held(trace: &Trace, events: usize) -> BTreeMap<DeviceAddress, (Bytes, StackId)> {
     let initial = trace.initial.blocks.iter();
     let mut held: BTreeMap<_, _> = initial

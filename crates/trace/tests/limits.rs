@@ -1,4 +1,4 @@
-//! Files that are made to cost far more than their size: each is refused in bounded memory and time.
+//! Tests of files that are made to cost far more than their size. Each is refused within bounded memory and time.
 
 use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot,
@@ -15,7 +15,7 @@ fn refused(bytes: &[u8]) -> TraceError {
     error
 }
 
-/// A pickle of `unit` again and again, compressed some ten-thousandfold.
+/// Returns a pickle of `unit` repeated, compressed some ten-thousandfold.
 #[cfg(feature = "zstd")]
 fn bomb(unit: &[u8], expanded_bytes: usize) -> Vec<u8> {
     use std::io::Write;
@@ -31,15 +31,15 @@ fn bomb(unit: &[u8], expanded_bytes: usize) -> Vec<u8> {
 #[cfg(feature = "zstd")]
 #[test]
 fn bombs() {
-    // One object for each byte, and then a container kept apart from the stack.
+    // Each byte creates one object. The last units also create a container apart from the stack.
     for unit in [&b"]"[..], b"}", b"}0", b"N\x94", b"K\x01"] {
         assert!(refused(&bomb(unit, 100 << 20)).is_limit(), "{unit:?}");
     }
-    // Nothing is kept: only the expansion is too much.
+    // Nothing is kept. Only the expansion exceeds the limit.
     assert!(refused(&bomb(b"N0", 100 << 20)).is_limit());
 }
 
-/// `head` and `unit` again and again, compressed as `pack` does.
+/// Writes `head` and then `unit` repeated into `pack`, which compresses them.
 fn packed<W: std::io::Write>(head: &[u8], unit: &[u8], expanded_bytes: usize, mut pack: W) -> W {
     pack.write_all(head).expect("memory takes everything");
     let block = unit.repeat((1 << 20) / unit.len());
@@ -66,7 +66,7 @@ fn xz(head: &[u8], unit: &[u8], expanded_bytes: usize) -> Vec<u8> {
 
 #[test]
 fn bombs_of_other_compressions() {
-    // Bytes that nobody looks at, 4 GiB, of which a part is there.
+    // A byte string of 4 GiB whose contents are never used. The file has part of it.
     let head = b"\x80\x04B\xff\xff\xff\xff";
     let bzip2 = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
     let bzip2 = packed(head, b"a", 90 << 20, bzip2);
@@ -77,7 +77,7 @@ fn bombs_of_other_compressions() {
         assert!(error.is_limit(), "{error}");
         assert!(error.to_string().contains("more than a thousandfold"));
     }
-    // Of one in another, the outer alone is undone.
+    // Of two nested compressions, only the outer one is undone.
     let error = refused(&gzip(&bzip2, b"x", 0));
     assert!(error.to_string().contains("compressed twice"), "{error}");
 }
@@ -86,10 +86,11 @@ fn bombs_of_other_compressions() {
 fn a_huge_dictionary_is_refused_before_it_is_made() {
     let mut xz = xz(b"\x80\x04].", b"x", 0);
     read_from(&xz[..]).expect("an empty list of segments");
-    // The header of the first block: its length in fours, flags, LZMA2, one byte, the dictionary's size; then a sum.
+    // The header of the first block: its length in units of 4 bytes, flags, LZMA2, one byte, the dictionary's size;
+    // then a checksum.
     let header = 12..12 + 4 * (usize::from(xz[12]) + 1);
     assert_eq!(xz[14..16], [0x21, 1]);
-    // 4 GiB, and 192 MiB.
+    // Dictionaries of 4 GiB and 192 MiB.
     for size in [40, 31] {
         xz[16] = size;
         let mut sum = flate2::Crc::new();
@@ -113,7 +114,7 @@ fn json_costs_no_more_than_pickles() {
         endless.to_string().contains("a text has no end"),
         "{endless}"
     );
-    // Each number ends, of however many digits all together are.
+    // The limit on a number's digits holds for each number, not for all together.
     let numbers = b"0.000000000000000000001,".repeat(1 << 20);
     let numbers = [b"{\"segments\":[],\"others\":[", &numbers[..], b"null]}"].concat();
     read_from(&numbers[..]).expect("a snapshot of nothing");
@@ -123,7 +124,7 @@ fn json_costs_no_more_than_pickles() {
 
 #[test]
 fn a_page_justifies_the_memory_of_its_snapshot() {
-    // `N` again and again takes 312 MiB, for which the file would have to be larger.
+    // Repeated `N` takes 312 MiB, which needs a larger file.
     let error = refused(&gzip(b"<script>[{\"base64\": \"gAQo", b"Tk5O", 26 << 20));
     assert!(error.is_limit(), "{error}");
 }
@@ -146,7 +147,7 @@ fn claimed_lengths_reserve_nothing() {
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff]",
         b"lowtide\n\x01\x00S\xff\xff\xff\xff",
     ];
-    // What nobody looks at may be long; strings and sections are not.
+    // Contents that are never used may be long; strings and sections may not.
     for (bytes, is_limit) in lengths.iter().zip([true, true, false, false, false, true]) {
         let error = refused(bytes);
         assert_eq!(
@@ -175,7 +176,7 @@ fn absurd_nesting() {
         error.to_string(),
         "byte 1002: containers are nested deeper than 1000"
     );
-    // Lists in lists in lists, and one that holds itself.
+    // Nested lists, and a list that contains itself.
     let deep = [
         &b"\x80\x04"[..],
         &b"]".repeat(100_000),
@@ -187,7 +188,7 @@ fn absurd_nesting() {
     assert!(refused(b"\x80\x04]\x94h\x00a.").is_not_a_recording());
 }
 
-/// Keys and an action under the numbers 0 to 4, and a list of `count` Nones under 5.
+/// Returns the start of a pickle: keys and an action memoized as 0 to 4, and a list of `count` Nones as 5.
 fn events_and_a_list(count: usize) -> Vec<u8> {
     let mut pickle = b"\x80\x04\x8c\x06action\x94\x8c\x04addr\x94\x8c\x04size\x94\
         \x8c\x05alloc\x94\x8c\x06frames\x9400000]\x94("
@@ -199,7 +200,7 @@ fn events_and_a_list(count: usize) -> Vec<u8> {
 
 #[test]
 fn what_is_referred_to_many_times_is_looked_at_once() {
-    // 10^11 steps, were the list looked at for each event.
+    // Takes 10^11 steps if the list is visited for each event.
     let event = b"}(h\x00h\x03h\x01K\x01h\x02K\x00h\x04h\x05u";
     let mut pickle = events_and_a_list(500_000);
     pickle.extend(b"](");
@@ -208,14 +209,14 @@ fn what_is_referred_to_many_times_is_looked_at_once() {
     let snapshot = read_from(&pickle[..]).expect("a list of no frames is no stack");
     assert_eq!(snapshot.traces[0].events.len(), 200_000);
 
-    // A dict in which each look for a key would take long.
+    // A dict in which each look-up of a key would take long.
     let refused = |pickle: &[&[u8]]| {
         let error = refused(&pickle.concat());
         assert!(error.is_limit() && error.to_string().contains("more than 64 keys"));
     };
     let large = &large_dict(1000)[..];
     refused(&[b"\x80\x04", large, b"."]);
-    // Also where a recording has one, be it built in one go or key by key.
+    // The limit also holds for a recording's own dicts, built in one step or key by key.
     let slow = &[&b"}"[..], &b"K\x01Ns".repeat(65)].concat()[..];
     for dict in [large, slow] {
         refused(&[b"\x80\x04}(\x8c\x08segments](", dict, b"eu."]);
@@ -225,7 +226,7 @@ fn what_is_referred_to_many_times_is_looked_at_once() {
     }
 }
 
-/// A dict of `count` numbers as keys.
+/// Returns a dict with `count` numbers as keys.
 fn large_dict(count: u16) -> Vec<u8> {
     let keys = (0..count).flat_map(|key| [b'M', key.to_le_bytes()[0], key.to_le_bytes()[1], b'N']);
     [&b"}("[..], &keys.collect::<Vec<u8>>(), b"u"].concat()
@@ -233,8 +234,8 @@ fn large_dict(count: u16) -> Vec<u8> {
 
 #[test]
 fn what_an_owner_added_to_a_snapshot_is_passed_over() {
-    // As `snapshot["stats"] = torch.cuda.memory_stats()`: in parts of 1000 keys, as Python writes
-    // them, and kept under a number that may be referred to.
+    // Like `snapshot["stats"] = torch.cuda.memory_stats()`: in parts of 1000 keys, as Python writes them, and
+    // memoized so that it could be referred to.
     let mut pickle = events_and_a_list(0);
     pickle.extend(b"](}(h\x00h\x03h\x01K\x01h\x02K\x00uee\x8c\x05stats");
     pickle.extend(large_dict(1000));
@@ -255,7 +256,7 @@ fn a_list_of_events_belongs_to_one_device() {
     pickle.extend(b"eh\x06eu.");
     let error = refused(&pickle);
     assert_eq!(error.to_string(), "two devices list the same events");
-    // Nor does one segment with all its blocks become a thousand.
+    // One segment with all its blocks does not become a thousand either.
     let mut pickle = b"\x80\x04\x8c\x04size\x94\x8c\x05state\x94\x8c\x08inactive\x94000\
         }(\x8c\x08segments](}\x94(\x8c\x06deviceK\x00\x8c\x07addressJ\x00\x10\x00\x00\
         \x8c\x0atotal_sizeM\x10\x27\x8c\x06blocks]("
@@ -300,13 +301,13 @@ fn programs_that_make_no_sense() {
     for program in programs {
         assert!(refused(program).is_malformed(), "{program:?}");
     }
-    // A memo number far from the others is no reason for a table of that size.
+    // A memo number far from the others does not create a table of that size.
     read_from(&b"\x80\x04]r\xff\xff\xff\xffj\xff\xff\xff\xff."[..])
         .expect("an empty list of segments");
 }
 
-/// A picture of a job with many blocks and one event: each block was there before it, which is worked
-/// out at far more memory than the file has.
+/// A snapshot with many blocks and one event. Each block existed before the event. Computing that takes far more
+/// memory than the file.
 #[test]
 fn many_blocks_from_before_the_first_event_are_no_fault() {
     const BLOCKS: usize = 600_000;

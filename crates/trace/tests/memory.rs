@@ -1,7 +1,7 @@
-//! How much memory files take that are made to take a lot, as the operating system counts it: plain pickles, and
-//! compressed files of both formats.
+//! Tests how much memory files take that are made to take a lot, as the operating system reports it: plain pickles,
+//! and compressed files of both formats.
 //!
-//! Each is read by a process of its own: this test's program, started again with the number of a case.
+//! A process of its own reads each file: this test program, started again with the number of a case.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
@@ -15,19 +15,19 @@ use lowtide_trace::read_from;
 
 const CASE: &str = "LOWTIDE_MEMORY_TEST_CASE";
 
-/// How long each file is.
+/// The size of each file.
 const FILE_BYTES: usize = 16 << 20;
 
-/// The file itself, what is documented for it, and what a process takes anyway.
+/// The file itself, the documented limit, and a process's own memory.
 const PEAK_KIB_MAX: usize = (FILE_BYTES + (256 << 20) + 4 * FILE_BYTES + (8 << 20)) >> 10;
 
-/// Keys and actions under the numbers 0 to 6, and the beginning of a list of events.
+/// Keys and actions memoized as 0 to 6, and the start of a list of events.
 const EVENTS: &[u8] =
     b"\x80\x04\x8c\x06action\x94\x8c\x04addr\x94\x8c\x04size\x94\x8c\x05alloc\x94\
     \x8c\x0efree_completed\x94\x8c\x06stream\x94\x8c\x07time_us\x940000000\
     }(\x8c\x0ddevice_traces](](";
 
-/// What each file begins with, and what follows again and again.
+/// The start of each file, and the bytes that are repeated after it.
 const CASES: [(&[u8], &[u8]); 17] = [
     // Containers, on the stack or dropped from it.
     (b"\x80\x04", b"]"),
@@ -40,18 +40,18 @@ const CASES: [(&[u8], &[u8]); 17] = [
     (b"\x80\x04", b"N\x850"),
     (b"\x80\x04", b"K\x01\x85"),
     (b"\x80\x04N", b"222\x870"),
-    // Values, and numbers for them.
+    // Values, and memo numbers for them.
     (b"\x80\x04N", b"2"),
     (b"\x80\x04", b"N\x94"),
     (b"\x80\x04\x8c\x01a", b"\x94"),
     (b"\x80\x04(", b"N"),
-    // The shortest events, and the same event again and again.
+    // The shortest events, and one event referred to many times.
     (EVENTS, b"}(h\x00h\x03h\x01K\x01h\x02K\x00u"),
     (
         EVENTS,
         b"}(h\x00h\x03h\x01K\x01h\x02K\x00u\x94(h\x07h\x07h\x07h\x07h\x07h\x07h\x07h\x07e0h\x07",
     ),
-    // Blocks that were there before; what follows `J` counts up.
+    // Blocks from before the first event. The number after `J` counts up.
     (
         EVENTS,
         b"}\x94(h\x00h\x04h\x01J....h\x02K\x01h\x05K\x00h\x06J\x01\x00\x00\x00u",
@@ -75,13 +75,13 @@ fn no_pickle_takes_more_than_its_size_justifies() {
     }
 }
 
-/// What each compressed file claims in a few kilobytes, and how much it may take, in MiB.
+/// What each compressed file claims in a few kilobytes, and the most memory that it may take, in MiB.
 const COMPRESSED: [(&str, usize); 5] = [
     ("a string of 200 MB", 64),
     ("bytes of 200 MB", 64),
     ("an integer of 200 MB", 64),
     ("a section of 200 MB", 64),
-    // What any file may take, and the section itself twice, as it grows.
+    // The limit of any file, and the section itself twice, because its buffer grows.
     ("a section of 30,000,000 events", 256 + 128 + 32),
 ];
 
@@ -98,7 +98,7 @@ fn what_a_compressed_file_claims_costs_nothing_before_it_is_checked() {
     }
 }
 
-/// Snapshots that share what is long: a region's tag, and the name of a mark.
+/// Snapshots that share long texts: a region's tag, and the name of a mark.
 #[test]
 fn what_gathered_snapshots_share_is_there_once() {
     const TEST: &str = "what_gathered_snapshots_share_is_there_once";
@@ -108,12 +108,12 @@ fn what_gathered_snapshots_share_is_there_once() {
         read_and_say_peak(&file);
         return;
     }
-    // The file, the texts as they are read, and as they are kept.
+    // The file, the texts as read, and the texts as kept.
     let peak = peak_kib_of(TEST, 0);
     assert!(peak <= (8 * 8 + 32) << 10, "{peak} KiB");
 }
 
-/// Returns a pickle of so many snapshots, each of a segment, whose tag and mark have one text.
+/// Returns a pickle of `count` snapshots. Each has a segment, and a tag and a mark with the same text.
 fn gathered(count: usize, text_bytes: u32) -> Vec<u8> {
     let string = |text: &str| {
         let length = u8::try_from(text.len()).unwrap();
@@ -167,7 +167,7 @@ fn gathered(count: usize, text_bytes: u32) -> Vec<u8> {
     .concat()
 }
 
-/// Returns the compressed file of a case, of which no part was ever there at once.
+/// Returns the compressed file of a case. The decompressed file is never in memory as a whole.
 fn compressed(case: usize) -> Vec<u8> {
     const LONG: u32 = 200_000_000;
     const EVENTS: u32 = 30_000_000;
@@ -194,7 +194,7 @@ fn compressed(case: usize) -> Vec<u8> {
         }
     };
     gzip.write_all(&begin).unwrap();
-    // An event is two bytes: as the one before, and at the same time.
+    // An event of two bytes: equal to the one before, and at the same time.
     let unit = match case {
         4 => vec![byte, 0],
         _ => vec![byte],
@@ -208,7 +208,7 @@ fn compressed(case: usize) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// Returns the checksum of something that comes so many times.
+/// Returns the checksum of `unit` repeated `count` times.
 fn crc(unit: &[u8], count: u32) -> [u8; 4] {
     let mut crc = Crc::new();
     let part = unit.repeat(count.min(100_000) as usize);
@@ -218,7 +218,8 @@ fn crc(unit: &[u8], count: u32) -> [u8; 4] {
     crc.sum().to_le_bytes()
 }
 
-/// Returns how much memory a process takes that reads the file of a case, as a test of this program does.
+/// Returns the peak memory of a process that reads the file of a case, in KiB. The process runs a test of this
+/// program.
 fn peak_kib_of(test: &str, case: usize) -> usize {
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -243,7 +244,7 @@ fn plain_pickle(case: usize) -> Vec<u8> {
             file[start + at + 1..][..4].copy_from_slice(&count.to_le_bytes());
         }
     }
-    // The ends of the lists and the dict, where there are any.
+    // The ends of the lists and the dict, if there are any.
     file.extend_from_slice(b"eeu.");
     file
 }

@@ -1,4 +1,5 @@
-//! Regions and their pauses: kept in both formats, put into snapshots that others wrote, known at a recording's end.
+//! Tests of regions and their pauses: both formats keep them, other writers' snapshots get them, and a recording's
+//! last events know them.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
@@ -16,7 +17,7 @@ use lowtide_trace::{
 const BASE: u64 = 0x7f00_0000_0000;
 const POOL: MempoolId = MempoolId(2, 2);
 
-/// Returns an event of segment `number`, of which each has 2 MiB and is one block.
+/// Returns an event of segment `number`. Each segment has 2 MiB and is one block.
 fn event(action: Action, number: u64) -> Event {
     Event {
         action,
@@ -37,7 +38,7 @@ fn at(time_us: i64, action: Action, number: u64) -> TraceEvent {
     }
 }
 
-/// Returns a segment that one block takes.
+/// Returns a segment with one block.
 fn segment(number: u64) -> SegmentSnapshot {
     let Event {
         address,
@@ -62,7 +63,7 @@ fn segment(number: u64) -> SegmentSnapshot {
     }
 }
 
-/// Returns a recording that ends with segments 0, 1 and 2, of which the first was there before it.
+/// Returns a recording that ends with segments 0, 1 and 2. Segment 0 existed before its first event.
 fn recording(times: [i64; 4]) -> Trace {
     let came = [Action::SegmentAlloc, Action::Alloc];
     let events = [1, 2]
@@ -78,7 +79,7 @@ fn recording(times: [i64; 4]) -> Trace {
     trace
 }
 
-/// Returns what happened, in order: the action, the segment's number, and the tag of a region.
+/// Returns events in order: the action, the segment's number, and the region's tag.
 fn told(trace: &Trace, events: &[TraceEvent]) -> Vec<(Action, u64, String)> {
     let told = events.iter().map(|recorded| {
         let tag = trace.stacks.note(recorded.note).user_metadata;
@@ -104,7 +105,7 @@ fn whole(traces: Vec<Trace>) -> Snapshot {
     }
 }
 
-/// Returns what each format keeps of a snapshot.
+/// Returns a snapshot as read back from each format.
 fn read_back(snapshot: &Snapshot) -> [Snapshot; 2] {
     let (mut pickle, mut compact) = (Vec::new(), Vec::new());
     write_pickle(snapshot, &mut pickle).unwrap();
@@ -158,7 +159,7 @@ fn a_recording_without_pauses_says_nothing_of_them() {
     assert!(!pickle.windows(6).any(|text| text == b"pauses"));
 }
 
-/// Returns the recording with segments paused that an earlier writer knew nothing of, as it reads then.
+/// Returns the recording after paused segments were added to its file. The file's writer did not know them.
 fn added(times: [i64; 4], paused: &[(i64, u64)]) -> Trace {
     added_to(pickle_of(recording(times)), paused)
 }
@@ -183,24 +184,24 @@ fn pauses_that_are_added_lie_where_they_were_by_their_times() {
             .position(|event| *event == paused(number))
             .unwrap()
     };
-    // Between the segments; and long before the first event.
+    // Between the segments, and long before the first event.
     let trace = added([10, 20, 30, 40], &[(25, 1), (5, 0)]);
     assert_eq!(place(&trace, 1), 2);
     assert_eq!(told(&trace, &trace.initial.paused), [paused(0)]);
     assert_eq!(trace.events.len(), 5);
-    // By a clock that is late: not before the block was there.
+    // By a clock that is slow: not before the block existed.
     let trace = added([10, 20, 30, 40], &[(35, 2), (15, 1)]);
     assert_eq!((place(&trace, 1), place(&trace, 2)), (2, 5));
-    // Where times are not known, it is known at the end.
+    // Without recorded times, the pause is at the end.
     let trace = added([0; 4], &[(35, 2), (15, 0)]);
     assert_eq!((place(&trace, 0), place(&trace, 2)), (4, 5));
     assert!(trace.initial.paused.is_empty());
-    // More of them than there are events, at one time.
+    // More pauses than events, at one time.
     let many: Vec<_> = (0..50).map(|_| (25, 1)).collect();
     assert_eq!(added([10, 20, 30, 40], &many).events.len(), 5);
 }
 
-/// PyTorch's C++ memoizes the dict that it has completed.
+/// PyTorch's C++ code memoizes the completed dict.
 #[test]
 fn pauses_are_added_to_what_is_memoized() {
     let whole = pickle_of(recording([10, 20, 30, 40]));
@@ -252,7 +253,7 @@ fn damaged_pauses_are_told() {
     let error = replaced(b"event", b"other").unwrap_err();
     assert!(error.is_malformed(), "{error}");
     assert!(error.to_string().contains("entry 0 of `pauses`"), "{error}");
-    // A count beyond the last event is at the end, and what is no pause is left out.
+    // A pause without a count is placed by its time. An unknown action is an error.
     let read = replaced(b"entries_beforeq", b"entries_beforfq").unwrap();
     assert_eq!(read.traces[0].events.len(), 5);
     let read = replaced(b"segment_paused", b"segment_passed").unwrap_err();
@@ -315,7 +316,7 @@ fn the_last_events_begin_with_what_is_paused_then() {
     assert_eq!(paused(0), expect(&[(0, "kv")]));
 }
 
-/// Memory that is paused may go back, all of it or a part.
+/// Paused memory may be released, all of it or a part.
 #[test]
 fn what_went_back_is_paused_no_more() {
     let mut stacks = StackTable::new();
@@ -351,7 +352,7 @@ fn what_went_back_is_paused_no_more() {
     assert_eq!(left(all), []);
 }
 
-/// Returns the tags of regions, by the first number of their pools.
+/// Returns the tags of regions, by the first number of each pool's id.
 fn regions(trace: &Trace) -> Vec<(u64, &str)> {
     { trace.regions.iter() }
         .map(|(pool, tag)| (pool.0, tag.raw()))
@@ -409,7 +410,7 @@ fn regions_are_added_to_what_another_wrote() {
         pool,
         tag: "kv".into(),
     };
-    // Of a device that is not in it, nothing is told.
+    // A region of a device that the snapshot does not have is left out.
     let pools = [pool(0, POOL), pool(7, POOL)];
     assert!(add_regions(&mut pickle, &pools, &[]));
     let read = read_from(&*pickle).unwrap();
@@ -417,14 +418,14 @@ fn regions_are_added_to_what_another_wrote() {
     assert_eq!(regions(&read.traces[0]), [(2, "kv")]);
 }
 
-/// Recordings of lowtide's had pauses before they had regions.
+/// lowtide's recordings had pauses before they had regions.
 #[test]
 fn a_pause_says_which_pool_is_which_region() {
     let trace = added([10, 20, 30, 40], &[(25, 1)]);
     assert_eq!(regions(&trace), [(2, "tag 1")]);
 }
 
-/// A file of some kilobytes may name one long tag with thousands of pools.
+/// A file of some kilobytes may use one long tag for thousands of pools.
 #[test]
 fn regions_that_pauses_name_share_their_tags() {
     let mut stacks = StackTable::new();
@@ -470,7 +471,7 @@ fn a_damaged_pool_of_a_region_is_told() {
     let pool = pickle
         .windows(5)
         .rposition(|bytes| bytes == b"K\x03K\x03\x86");
-    // The first number becomes the string that was written first.
+    // The pool's first number becomes a reference to the string written first.
     pickle[pool.unwrap()..][..2].copy_from_slice(b"h\0");
     assert_eq!(
         read_from(&*pickle).unwrap_err().to_string(),

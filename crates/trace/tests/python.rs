@@ -1,5 +1,5 @@
-//! Pickles that Python made (`data/make.py`), in every protocol and in the shapes of old and new
-//! versions of torch.
+//! Tests of pickles that Python made (`data/make.py`), in every protocol and with the dicts of old and new versions
+//! of torch.
 
 use std::path::PathBuf;
 
@@ -274,7 +274,7 @@ fn every_truncation_is_an_error() {
     }
 }
 
-/// Hands out one byte at a time, as a pipe may.
+/// Returns one byte at a time, as a pipe may.
 struct Trickle<'b>(&'b [u8]);
 
 impl std::io::Read for Trickle<'_> {

@@ -1,4 +1,4 @@
-//! Small rules of reading and writing, each alone.
+//! Tests of small rules of reading and writing, each alone.
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{NoteId, Snapshot, StackId, Trace, TraceEvent, read_from, write_pickle};
@@ -41,7 +41,7 @@ fn data_that_no_snapshot_holds_is_named() {
     }
 }
 
-/// PyTorch and its viewer call what was free then so, and not an address.
+/// PyTorch and its viewer have the free memory under a key of its own, not as an address.
 #[test]
 fn what_was_free_when_memory_ran_out_has_a_key_of_its_own() {
     let keys = |action| {

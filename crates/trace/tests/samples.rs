@@ -1,4 +1,4 @@
-//! The project's sample recordings, against counts taken from them with Python's own `pickle`.
+//! Tests of the project's sample recordings against counts by Python's own `pickle`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ fn llama_varlen() {
     );
 }
 
-/// A ring buffer that lost its beginning: what the lost events left is found again.
+/// A ring buffer that lost its first events: the memory before the remaining events is recovered.
 #[test]
 fn a_real_recording_without_its_beginning() {
     let whole = sample("gpt2_train.pickle.zst");

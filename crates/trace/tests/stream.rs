@@ -1,5 +1,5 @@
-//! Recordings written while they happen, and cut off wherever: what a file has reads back, with what was there
-//! before it and what is left where it ends.
+//! Tests of recordings that are written while a job runs, and truncated anywhere. The events in the file read back,
+//! with the memory before the first and after the last of them.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
@@ -18,7 +18,7 @@ use lowtide_trace::{
 
 const PAGE: u64 = 2 << 20;
 
-/// What has been written to it.
+/// A file in memory.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -39,11 +39,10 @@ impl Shared {
     }
 }
 
-/// A made-up device: pages of an expandable segment and plain segments of one page, a block in each.
+/// A simulated device: pages of an expandable segment, and plain segments of one page, each with one block at most.
 #[derive(Clone, Default)]
 struct Device {
-    /// By the number of the page: the block in it, and whether its holder let go of it. The first
-    /// eight are of an expandable segment.
+    /// The pages by number: the block in each, with its status. The first eight pages are of an expandable segment.
     pages: BTreeMap<u64, Option<(Bytes, BlockStatus)>>,
 }
 
@@ -56,7 +55,7 @@ fn address(page: u64) -> DeviceAddress {
 }
 
 impl Device {
-    /// Does the next thing to a page; returns what that was.
+    /// Performs the next action on a page, and returns its event.
     fn step(&mut self, page: u64, number: u64) -> Event {
         let mut event = Event {
             action: Action::SegmentAlloc,
@@ -94,7 +93,7 @@ impl Device {
         event
     }
 
-    /// Returns what there is as a snapshot lists it: pages of the expandable segment that touch are one.
+    /// Returns the segments as in a snapshot: adjacent pages of the expandable segment are one segment.
     fn segments(&self) -> Vec<SegmentSnapshot> {
         let mut segments: Vec<SegmentSnapshot> = Vec::new();
         for (&page, block) in &self.pages {
@@ -139,7 +138,7 @@ impl Device {
     }
 }
 
-/// Joins free blocks that touch.
+/// Merges adjacent free blocks.
 fn joined(segments: &[SegmentSnapshot]) -> Vec<SegmentSnapshot> {
     let mut segments = segments.to_vec();
     for segment in &mut segments {
@@ -172,12 +171,12 @@ fn settings() -> AllocatorSettings {
     }
 }
 
-/// What two devices did, and the file about it at each moment in which it was flushed.
+/// The events of two devices, and their file with its length after each flush.
 struct Recorded {
     before: [Device; 2],
-    /// The devices' numbers are 3 and 1: in the order of their beginning and not of their numbers.
+    /// The events with the device's index in [`NUMBERS`]: devices begin in that order, not by number.
     events: Vec<(usize, TraceEvent)>,
-    /// How many bytes there were, after how many events.
+    /// The number of events and of bytes at each flush.
     flushed: Vec<(usize, usize)>,
     bytes: Vec<u8>,
     stacks: StackTable,
@@ -240,7 +239,7 @@ fn record(seed: u64, is_finished: bool) -> Recorded {
 }
 
 impl Recorded {
-    /// Asserts that a file says what happened up to an event.
+    /// Asserts that a file has the first `count` events and their effects.
     fn check(&self, read: &Snapshot, count: usize) {
         for (index, number) in NUMBERS.into_iter().enumerate() {
             let trace = read
@@ -373,7 +372,7 @@ fn events_that_contradict_what_was_there_are_refused() {
     assert!(error.contains("where there is no such thing"), "{error}");
 }
 
-/// Returns the file of a job that held nothing at first and then did this, by address and size.
+/// Returns the file of a job that starts with no memory and has these events, by address and size.
 fn file_of(settings: &AllocatorSettings, events: &[(Action, u64, u64)]) -> Vec<u8> {
     let (file, stacks) = (Shared::default(), StackTable::new());
     let mut writer = StreamWriter::new(file.clone()).unwrap();
@@ -398,7 +397,7 @@ fn file_of(settings: &AllocatorSettings, events: &[(Action, u64, u64)]) -> Vec<u
     file.bytes()
 }
 
-/// What is written while it happens has no other moment than that of its events.
+/// A recording that is written while the job runs has no other moment than that of its events.
 #[test]
 fn a_free_of_another_size_than_was_allocated_is_refused() {
     let file = file_of(

@@ -1,7 +1,7 @@
-//! What PyTorch's viewer asks of a snapshot beyond being a pickle: its JavaScript knows few opcodes,
-//! and appends to a list by one call with all the items as arguments.
+//! Tests of what PyTorch's viewer requires of a snapshot beyond being a pickle: its JavaScript knows few opcodes,
+//! and appends to a list by one call with all items as arguments.
 //!
-//! Not covered here: what the viewer draws. Its files were compared by hand in a browser.
+//! Not covered here: what the viewer draws. Its pages for these files were compared by hand in a browser.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use lowtide_trace::{
     write_pickle,
 };
 
-/// Returns how many items each append takes, as the viewer's stack machine would find.
+/// Returns the number of items of each append, as the viewer's stack machine would see them.
 ///
 /// # Panics
 ///
-/// At an opcode that it does not know.
+/// At an opcode that the viewer does not know.
 fn items_appended(pickle: &[u8]) -> Vec<usize> {
     let mut appended = Vec::new();
     let mut marks = Vec::new();
@@ -27,7 +27,7 @@ fn items_appended(pickle: &[u8]) -> Vec<usize> {
     let mut offset = 0;
     while let Some(&opcode) = pickle.get(offset) {
         let argument = offset + 1;
-        // How many values are pushed, and the bytes of the argument.
+        // The number of values that are pushed, and the bytes of the argument.
         let (pushed, argument_bytes) = match opcode {
             b'(' => {
                 marks.push(depth);
@@ -69,7 +69,7 @@ fn items_appended(pickle: &[u8]) -> Vec<usize> {
     appended
 }
 
-/// Returns a snapshot of which every list that grows with the job has `count` items or more.
+/// Returns a snapshot in which every list that grows with the job has at least `count` items.
 fn long(count: usize) -> Snapshot {
     let address = |segment: usize| DeviceAddress(0x7f00_0000_0000 + ((segment as u64) << 21));
     let block = |index: usize, size, status| BlockSnapshot {
@@ -191,7 +191,7 @@ fn a_segment_says_what_allocated_it() {
             line: 1,
         }])
     };
-    // The same address twice: the second call is the one that counts.
+    // Two allocations of the same address: the second one's stack counts.
     let mut before = trace.events[0];
     before.stack = stack("before");
     trace.events[0].stack = stack("at_last");

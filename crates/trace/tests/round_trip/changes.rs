@@ -1,5 +1,5 @@
-//! Changes to a snapshot by which it says what no job does, numbers and texts, and what has to be the same once it was
-//! written and read.
+//! Changes to a snapshot that give it numbers and texts that no job has, and the comparison of a changed snapshot
+//! with itself after writing and reading.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use lowtide_trace::{
 };
 use proptest::prelude::*;
 
-/// Something to change in a snapshot, and where, by a number.
+/// A change to a snapshot. The numbers choose where.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Size(usize, u64),
@@ -32,7 +32,7 @@ pub(crate) enum Change {
     Note(usize, String, Option<String>),
 }
 
-/// A number at the end of something, or any.
+/// A number at an edge of some range, or any number.
 fn number() -> impl Strategy<Value = u64> {
     const EDGES: [u64; 8] = [0, 1, 512, 1 << 47, 1 << 60, 1 << 61, 1 << 62, 1 << 63];
     let edge = proptest::sample::select(&EDGES[..]).prop_flat_map(|edge: u64| {
@@ -65,7 +65,7 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
         (at(), number()).prop_map(|(at, size)| Change::BlockRequest(at, size)),
         (number(), number()).prop_map(|(address, size)| Change::Paused(address, size)),
         prop_oneof![0..130_u32, any::<u32>()].prop_map(Change::Device),
-        // In lowtide's own format, the largest number is none.
+        // In lowtide's own format, the largest number means unlimited.
         number().prop_map(|size| Change::MaxSplitSize(size.min(u64::MAX - 1))),
         any::<f64>().prop_map(Change::Threshold),
         proptest::collection::vec((number(), number()), 0..70).prop_map(Change::Divisions),
@@ -77,7 +77,7 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Makes a change; of settings, in all devices alike.
+/// Makes a change. A change of settings applies to all devices.
 pub(crate) fn change_snapshot(snapshot: &mut Snapshot, change: &Change) {
     let set = |snapshot: &mut Snapshot, set: &dyn Fn(&mut AllocatorSettings)| {
         let traces = snapshot.traces.iter_mut();
@@ -179,8 +179,8 @@ fn change_event(trace: &mut Trace, change: &Change) {
     }
 }
 
-/// Asserts that what was written reads back and says the same, but for what is told from the rest: pools, what was there
-/// before, and regions that only pauses name.
+/// Asserts that a written snapshot reads back as the same, except for inferred contents: pools, the memory before
+/// the first event, and regions that only pauses name.
 #[track_caller]
 pub(crate) fn assert_says_the_same(read: Result<Snapshot, TraceError>, written: &Snapshot) {
     let read = read.expect("what is written can be read");
@@ -195,7 +195,7 @@ pub(crate) fn assert_says_the_same(read: Result<Snapshot, TraceError>, written: 
             assert_eq!((event.event, event.time_us), (same_event, same.time_us));
             assert_eq!(one.stacks.note(event.note), other.stacks.note(same.note));
         }
-        // Segments that are of a later moment than the last event are read as they were at that.
+        // Segments of a later moment than the last event are read as of the last event.
         assert!(other.missed_events > 0 || one.segments == other.segments);
         assert_eq!(one.initial.paused.len(), other.initial.paused.len());
         assert_eq!(one.annotations, other.annotations);

@@ -1,5 +1,5 @@
-//! Recordings of a small made-up allocator, written and read back in both formats: everything is
-//! still there, and what was there before the first event is found again although no file says it.
+//! Tests that recordings of a small simulated allocator, written and read back in both formats, keep everything.
+//! The memory before the first event is recovered, although no file contains it.
 //!
 //! Not covered here: expandable segments (their rules have tests beside the code).
 
@@ -23,10 +23,10 @@ use proptest::prelude::*;
 const SEGMENTS: usize = 4;
 const SLOTS: usize = 4;
 
-/// What the made-up allocator does: each segment has a few slots, for one block each.
+/// An operation of the simulated allocator. Each segment has a few slots, for one block each.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Allocates the slot, and its segment before where that is not there.
+    /// Allocates the slot, and first its segment if that does not exist.
     Alloc {
         segment: usize,
         slot: usize,
@@ -67,12 +67,11 @@ struct Slot {
     requested: Bytes,
     status: BlockStatus,
     stack: StackId,
-    /// Tells the blocks in one slot apart.
+    /// Identifies the block among those that use the same slot.
     generation: usize,
 }
 
-/// The allocator. A segment is there from one `SegmentAlloc` to the next `SegmentFree`; each time it
-/// is of another pool.
+/// The allocator. A segment exists from one `SegmentAlloc` to the next `SegmentFree`, each time in another pool.
 #[derive(Clone, Default)]
 struct Model {
     segments: [Option<(usize, [Option<Slot>; SLOTS])>; SEGMENTS],
@@ -100,7 +99,7 @@ fn stream(segment: usize) -> Stream {
     Stream(segment as u64 / 2 * 0x5555_0000)
 }
 
-/// The pool of the segment that came as the `generation`-th.
+/// The pool of the segment that was allocated as the `generation`-th.
 fn pool(generation: usize) -> MempoolId {
     MempoolId(generation as u64 % 3, generation as u64)
 }
@@ -216,7 +215,7 @@ impl Model {
         }
     }
 
-    /// The segments with their blocks, as a snapshot lists them.
+    /// Returns the segments with their blocks, as in a snapshot.
     fn snapshot(&self) -> Vec<SegmentSnapshot> {
         let there = |segment: usize| Some((segment, self.segments[segment].as_ref()?));
         (0..SEGMENTS)
@@ -262,7 +261,7 @@ impl Model {
             .collect()
     }
 
-    /// What was there when this was `self`, told by one who knows only what is there at `end`.
+    /// Returns the memory before the first event, if `self` was then. It has only what can be inferred from `end`.
     fn initial(&self, end: &Model) -> InitialState {
         let mut initial = InitialState::default();
         for (segment, state) in self.segments.iter().enumerate() {
@@ -393,7 +392,7 @@ fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
         .iter()
         .map(|(device, ops, lost)| trace(*device, ops, *lost, &table, &stacks, &notes));
     let is_something = |trace: &Trace| !trace.events.is_empty() || !trace.segments.is_empty();
-    // What the host has is as what a device has, without what PyTorch has of devices alone.
+    // The host's recording is like a device's, without the fields that PyTorch has for devices alone.
     let host = devices.first().map(|(_, ops, lost)| Trace {
         settings: AllocatorSettings::default(),
         annotations: Vec::new(),
@@ -407,7 +406,7 @@ fn snapshot(devices: &[(u32, Vec<Op>, usize)]) -> Snapshot {
     }
 }
 
-/// Asserts that two snapshots say the same. Their stacks may have other numbers.
+/// Asserts that two snapshots are equal. Their stacks may have different numbers.
 #[track_caller]
 fn assert_same(one: &Snapshot, other: &Snapshot) {
     assert_eq!(one.is_cut_off, other.is_cut_off);
@@ -481,7 +480,7 @@ fn devices() -> impl Strategy<Value = Vec<(u32, Vec<Op>, usize)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever a snapshot says, with numbers and texts that no job has.
+    /// Any contents of a snapshot, also numbers and texts that no job has.
     #[test]
     fn what_is_written_can_be_read(devices in devices(), changes in proptest::collection::vec(change(), 1..4)) {
         let mut snapshot = snapshot(&devices);
@@ -520,7 +519,7 @@ proptest! {
     }
 }
 
-/// A few operations that leave something of everything.
+/// A few operations with a result of every kind.
 fn example() -> Snapshot {
     let alloc = |segment, slot, size| Op::Alloc {
         segment,
@@ -555,7 +554,7 @@ fn a_compact_file_that_was_cut_off_says_what_it_has() {
     let bytes = compact(&example());
     let mut event_counts = Vec::new();
     for count in 10..bytes.len() {
-        // Without the segments at the end, nothing contradicts the events that are there.
+        // Without the segments at the end, nothing contradicts the events in the file.
         let snapshot = read_from(&bytes[..count]).unwrap();
         assert!(snapshot.is_cut_off, "cut at {count}");
         event_counts.push(
@@ -586,7 +585,7 @@ fn damage_to_a_compact_file_is_noticed() {
         damaged[position] ^= 0x10;
         match read_from(&damaged[..]) {
             Ok(snapshot) => {
-                // A section may have become one of a later version, or reach beyond the end.
+                // A section may have become one of a later version, or may extend beyond the end.
                 let events = |snapshot: &Snapshot| {
                     snapshot
                         .traces
@@ -646,7 +645,7 @@ fn what_settings_are_off_and_what_are_not_said_reads_back() {
     }
 }
 
-/// The segments that are written are those at the last event, whatever the file that was read had.
+/// The written segments are those at the last event, whatever the source file had.
 #[test]
 fn what_is_written_misses_no_events() {
     let mut snapshot = example();
@@ -697,9 +696,9 @@ fn an_older_version_is_read() {
     let old = read(&data("version1.lowtide")).unwrap();
     let mut same = read(&data("devices.pickle")).unwrap();
     for trace in &mut same.traces {
-        // What is off could not be told from what is not said.
+        // Version 1 does not distinguish a setting that is off from one that is not recorded.
         assert_eq!(trace.settings.expandable_segments.take(), Some(false));
-        // Notes were not kept.
+        // Version 1 has no notes.
         assert!(trace.events.iter().any(|event| event.note != NoteId::NONE));
         trace
             .events
@@ -709,7 +708,7 @@ fn an_older_version_is_read() {
     assert_same(&old, &same);
 }
 
-/// What a region paused and resumed, with its tag.
+/// Adds a pause and a resume of a region, with its tag.
 fn paused_and_resumed(trace: &mut Trace) {
     let stacks = Arc::make_mut(&mut trace.stacks);
     let note = stacks.intern_note(Note {
@@ -734,7 +733,7 @@ fn paused_and_resumed(trace: &mut Trace) {
             ..last
         });
     }
-    // A pause says whose the pool is.
+    // A pause names the region of its pool.
     if !segment.pool.is_default() {
         trace.regions.insert(segment.pool, "kv".into());
     }
@@ -759,7 +758,7 @@ fn pauses_are_in_both_formats_and_apart_in_pytorchs() {
         let tags: Vec<_> = pauses.map(|event| tag(trace, event)).collect();
         assert_eq!(tags, [Some("kv".to_owned()), Some("kv".to_owned())]);
     }
-    // PyTorch's viewer knows neither such events nor their key.
+    // PyTorch's viewer knows neither these events nor their key.
     let key = pickle.windows(6).position(|text| text == b"pauses");
     pickle[key.unwrap()..][..6].copy_from_slice(b"others");
     let mut without = example();
@@ -780,7 +779,7 @@ fn a_file_of_version_3_is_read() {
 #[test]
 fn unknown_sections_are_skipped() {
     let mut bytes = compact(&example());
-    // An empty section; the checksum of nothing is 0.
+    // An empty section; the checksum of no bytes is 0.
     bytes.splice(10..10, [b'?', 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_same(&read_from(&bytes[..]).unwrap(), &example());
 }
@@ -793,7 +792,7 @@ fn every_truncation_of_a_written_pickle_is_an_error() {
     }
 }
 
-/// As Python writes them, in names of files that are no UTF-8.
+/// Python writes surrogates like this, in file names that are not UTF-8.
 #[test]
 fn a_surrogate_is_read_as_a_replacement_character() {
     for rest in ["", &"long".repeat(100)] {
@@ -813,7 +812,7 @@ fn a_surrogate_is_read_as_a_replacement_character() {
     }
 }
 
-/// As PyTorch writes it: Python's -2 takes five bytes, 2^64 - 2 eleven.
+/// PyTorch writes it like this: Python's -2 takes five bytes, 2^64 - 2 takes eleven.
 #[test]
 fn a_stream_has_a_sign() {
     let mut snapshot = example();
