@@ -257,7 +257,7 @@ fn gigabytes_per_second(bytes: Bytes, time: Duration) -> f64 {
     bytes.get() as f64 / time.as_secs_f64() / 1e9
 }
 
-/// Returns the contents of a segment in a round. All segments differ, and all words of a segment.
+/// Returns the contents of a segment in a round. No two segments are equal, and no two words of a segment.
 fn content(round: u64, number: usize, size: Bytes) -> Vec<u8> {
     let seed = (round << 56) ^ ((number as u64) << 40);
     let words = (0..size.get() / 8).map(|index| {

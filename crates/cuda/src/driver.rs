@@ -48,8 +48,8 @@ unsafe impl Send for CudaDriver {}
 impl CudaDriver {
     /// Returns the driver of a device.
     ///
-    /// Creates the device's primary context if it does not exist. Determines once which kinds of physical memory
-    /// work on this machine, by mapping one page of each.
+    /// Creates the device's primary context if it does not exist. Determines once which kind of physical memory
+    /// works on this machine, by mapping one page of each kind until one works.
     ///
     /// # Errors
     ///

@@ -195,8 +195,7 @@ pub(crate) fn copy(destination: u64, source: u64, bytes: u64) {
 /// Returns a copy of `bytes` bytes.
 pub(crate) fn read(source: u64, bytes: u64) -> Box<[u8]> {
     // SAFETY: 1. This is host memory that a program asked to copy from; CUDA's contract makes the program
-    // responsible.
-    // 2. The slice is copied at once.
+    // responsible. 2. The slice is copied before anyone else can run.
     unsafe { std::slice::from_raw_parts(source as *const u8, length(bytes)) }.into()
 }
 

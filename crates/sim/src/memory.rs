@@ -10,7 +10,7 @@ use crate::cost::cost_ns;
 /// The unit of physical memory and of mapping.
 pub(crate) const PAGE: Bytes = Bytes::mib(2);
 
-/// Returns the number of address bytes that an allocation of `size` occupies.
+/// Returns the size of the address range that an allocation of `size` occupies.
 ///
 /// A real driver packs requests of up to 1 MiB into shared pages in units of 512 bytes, and gives larger ones whole
 /// pages (measured on an H200: 64 allocations of each of 18 sizes).
@@ -253,7 +253,7 @@ impl Memory {
             return broken_rule(format!("{handle:?} does not exist or was released before"));
         };
         physical.released = true;
-        // Memory that is still mapped stays on the device. The cost is paid by the last unmap.
+        // Memory that is still mapped stays on the device, and the last unmap pays the cost.
         Ok(self
             .collect(handle)
             .unwrap_or(cost_ns(Call::Release, Bytes::ZERO)))

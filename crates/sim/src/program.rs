@@ -57,7 +57,7 @@ pub enum Op {
     },
     /// Frees an address that is not a block's: one byte after the block's start.
     FreeStray {
-        /// The block; if no block is allocated, an address outside of all memory.
+        /// The block; if no block is allocated, an unused address is freed.
         index: u16,
     },
     /// Calls `record_stream` for a block.

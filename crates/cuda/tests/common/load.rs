@@ -113,7 +113,7 @@ impl Load<'_> {
             let found = copy[offset];
             return Err(format!("{block:?} has {found} at offset {offset}").into());
         }
-        // Whoever gets these bytes next, in whatever stream, must write after this.
+        // The next owner of these bytes, in whichever stream, must write after this.
         self.attempt(|allocator| {
             Ok(allocator
                 .lane_mut()

@@ -68,7 +68,7 @@ impl Pools for Held<'_> {
     fn notify(&mut self, _is_leaving: bool) {}
 }
 
-/// A region with one segment per range, some of them longer than a step of a backup, and a block in each.
+/// A region whose backup takes several steps. It has one segment for each block in `held`.
 struct Paused {
     world: World,
     memory: Arc<RegionMemory<Card, CudaBackups>>,
