@@ -62,7 +62,7 @@ impl Samples {
         self.rising[0]
     }
 
-    /// Returns the median. Of two samples in the middle, it is the lower one.
+    /// Returns the median: the sample in the middle, or the lower one of two.
     pub(crate) fn median(&self) -> f64 {
         self.rising[(self.rising.len() - 1) / 2]
     }

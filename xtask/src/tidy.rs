@@ -1,7 +1,7 @@
 //! The project's own rules: what rustfmt, clippy and the compiler do not check.
 //!
-//! Each rule is a function from the [`Tree`] to its [`Finding`]s, with a test on a good and a bad example beside
-//! it. `the_tree_is_tidy` applies all of them to the project. The rule for the latest commit's message reads git
+//! Each rule is a function from the [`Tree`] to its [`Finding`]s. Beside it is a test on a good and a bad example.
+//! The test `the_tree_is_tidy` applies all rules to the project. The rule for the latest commit's message reads git
 //! instead, and is not part of that test.
 
 mod circles;

@@ -119,9 +119,9 @@ impl CudaDriver {
         Ok(event)
     }
 
-    /// Records an event in a stream that may belong to another device, because an event and its stream must have
-    /// the same context. `refusal` is the driver's error for an event of this device's context; it is returned if
-    /// the stream is not another device's.
+    /// Records an event in a stream of another device, with an event of that device's context: an event and its
+    /// stream must have the same context. Returns `refusal`, the driver's error for an event of this device, if the
+    /// stream is not another device's.
     #[cold]
     fn record_elsewhere(
         &mut self,

@@ -140,8 +140,9 @@ impl PrimaryContexts {
         unsafe { call!(&self.library, cuCtxSynchronize()) }
     }
 
-    /// Allocates the small allocation that [`PrimaryContexts::wait`] frees during a capture, unless it exists: the
-    /// device may be full by then. Does nothing if the device's primary context is unknown. Invalidates no capture.
+    /// Allocates the small allocation that [`PrimaryContexts::wait`] frees during a capture, unless it exists. It is
+    /// allocated in advance because the device may be full during the capture. Does nothing if the device's primary
+    /// context is unknown. Invalidates no capture.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! Work that the driver defers when memory is released.
 //!
 //! The card scrubs released pages while the job runs: 32 GiB in 85 ms on an H200. Scrubbed pages become free memory
-//! during the next call that creates or releases memory. That call takes 7 to 11 ms longer for 32 GiB
+//! during the next call that creates or releases memory. For 32 GiB, that call takes 7 to 11 ms longer
 //! (bench/record/nvidia-h200/2026-11-23/scrubbing.txt). No driver call does only this.
 
 use lowtide_core::{Bytes, Driver};

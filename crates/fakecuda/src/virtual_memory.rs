@@ -218,8 +218,8 @@ impl State {
         let reservation = memory.reservation_at(address);
         let reservation = reservation.ok_or(CUresult::INVALID_VALUE)?;
         let room = reservation.range.start() + reservation.range.bytes() - address;
-        // That card lets a mapping extend beyond its reservation, whether another reservation follows or not. Here
-        // those addresses may belong to anything, so this is refused.
+        // Such an H200 lets a mapping extend beyond its reservation, whether another reservation follows or not.
+        // Here those addresses may belong to anything, so this is refused.
         if reservation.is_allocation
             || bytes > room
             || memory.mappings_in(address, bytes).next().is_some()

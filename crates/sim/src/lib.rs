@@ -21,8 +21,8 @@
 //! # Ok::<(), DriverError>(())
 //! ```
 //!
-//! Not modelled: peers and sharing between processes, the execution of captured graphs, the contents of memory, and
-//! the gaps that a real driver leaves between large allocations to align them.
+//! Not modelled: peers, sharing between processes, the execution of captured graphs, the contents of memory, and
+//! the gaps by which a real driver aligns large allocations.
 #![forbid(unsafe_code)]
 
 mod addresses;

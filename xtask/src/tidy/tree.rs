@@ -16,8 +16,8 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Reads every file under `root` except generated ones: directories that a tool has marked as a cache (cargo
-    /// marks `target`), npm's packages, hidden files that are not ours, and the output of fuzzing.
+    /// Reads every file under `root` that is not generated. It skips directories that a tool has marked as a cache
+    /// (cargo marks `target`), npm's packages, hidden files that are not ours, and the output of fuzzing.
     pub(super) fn read(root: &Path) -> io::Result<Self> {
         let mut tree = Self::default();
         tree.read_directory(root, "")?;

@@ -221,8 +221,8 @@ impl Drop for HostMemory {
         }
         self.queue.release(bytes, move |context| {
             while let Some(&block) = locked.last() {
-                // SAFETY: 1. `lock` registered it. 2. No copy uses it any more: whoever begins a copy holds the
-                // memory until the copy has ended.
+                // SAFETY: 1. `lock` registered it. 2. No copy uses it any more: the code that begins a copy holds
+                // the memory until the copy has ended.
                 unsafe { unlock(context.device().library(), block) }?;
                 locked.pop();
             }

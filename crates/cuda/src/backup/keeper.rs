@@ -472,9 +472,8 @@ impl Drop for End<'_> {
 }
 
 impl State {
-    /// Returns the next block to page-lock now, and its memory. The block is `None` if the memory has none left:
-    /// the memory is returned all the same, so that the caller and not this lock's holder drops it if no one else
-    /// holds it.
+    /// Returns the next block to page-lock now, and its memory. The block is `None` if the memory has none left. The
+    /// memory is returned nevertheless: this may be the last reference, and it must be dropped without the lock.
     fn next_to_lock(&mut self, now: Instant) -> Option<(Arc<HostMemory>, Option<usize>)> {
         while let Some(place) = self.next_listed(now) {
             let listed = &self.to_lock[place];
