@@ -1,4 +1,4 @@
-//! `lowtide advise`: the setting of PyTorch's own allocator that takes a job the least memory.
+//! `lowtide advise`: the setting of PyTorch's own allocator that minimizes a job's memory.
 
 mod advice;
 mod report;
@@ -19,10 +19,10 @@ use crate::{format, json, output};
 use advice::{Advice, Failed, Tried, saves};
 use settings::{Axes, Candidate, Kept, Setting};
 
-/// Of each setting that helps, so many values are tried together with others.
+/// The number of values of each helpful setting that are combined with other settings.
 const COMBINED_VALUES: usize = 2;
 
-/// Carries out `lowtide advise`.
+/// Runs `lowtide advise`.
 ///
 /// # Errors
 ///
@@ -67,26 +67,26 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     })
 }
 
-/// A search under way.
+/// A search in progress.
 struct Search<'a> {
     trace: &'a Trace,
     steps: lowtide_replay::Job<'a>,
     job: &'a Job,
     options: &'a Options,
     progress: Progress,
-    /// What was in force.
+    /// The configuration in force while the job was recorded.
     recorded: CachingConfig,
-    /// The recorded pairs that stay as they are.
+    /// The recorded pairs that the search does not change.
     kept: Kept<'a>,
 }
 
 impl<'a> Search<'a> {
-    /// Returns the advice. Each setting is tried alone, with and without expandable segments; then
-    /// those that helped are tried together.
+    /// Returns the advice. Each setting is tried alone, with and without expandable segments. Then the settings
+    /// that helped are tried together.
     ///
     /// # Errors
     ///
-    /// If the recording cannot be replayed with any of them.
+    /// If the recording cannot be replayed with any candidate.
     fn advise(&self) -> Result<Advice<'a>> {
         let now = self.replay_one(self.now());
         let usual = now.as_ref().ok().map(|now| &now.outcome);
@@ -109,13 +109,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the settings of the recording.
+    /// Returns the recording's own settings as a candidate.
     fn now(&self) -> Candidate {
         let text = &self.trace.settings.conf;
         let config = Config::Caching(self.recorded.clone());
         Candidate {
             settings: Vec::new(),
-            // What was set while the job ran is not in the recorded text.
+            // The recorded text lacks options that were set while the job ran.
             conf: match Config::parse("caching", text.raw()) {
                 Ok(began_with) if began_with == config => text.clone(),
                 _ => self.kept.conf_with(&config).into(),
@@ -124,7 +124,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns each list of settings added to `base`, as far as PyTorch takes it.
+    /// Returns a candidate for each list of settings added to `base`. Combinations that PyTorch refuses are left
+    /// out.
     fn candidates(
         &self,
         base: &[Setting],
@@ -177,7 +178,7 @@ impl<'a> Search<'a> {
         combinations
     }
 
-    /// Returns what became of the job with each candidate; says so of those with which it cannot be replayed.
+    /// Returns the outcomes of the candidates, and prints a note for each candidate that cannot be replayed.
     fn replay(&self, candidates: Vec<Candidate>) -> Vec<Tried> {
         let mut replayed = Vec::new();
         for result in self.try_each(candidates) {
@@ -237,14 +238,15 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns whether a job fared better with `outcome` than with `before`, were it by a byte.
+/// Returns whether a job did better with `outcome` than with `before`, even by one byte.
 fn helps(outcome: &Outcome, before: &Outcome) -> bool {
     let figure = |outcome: &Outcome| (!outcome.completed, outcome.peak_reserved_bytes);
     figure(outcome) < figure(before)
 }
 
-/// Returns what to choose: of those that take about the least, what is in use now, or else the simplest. What is slow
-/// is chosen only where nothing else completes; never what takes more than now, if that completes.
+/// Returns the setting to choose. Among those that reserve about the least, this is the one in use or else the
+/// simplest. A slow setting is chosen only if no other completes. A setting that reserves more than the one in use
+/// is never chosen, if that completes.
 fn choose<'t>(ranking: Ranking, now: Option<&'t Tried>, tried: &'t [Tried]) -> Option<&'t Tried> {
     let completed = now.into_iter().chain(tried);
     let completed: Vec<&Tried> = completed.filter(|tried| tried.outcome.completed).collect();
@@ -256,7 +258,7 @@ fn choose<'t>(ranking: Ranking, now: Option<&'t Tried>, tried: &'t [Tried]) -> O
         .iter()
         .map(|tried| tried.outcome.peak_reserved_bytes)
         .min()?;
-    // Keeping what is in use asks nothing of anyone.
+    // To keep the settings costs the user nothing.
     let is_now = |tried: &Tried| now.is_some_and(|now| now.candidate == tried.candidate);
     let price = |tried: &Tried| match is_now(tried) {
         true => 0,

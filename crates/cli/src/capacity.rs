@@ -1,4 +1,4 @@
-//! How much memory the simulated device has, as the command line says it.
+//! The memory of the simulated device, as given on the command line.
 
 use std::str::FromStr;
 
@@ -7,14 +7,14 @@ use lowtide_core::Bytes;
 /// The memory of the simulated device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Capacity {
-    /// So many bytes.
+    /// This many bytes.
     Absolute(Bytes),
-    /// So many times the peak of live bytes of the job.
+    /// This multiple of the job's peak live bytes.
     TimesPeakLive(f64),
 }
 
 impl Capacity {
-    /// Returns the bytes that this is for a job whose live bytes peak at `peak_live`.
+    /// Returns the capacity in bytes for a job with this peak of live bytes.
     pub(crate) fn resolve(self, peak_live: Bytes) -> Bytes {
         match self {
             Capacity::Absolute(bytes) => bytes,

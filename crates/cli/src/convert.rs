@@ -1,4 +1,4 @@
-//! `lowtide convert`: a recording in another format.
+//! `lowtide convert`: writes a recording in another format.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::args::ConvertArgs;
 use crate::recording::RecordedFile;
 use crate::{format, output};
 
-/// What a file is written as, by the end of its name.
+/// The format and compression of a file, by the end of its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Target {
     format: Format,
@@ -32,7 +32,7 @@ enum Compression {
     Gzip,
 }
 
-/// Carries out `lowtide convert`.
+/// Runs `lowtide convert`.
 ///
 /// # Errors
 ///

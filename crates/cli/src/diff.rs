@@ -1,4 +1,4 @@
-//! `lowtide diff`: what one recording has more of than another.
+//! `lowtide diff`: the call sites with more memory in one recording than in another.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,10 +17,10 @@ use crate::recording::{self, Recording};
 use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, steps_text};
 use crate::{format, json, output};
 
-/// So many places are told one by one; the JSON has all.
+/// The number of call sites described one by one. The JSON has all.
 const SITES_MAX: usize = 20;
 
-/// Carries out `lowtide diff`.
+/// Runs `lowtide diff`.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     };
     let recordings = [open(&args.before)?, open(&args.after)?];
     let traces = recordings.each_ref().map(|recording| &recording.trace);
-    // How much blocks are rounded does not tell what grows.
+    // Rounding does not change which call sites grow, so the sizes of blocks are estimated.
     let histories = traces.map(|trace| History::new(trace, &BlockSizes::estimated(trace)));
     let difference = Difference::new([(traces[0], &histories[0]), (traces[1], &histories[1])]);
     let job = |index: usize| Job::of_history(&recordings[index], &histories[index]);
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     })
 }
 
-/// Returns the places that have more or less than before.
+/// Returns the call sites that have more or less than before.
 fn changed(difference: &Difference) -> impl Iterator<Item = &SiteDifference> {
     let sites = difference.sites.iter();
     sites.filter(|site| site.growth_bytes() != 0)
@@ -124,7 +124,7 @@ fn site_difference_text(site: &SiteDifference, named: &str) -> String {
     )
 }
 
-/// Returns the site as one of the recordings names it.
+/// Returns the call site and the stacks of the recording that names it.
 fn name<'t>(difference: &SiteDifference, traces: [&'t Trace; 2]) -> (Site, &'t StackTable) {
     match difference.site {
         [_, Some(site)] => (site, &traces[1].stacks),
@@ -139,27 +139,27 @@ fn signed(bytes: i64) -> String {
     format!("{sign}{}", Bytes(bytes.unsigned_abs()))
 }
 
-/// What `lowtide diff --json` prints. Pairs are of the first recording and of the second.
+/// The JSON that `lowtide diff --json` prints. In each pair, the first recording comes first.
 #[derive(Debug, Serialize)]
 struct DiffReport<'a> {
     traces: &'a [Job; 2],
     steps: [StepsRow<'a>; 2],
-    /// Where one alone has, both are compared by size.
+    /// If only one recording has stacks, both are compared by size.
     has_stacks: [bool; 2],
     total: TotalRow,
-    /// The largest change first.
+    /// The largest change comes first.
     sites: Vec<SiteDifferenceRow<'a>>,
 }
 
-/// All places together.
+/// All call sites taken together.
 #[derive(Debug, Serialize)]
 struct TotalRow {
     growth_bytes: i64,
     peak_bytes: [u64; 2],
     peak_blocks: [u64; 2],
-    /// How many have more or less than before; those are listed.
+    /// The number of call sites that have more or less than before. These are listed.
     changed_sites: usize,
-    /// How many have as much, and are left out.
+    /// The number of call sites that have as much as before. These are left out.
     unchanged_sites: usize,
 }
 
@@ -168,11 +168,12 @@ struct SiteDifferenceRow<'a> {
     growth_bytes: i64,
     peak_bytes: [u64; 2],
     peak_blocks: [u64; 2],
-    /// What it asks for in a step, on average, whether that stays or not.
+    /// The bytes requested in a step, on average, including memory freed in the step.
     requested_bytes_per_step: [f64; 2],
-    /// From -1, each step of the second holds less, to 1, each holds more.
+    /// From -1, each step of the second recording holds less, to 1, each holds more.
     confidence: f64,
-    /// Whether it was matched by file and function, as its lines differ; those of `stack` are the second's.
+    /// Whether it was matched by file and function because its lines differ. The lines of `stack` are the second
+    /// recording's.
     lines_differ: bool,
     #[serde(flatten)]
     site: SiteRow<'a>,

@@ -1,6 +1,6 @@
-//! `lowtide doctor`: what there is of a driver and of cards, and what to do about what is missing.
+//! `lowtide doctor`: checks the driver and the cards, and says what to do about missing parts.
 //!
-//! `python -m lowtide doctor` takes these checks as JSON and adds those that need Python.
+//! `python -m lowtide doctor` reads these checks as JSON and adds those that need Python.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,23 +16,23 @@ use serde::Serialize;
 use crate::args::DoctorArgs;
 use crate::{json, output};
 
-/// What was looked at, and what was found.
+/// One check and its result.
 #[derive(Serialize, PartialEq, Eq, Debug)]
 struct Check {
     name: String,
     state: State,
-    /// What the driver and the loader say is in it, such as a path.
+    /// The result, with text from the driver and the loader, such as a path.
     found: RecordedText,
-    /// What to do, where something is missing.
+    /// What to do if something is missing.
     advice: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Serialize, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// As it should be.
+    /// Everything works.
     Ok,
-    /// lowtide works, with less than all that it can do.
+    /// lowtide works, with some features missing.
     Limited,
     /// lowtide does not work.
     Missing,
@@ -44,7 +44,7 @@ struct Report<'a> {
     checks: &'a [Check],
 }
 
-/// Carries out `lowtide doctor`. The exit code is 1 if lowtide does not work here.
+/// Runs `lowtide doctor`. The exit code is 1 if lowtide does not work here.
 ///
 /// # Errors
 ///
@@ -87,7 +87,7 @@ fn examine(library: Result<Arc<Library>, LoadError>) -> Vec<Check> {
 const SEE_NVIDIA_SMI: &str = "see whether nvidia-smi shows the cards; where it does not, the driver \
                               needs help, which a restart of the machine often is";
 
-/// Returns what to do about a driver that is not there.
+/// Returns what to do about a driver that cannot be loaded.
 fn cure(error: &LoadError) -> &'static str {
     match error {
         LoadError::NotFound { .. } => {
@@ -104,14 +104,14 @@ fn cure(error: &LoadError) -> &'static str {
 
 fn driver_found(library: &Library) -> String {
     let cuda = library.version();
-    // Only the kernel's side knows the number by which drivers go; a container may hide it.
+    // Only the kernel module has the driver's version number. A container may hide it.
     match fs::read_to_string("/sys/module/nvidia/version") {
         Ok(version) => format!("{}, for CUDA up to {cuda}", version.trim()),
         Err(_) => format!("for CUDA up to {cuda}"),
     }
 }
 
-/// Returns the cards after having listed them.
+/// Returns the cards, and adds a check for each.
 fn cards(library: &Arc<Library>, checks: &mut Vec<Check>) -> Result<Vec<Device>, DriverError> {
     let cards: Vec<Device> = (0..library.device_count()?)
         .map(|ordinal| library.device(ordinal))
@@ -129,7 +129,7 @@ fn cards(library: &Arc<Library>, checks: &mut Vec<Check>) -> Result<Vec<Device>,
     Ok(cards)
 }
 
-/// Returns what a card can do beside plain allocations.
+/// Returns the checks of a card's features beyond plain allocations.
 fn virtual_memory(card: &Device) -> Result<Vec<Check>, DriverError> {
     let check = |what, attribute, can, cannot, advice| {
         let name = format!("card {} {what}", card.ordinal());
@@ -168,7 +168,7 @@ fn virtual_memory(card: &Device) -> Result<Vec<Check>, DriverError> {
     ])
 }
 
-/// Returns which cards do not reach each other's memory, where there are several.
+/// Returns a check of which cards can access each other's memory; `None` for fewer than two cards.
 fn peers(cards: &[Device]) -> Result<Option<Check>, DriverError> {
     let mut apart = Vec::new();
     for card in cards {
@@ -189,7 +189,7 @@ fn peers(cards: &[Device]) -> Result<Option<Check>, DriverError> {
     })
 }
 
-/// Returns one line for each check, and one more for what to do.
+/// Returns one line for each check, and another for what to do.
 fn text(checks: &[Check]) -> String {
     let width = checks.iter().map(|check| check.name.len()).max();
     let mut text = String::new();

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::job::Job;
 use crate::replays::Failure;
 
-/// What `lowtide replay --json` prints.
+/// The JSON that `lowtide replay --json` prints.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {
     /// The job.
@@ -17,7 +17,7 @@ pub(crate) struct Report<'a> {
     pub(crate) results: Vec<ResultRow<'a>>,
 }
 
-/// An outcome, or why there is none.
+/// An outcome, or the error instead of one.
 #[derive(Debug, Serialize)]
 pub(crate) struct ResultRow<'a> {
     #[serde(flatten)]
@@ -37,7 +37,7 @@ enum Row<'a> {
 }
 
 impl<'a> ResultRow<'a> {
-    /// Returns what JSON says about `result`.
+    /// Returns the JSON row of `result`.
     pub(crate) fn new(result: &'a Result<Outcome, Box<Failure>>) -> ResultRow<'a> {
         match result {
             Ok(outcome) => ResultRow::of_outcome(outcome),
@@ -45,7 +45,7 @@ impl<'a> ResultRow<'a> {
         }
     }
 
-    /// Returns what JSON says about `outcome`.
+    /// Returns the JSON row of `outcome`.
     pub(crate) fn of_outcome(outcome: &'a Outcome) -> ResultRow<'a> {
         ResultRow {
             row: Row::Outcome(OutcomeRow::new(outcome)),
@@ -53,7 +53,7 @@ impl<'a> ResultRow<'a> {
         }
     }
 
-    /// Returns what JSON says about `failure`.
+    /// Returns the JSON row of `failure`.
     pub(crate) fn of_failure(failure: &Failure) -> ResultRow<'a> {
         ResultRow {
             row: Row::Failure {
@@ -91,7 +91,7 @@ pub(crate) struct OutcomeRow<'a> {
 }
 
 impl<'a> OutcomeRow<'a> {
-    /// Returns what JSON says about `outcome`.
+    /// Returns the JSON row of `outcome`.
     pub(crate) fn new(outcome: &'a Outcome) -> OutcomeRow<'a> {
         OutcomeRow {
             strategy: outcome.strategy.as_str(),
@@ -114,7 +114,7 @@ impl<'a> OutcomeRow<'a> {
     }
 }
 
-/// Returns `value` as indented JSON and a line feed, without anything that a terminal carries out.
+/// Returns `value` as indented JSON and a line feed, without characters that a terminal interprets.
 pub(crate) fn text(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(escape_in_json(&serde_json::to_string_pretty(value)?) + "\n")
 }

@@ -1,4 +1,4 @@
-//! `lowtide leaks`: what grows from step to step.
+//! `lowtide leaks`: memory that grows from step to step.
 
 use std::fmt::Write as _;
 
@@ -16,13 +16,13 @@ use crate::sites::frames::{self, Common, frame_text};
 use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, stack_of, steps_text};
 use crate::{format, json, output};
 
-/// So many leaks are told one by one; the JSON has all.
+/// The number of leaks described one by one. The JSON has all.
 const LEAKS_MAX: usize = 20;
 
-/// So many of the places that share growth are told.
+/// The number of call sites named for growth that many share.
 const SPREAD_PLACES: usize = 3;
 
-/// Carries out `lowtide leaks`.
+/// Runs `lowtide leaks`.
 ///
 /// # Errors
 ///
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
     recording.note_lost_beginning();
     output::notes(&recording.notes);
     let trace = &recording.trace;
-    // How much blocks are rounded does not tell what grows.
+    // Rounding does not change which call sites grow, so the sizes of blocks are estimated.
     let history = History::new(trace, &BlockSizes::estimated(trace));
     let leaks = Leaks::find(trace, &history);
     let job = Job::of_history(&recording, &history);
@@ -48,20 +48,20 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
     })
 }
 
-/// What is told, and what names its places.
+/// The leaks to describe, and the tables that name their call sites.
 struct Told<'a> {
     leaks: &'a Leaks,
     stacks: &'a StackTable,
     sizes: Sizes,
 }
 
-/// All leaks together.
+/// All leaks taken together.
 #[derive(Clone, Copy, Debug)]
 struct Total<'a> {
     places: usize,
     bytes: u64,
     bytes_per_step: f64,
-    /// Of the place that is least and of the one that is most sure to go on.
+    /// The lowest and the highest confidence of the call sites.
     confidence: [f64; 2],
     common: Option<Common<'a>>,
 }
@@ -83,7 +83,7 @@ impl<'a> Told<'a> {
             }
             (None, None) if !is_told => {
                 let nothing = match leaks.steps.source {
-                    // A few steps or passes are in each part, or less than one.
+                    // A part holds a few steps or passes, or less than one.
                     StepSource::Parts => {
                         "nothing grows steadily from part to part; record more steps, or mark them, to be sure"
                     }
@@ -115,7 +115,7 @@ impl<'a> Told<'a> {
         text
     }
 
-    /// Returns all leaks together, if there are any.
+    /// Returns all leaks taken together; `None` if there are none.
     fn total(&self) -> Option<Total<'a>> {
         let leaks: Vec<&Growth> = self.leaks.leaks().collect();
         let trends = || leaks.iter().map(|leak| leak.trend);
@@ -134,7 +134,7 @@ impl<'a> Told<'a> {
         })
     }
 
-    /// Returns what comes of it, as the page of `lowtide report` has it, and what the leaks have in common.
+    /// Returns the verdict, as on the page of `lowtide report`, and the frame that the leaks share.
     fn verdict(&self, total: &Total<'_>) -> String {
         let (from, step) = match self.leaks.steps.source {
             StepSource::Parts => ("from part to part of the recording", self.step_text()),
@@ -174,7 +174,7 @@ impl<'a> Told<'a> {
             .collect()
     }
 
-    /// Returns what there is to say of all that is in no leak, which grew together.
+    /// Returns the text about growth outside of the leaks, shared by many call sites.
     fn spread_text(&self, spread: &Trend) -> String {
         let leaks = self.leaks;
         let verdict = match (spread.is_steady(), leaks.leaks().next()) {
@@ -199,7 +199,7 @@ impl<'a> Told<'a> {
         text + &self.growths_text(leaks.others().take(SPREAD_PLACES))
     }
 
-    /// Returns from which step to which growth is looked at.
+    /// Returns the range of steps in which growth is measured.
     fn looked_at_text(&self) -> String {
         let what = match self.leaks.steps.source {
             StepSource::Parts => "part",
@@ -210,7 +210,7 @@ impl<'a> Told<'a> {
         format!("from {what} {first} to {what} {last}")
     }
 
-    /// Returns in what growth is counted.
+    /// Returns the unit in which growth is counted.
     fn step_text(&self) -> String {
         match self.leaks.steps.source {
             StepSource::Parts => format!("in 1/{} of the recording", self.leaks.steps.len()),
@@ -242,7 +242,7 @@ impl<'a> Told<'a> {
     }
 }
 
-/// Returns a line on what training makes in few calls and keeps; nothing where it keeps nothing.
+/// Returns a line about the memory that training allocates in few calls and keeps; the empty text if it keeps none.
 fn training_text(training: &TrainingState) -> String {
     let named = [
         (training.optimizer, "optimizer state"),
@@ -259,7 +259,7 @@ fn training_text(training: &TrainingState) -> String {
     }
 }
 
-/// Returns an average number of bytes for people.
+/// Formats an average number of bytes for people.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -269,26 +269,27 @@ pub(crate) fn bytes_text(bytes: f64) -> String {
     Bytes(bytes.round() as u64).to_string()
 }
 
-/// What `lowtide leaks --json` prints.
+/// The JSON that `lowtide leaks --json` prints.
 #[derive(Debug, Serialize)]
 struct LeaksReport<'a> {
     trace: &'a Job,
     steps: StepsRow<'a>,
-    /// Whether there are too few steps, or events, for anything to be told.
+    /// Whether there are too few steps or events for a result.
     are_too_few: bool,
-    /// Why it is not known what leaks, as a sentence.
+    /// The reason why leaks are unknown, as a sentence.
     doubt: Option<String>,
     warm_up_steps: usize,
-    /// So many steps are looked at as one.
+    /// The number of steps that are measured together as one.
     span_steps: usize,
-    /// All leaks together, if there are any.
+    /// All leaks taken together, if there are any.
     total: Option<TotalRow<'a>>,
     leaks: Vec<GrowthRow<'a>>,
-    /// How all that is in no leak grew together, where that is steady or much.
+    /// The growth of everything outside of the leaks, if it is steady or large.
     spread: Option<TrendRow>,
-    /// What training makes in few calls and keeps.
+    /// The memory that training allocates in few calls and keeps.
     training: TrainingRow,
-    /// What has more than after the first steps, but is not sure to go on growing; what grew most comes first.
+    /// Call sites that hold more than after the first steps, but without steady growth. The largest growth comes
+    /// first.
     others: Vec<GrowthRow<'a>>,
 }
 
@@ -299,7 +300,7 @@ struct TotalRow<'a> {
     bytes_per_step: f64,
     confidence_min: f64,
     confidence_max: f64,
-    /// What all are called from, outside of libraries.
+    /// The function outside of libraries that all are called from.
     common: Option<CommonRow<'a>>,
 }
 
@@ -307,7 +308,7 @@ struct TotalRow<'a> {
 struct CommonRow<'a> {
     function: RecordedStr<'a>,
     file: RecordedStr<'a>,
-    /// Where they are at several lines of the function there is none.
+    /// `None` if they are at several lines of the function.
     line: Option<u32>,
 }
 
@@ -325,7 +326,7 @@ struct TrendRow {
     bytes_per_step: f64,
     grown_steps: usize,
     steps: usize,
-    /// How many times most of what had grown was given back.
+    /// How many times most of the grown memory was freed.
     times_given_back: usize,
     confidence: f64,
     end_bytes: u64,

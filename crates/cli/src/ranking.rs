@@ -1,4 +1,4 @@
-//! Which outcome is better, and in a sentence, by how much.
+//! Ranks outcomes, and says in a sentence which is best and by how much.
 
 use std::cmp::Ordering;
 
@@ -8,34 +8,35 @@ use lowtide_replay::Outcome;
 use crate::format;
 use crate::job::Job;
 
-/// What slows a job down has driver calls that take more than this share of the time that the job took. That they also
-/// wait for the device is not even counted.
+/// A job is slow if its driver calls take more than this share of its time. The time that they wait for the device
+/// is not counted.
 const SLOW_SHARE: f64 = 0.1;
 
-/// ... or give memory back more often than this in a second, or at all in less than one: each time the host waits for all
-/// work that it has queued. PyTorch did so up to 818 times a second in the jobs recorded on a card, `direct` 8,000 to
-/// 13,000 times in the five largest.
+/// A job is also slow if it releases memory to the driver more often than this in a second; a job of less than a
+/// second counts as one second. At each release the host waits for all work that it has queued. In the jobs
+/// recorded on a card, PyTorch released memory up to 818 times a second. `direct` did so 8,000 to 13,000 times in
+/// the five largest.
 const WAITS_PER_SECOND_MAX: f64 = 1000.0;
 
-/// ... and more than so many times what there is of that anyway: a job that spends its time in the driver as it is
-/// would gain nothing by passing over what takes less memory.
+/// A burden of at most this multiple of the present one does not make a job slow. A job that spends its time in the
+/// driver anyway would gain nothing from rejecting an outcome that needs less memory.
 const SLOW_FACTOR: f64 = 1.5;
 
-/// What the outcomes of one job are compared with.
+/// The reference that the outcomes of one job are compared with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ranking {
-    /// How long the job took, where that is known.
+    /// The duration of the job, if known.
     duration_us: Option<f64>,
-    /// What the driver's calls cost as things are, where the job completes so.
+    /// The burden of the driver's calls with the present settings, if the job completes with them.
     usual: Option<Burden>,
 }
 
-/// What the driver's calls cost a job.
+/// The cost of the driver's calls for a job.
 #[derive(Clone, Copy, Debug)]
 struct Burden {
-    /// Their part of the time that the job took.
+    /// Their share of the job's duration.
     share: f64,
-    /// How often they wait for the device.
+    /// The number of times per second that they wait for the device.
     waits_per_second: f64,
 }
 
@@ -54,7 +55,8 @@ impl Burden {
 }
 
 impl Ranking {
-    /// Returns a comparison of outcomes of `job`, which `usual` is without a change, where that was replayed.
+    /// Returns the ranking of outcomes of `job`. `usual` is its outcome with the present settings, if they were
+    /// replayed.
     pub(crate) fn new(job: &Job, usual: Option<&Outcome>) -> Ranking {
         let usual = usual.filter(|outcome| outcome.completed);
         let burden = |duration_us| usual.map(|outcome| Burden::of(outcome, duration_us));
@@ -64,9 +66,9 @@ impl Ranking {
         }
     }
 
-    /// Compares by what a user wants: first that the job completes, then that it is not slowed down a lot,
-    /// then little memory, then little time in the driver. Of two jobs that did not complete, the one that
-    /// came further is better.
+    /// Compares by what a user wants: first a job that completes, then one that is not slowed down much, then
+    /// little reserved memory, then little time in the driver. Of two jobs that did not complete, the one that got
+    /// further is better.
     pub(crate) fn compare(self, left: &Outcome, right: &Outcome) -> Ordering {
         let refusals_last = right.completed.cmp(&left.completed);
         refusals_last
@@ -76,8 +78,8 @@ impl Ranking {
             .then_with(|| left.driver_time_us.total_cmp(&right.driver_time_us))
     }
 
-    /// Returns whether the driver's calls would take so much more of the job's time, or wait so much more often, that
-    /// nobody would want it.
+    /// Returns whether the driver's calls would take much more of the job's time, or wait much more often, than is
+    /// acceptable and than they do now.
     pub(crate) fn is_slow(self, outcome: &Outcome) -> bool {
         let Some(duration_us) = self.duration_us else {
             return false;
@@ -92,7 +94,7 @@ impl Ranking {
     }
 }
 
-/// Returns a few words on what the driver's calls cost the job, where that is much.
+/// Returns a few words about the cost of the driver's calls, if that is high.
 pub(crate) fn driver_note(job: &Job, outcome: &Outcome) -> Option<String> {
     let duration_us = job.duration_us?;
     let burden = Burden::of(outcome, duration_us);
@@ -126,13 +128,13 @@ pub(crate) fn baseline(outcomes: &[Outcome]) -> Option<&Outcome> {
         .find(|outcome| outcome.completed && is_default(outcome))
 }
 
-/// Returns what the strategy is called: its name, and its options where it has any.
+/// Returns the strategy's name, with its options if it has any.
 pub(crate) fn label(outcome: &Outcome) -> String {
     let colon = if outcome.config.is_empty() { "" } else { ":" };
     format!("{}{colon}{}", outcome.strategy, outcome.config)
 }
 
-/// Returns one sentence on `ranked`, which is sorted by [`Ranking::compare`]: which is best, and what it saves.
+/// Returns one sentence about `ranked`, sorted by [`Ranking::compare`]: which outcome is best, and what it saves.
 pub(crate) fn verdict(ranked: &[Outcome], capacity: Option<Bytes>) -> Option<String> {
     let best = ranked.first()?;
     let name = label(best);
@@ -224,7 +226,8 @@ mod tests {
         assert!(!Ranking::new(&untimed, None).is_slow(&slow));
     }
 
-    /// llama_generate of the recorded jobs: 2.41 s of 36 are in the driver, and each of 13,000 frees a second waits.
+    /// As llama_generate of the recorded jobs: 2.41 s of 36 s are in the driver, and each of 13,000 frees a second
+    /// waits.
     #[test]
     fn what_waits_for_the_device_again_and_again_is_slow() {
         let freeing = |device_frees, config: &str, peak| Outcome {
@@ -240,13 +243,13 @@ mod tests {
             driver_note(&job(), &direct()).unwrap(),
             "driver calls would wait for the device 1,300,000 times in 100.00 s"
         );
-        // As often as before is no loss, and now and then is none.
+        // Waiting as often as now is no loss, and waiting rarely is none either.
         let usual = freeing(1_000_000, "caching", Bytes::mib(1200));
         assert_eq!(names(vec![usual, direct()]), ["direct", "caching"]);
         let seldom = freeing(90_000, "bfc", Bytes::mib(900));
         assert_eq!(driver_note(&job(), &seldom), None);
         assert_eq!(names(vec![caching(), seldom]), ["bfc", "caching"]);
-        // What a short job gives back once is no habit.
+        // One release in a short job is not frequent.
         let short = Job {
             duration_us: Some(20_000.0),
             ..job()
@@ -278,7 +281,7 @@ mod tests {
         check(&usual, 29.0, false);
         check(&usual, 31.0, true);
         check(&with_driver_time(5.0), 9.0, false);
-        // How long the calls take of a job that breaks off says nothing.
+        // The driver time of a job that did not complete is no reference.
         check(&refused("caching", 7), 11.0, true);
     }
 

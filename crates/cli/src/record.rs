@@ -1,4 +1,4 @@
-//! `lowtide record`: a program that runs on lowtide, recorded as it runs.
+//! `lowtide record`: records a program that runs on lowtide, while it runs.
 
 use std::env;
 use std::fs::File;
@@ -17,20 +17,20 @@ use signal_hook::iterator::Signals;
 use crate::args::RecordArgs;
 use crate::{output, run};
 
-/// What liblowtide.so looks for in its environment.
+/// The environment variable from which liblowtide.so gets the file's path.
 const FILE: &str = "LOWTIDE_RECORD";
 
 const STACKS: &str = "LOWTIDE_RECORD_STACKS";
 
-/// A larger file has more than its beginning, and is not read to know that.
+/// A larger file has more than its beginning, so it is not read to find that out.
 const BEGINNING_MAX: u64 = 1 << 16;
 
-/// Runs the program, each of whose processes records what it does on lowtide, and prints a line if none has. Returns the
-/// program's exit code, or 128 and the signal that ended it.
+/// Runs the program. Each of its processes records its own memory events. Prints a line if no process recorded any.
+/// Returns the program's exit code, or 128 plus the number of the signal that ended it.
 ///
 /// # Errors
 ///
-/// If nothing can be written to the file, or it is something other than a recording.
+/// If the file cannot be written, or if it exists and is not a recording.
 pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     let [program, arguments @ ..] = &*args.command else {
         bail!("no command given");
@@ -44,9 +44,9 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     if let Err(error) = run::find_program(program) {
         return Ok(run::not_run(program, &error));
     }
-    // The program may go elsewhere before it uses a device.
+    // The program may change its working directory before it uses a device.
     let file = path::absolute(&args.output)?;
-    // Where each rank is started by a command of its own, others may be at work already.
+    // If each rank is started by its own command, other ranks may be running already.
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
     let own = file_names::of_rank(&file, variable);
     let start = check_place(&own).with_context(|| args.output.display().to_string())?;
@@ -65,21 +65,21 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(status))
 }
 
-/// Sees that there can be a new recording, and returns the time, by the clock of its file system.
+/// Checks that a new recording can be created, and returns the present time by the clock of its file system.
 ///
 /// # Errors
 ///
-/// If something else has the name, or no file can be there.
+/// If another kind of file has the name, or no file can be created there.
 fn check_place(file: &Path) -> io::Result<JobStart> {
     file_names::check_replaceable(file)?;
-    // Better now than in a line between those of the program.
+    // An error here comes before the program's output and not in the middle of it.
     JobStart::of(NewFile::create(file, Readers::User)?.file())
 }
 
-/// Waits for the program. The terminal sends its signals to the program, too, so those are ignored here; a request to
-/// end is passed on.
+/// Waits for the program. The terminal sends its signals to the program too, so this process ignores them. A
+/// request to end is passed on.
 fn wait_for(mut program: Child) -> io::Result<ExitStatus> {
-    // After the program has started, which inherits what is ignored, as by `nohup`.
+    // Only after the program has started: it must inherit signals that are ignored, as `nohup` sets them.
     let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGCHLD])?;
     loop {
         if let Some(status) = program.try_wait()? {
@@ -91,19 +91,19 @@ fn wait_for(mut program: Child) -> io::Result<ExitStatus> {
                 SIGHUP => Signal::HUP,
                 _ => continue,
             };
-            // It may have ended, which is found next.
+            // The program may have ended, which the next iteration finds.
             let _ = kill_process(Pid::from_child(&program), passed_on);
         }
     }
 }
 
-/// Returns the code that shells have for a program's end.
+/// Returns the exit code that shells use for a program's end.
 fn exit_code(status: ExitStatus) -> ExitCode {
     let code = { status.code() }.or_else(|| Some(128 + status.signal()?));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// Returns what the program did not do, if no process of it has recorded anything in a file of this name.
+/// Returns what the program did not do, if none of its processes recorded anything in a file of this name.
 fn what_is_missing(file: &Path, start: JobStart) -> Option<&'static str> {
     let mut files = file_names::files_of(file).ok()?;
     files.retain(|file| { file.symlink_metadata() }.is_ok_and(|file| !start.is_after(&file)));
@@ -119,7 +119,8 @@ fn what_is_missing(file: &Path, start: JobStart) -> Option<&'static str> {
     })
 }
 
-/// Returns whether anything was allocated in a recording; where that cannot be told, it is not said to be missing.
+/// Returns whether anything was allocated in a recording. If that is unknown, returns true, so that nothing is
+/// reported.
 fn has_any(file: &Path) -> bool {
     let file = lowtide_files::open_own(file).ok().flatten();
     let is_beginning = |file: &File| {

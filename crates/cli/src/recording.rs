@@ -1,4 +1,4 @@
-//! Opens the recording that the command line names, and chooses a device of it.
+//! Opens the recording that the command line names, and chooses one of its devices.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,28 +13,28 @@ use crate::format;
 use crate::output;
 use crate::progress::{Progress, ReadWithProgress};
 
-/// All that one file records, of every device and of the host.
+/// The whole recording in one file: of every device and of the host.
 #[derive(Debug)]
 pub(crate) struct RecordedFile {
     path: PathBuf,
-    /// What messages call the file, on one line.
+    /// The file's name for messages, on one line.
     pub(crate) name: String,
-    /// What is in it.
+    /// The contents of the file.
     pub(crate) snapshot: Snapshot,
 }
 
-/// What a file records of one device.
+/// The recording of one device.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Recording {
-    /// The file, as the command line names it.
+    /// The path of the file, as the command line names it.
     pub(crate) path: PathBuf,
-    /// What messages call the file, on one line.
+    /// The file's name for messages, on one line.
     pub(crate) name: String,
-    /// The device's events and what it held.
+    /// The device's events, and its memory before the first of them.
     pub(crate) trace: Trace,
     /// Whether the file's end is missing.
     pub(crate) is_cut_off: bool,
-    /// The notes to print about it, a line each.
+    /// The notes to print about the recording, one line each.
     pub(crate) notes: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ impl RecordedFile {
             (Box::new(file), length)
         };
         let progress = Progress::new("reading", length);
-        // The error's text has its cause in it: it is not to be said twice.
+        // The error's text already contains its cause, which must not be printed twice.
         let snapshot = lowtide_trace::read_from(ReadWithProgress { reader, progress })
             .map_err(|error| anyhow!("{name}: {error}"))?;
         Ok(RecordedFile {
@@ -60,7 +60,7 @@ impl RecordedFile {
         })
     }
 
-    /// Returns a note on each thing that is missing, mostly at the end.
+    /// Returns a note for each missing part of the recording. Most are missing at the end.
     pub(crate) fn missing_notes(&self) -> Vec<String> {
         let RecordedFile { name, snapshot, .. } = self;
         let mut notes = Vec::new();
@@ -81,8 +81,8 @@ impl RecordedFile {
         notes
     }
 
-    /// Returns a note on the events that are missing because other threads went on while PyTorch took first its events
-    /// and then its segments.
+    /// Returns a note about missing events. PyTorch copies its events before its segments, and other threads may go
+    /// on between the two.
     fn missed_events_note(&self) -> Option<String> {
         let traces = self.snapshot.traces.iter();
         let missed = traces.map(|trace| trace.missed_events).sum();
@@ -97,7 +97,7 @@ impl RecordedFile {
         })
     }
 
-    /// Returns a note on pinned host memory, if some is recorded, and on what becomes of it.
+    /// Returns a note about pinned host memory, if any is recorded. `what_becomes` says how it is treated.
     pub(crate) fn host_note(&self, what_becomes: &str) -> Option<String> {
         let host = &self.snapshot.host;
         let requests: usize = host.iter().map(Trace::allocs).sum();
@@ -109,7 +109,7 @@ impl RecordedFile {
         ))
     }
 
-    /// Returns a note on which of several devices was chosen.
+    /// Returns a note about the chosen device, if there are several.
     fn choice_note(&self, chosen: &Trace) -> Option<String> {
         let (name, devices) = (&self.name, self.devices());
         let traces = &self.snapshot.traces;
@@ -129,7 +129,7 @@ impl RecordedFile {
         }
     }
 
-    /// Returns the error of a file in which no allocation is recorded.
+    /// Returns the error for a file without any allocation.
     pub(crate) fn nothing_recorded(&self) -> String {
         let RecordedFile {
             path,
@@ -140,7 +140,7 @@ impl RecordedFile {
         let mut events = traces.iter().flat_map(|trace| &trace.events);
         let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
         let has_frees = events.any(|event| is_free(event.event.action));
-        // One of a job that never used a device says nothing but its format.
+        // A recording of a job that never used a device contains only its format.
         let is_of_lowtide = traces
             .iter()
             .any(|trace| !trace.settings.strategy.is_empty())
@@ -165,7 +165,7 @@ impl RecordedFile {
         format!("{name}: {what}")
     }
 
-    /// Removes all devices but `device`.
+    /// Removes all devices except `device`.
     ///
     /// # Errors
     ///
@@ -184,14 +184,14 @@ impl RecordedFile {
         Ok(())
     }
 
-    /// Returns what is recorded of `device`, else of the device with the most events, and adds notes on that choice.
+    /// Returns the trace of `device`, or of the device with the most events, and adds notes about that choice.
     fn take_device(mut self, device: Option<u32>, notes: &mut Vec<String>) -> Result<Trace> {
         if let Some(device) = device {
             self.keep_device(device)?;
         }
         let traces = &self.snapshot.traces;
         let events = |&index: &usize| traces[index].events.len();
-        // Of equals, `max_by_key` returns the last: the lowest number.
+        // `max_by_key` returns the last of equal values, which here is the lowest number.
         let busiest = (0..traces.len()).rev().max_by_key(events);
         let Some(index) = busiest.filter(|&index| traces[index].allocs() > 0) else {
             bail!(self.nothing_recorded());
@@ -202,7 +202,7 @@ impl RecordedFile {
         Ok(self.snapshot.traces.swap_remove(index))
     }
 
-    /// Returns the numbers of the devices, as a list to read.
+    /// Returns the numbers of the devices, separated by commas.
     fn devices(&self) -> String {
         let devices: Vec<String> = self.snapshot.traces.iter().map(device_text).collect();
         devices.join(", ")
@@ -210,7 +210,7 @@ impl RecordedFile {
 }
 
 impl Recording {
-    /// Opens what the file at `path` records of `device`, else of the device with the most events.
+    /// Opens the file at `path`, and returns the recording of `device` or of the device with the most events.
     pub(crate) fn open(path: &Path, device: Option<u32>) -> Result<Recording> {
         let file = RecordedFile::read(path)?;
         let (name, is_cut_off) = (file.name.clone(), file.snapshot.is_cut_off);
@@ -223,14 +223,14 @@ impl Recording {
         Ok(Recording {
             path: path.to_owned(),
             name,
-            // What is missing may be the device.
+            // The device may be in the missing part.
             trace: trace.inspect_err(|_| output::notes(&notes))?,
             is_cut_off,
             notes,
         })
     }
 
-    /// Notes that the job's beginning is missing, if it is.
+    /// Adds a note if the job's beginning is missing.
     pub(crate) fn note_lost_beginning(&mut self) {
         let count = self.trace.initial.blocks.len() as u64;
         if count > 0 && !self.trace.events.is_empty() {
@@ -242,22 +242,22 @@ impl Recording {
         }
     }
 
-    /// Notes what a replay makes of paused regions, if there were any.
+    /// Adds a note about how replays treat paused regions, if there were any.
     pub(crate) fn note_pauses(&mut self) {
         if let Some(text) = pauses_text(&self.trace) {
             self.note(&text);
         }
     }
 
-    /// Notes what a replay makes of refused requests, if there were any.
+    /// Adds a note about how replays treat refused requests, if there were any.
     pub(crate) fn note_refusals(&mut self) {
         if let Some(text) = refusals_text(&self.trace) {
             self.note(&text);
         }
     }
 
-    /// Returns the configuration of the recorded allocator. Notes which part of it is not understood, and that no single
-    /// one can have been in force throughout.
+    /// Returns the configuration of the recorded allocator. Adds a note about options that are not understood, and
+    /// a note if no single configuration can have been in force throughout.
     pub(crate) fn config(&mut self) -> CachingConfig {
         let (config, left_out) = self.trace.config_as_understood();
         let left_out = (!left_out.is_empty()).then(|| format::list(&left_out));
@@ -279,11 +279,11 @@ impl Recording {
         config
     }
 
-    /// Refuses to verify what another strategy than `caching` did.
+    /// Checks that the recorded strategy is `caching`, the only one that can be verified.
     ///
     /// # Errors
     ///
-    /// If the recording says that it was another.
+    /// If the recording names another strategy.
     pub(crate) fn refuse_other_strategy(&self) -> Result<()> {
         let recorded = &self.trace.settings.strategy;
         let strategy = recorded.raw().split(':').next().unwrap_or_default();
@@ -301,20 +301,20 @@ impl Recording {
     }
 }
 
-/// Returns notes on a trace's replays, each a sentence without its capital and its full stop.
+/// Returns notes about a trace's replays, each a sentence without capital and full stop.
 pub(crate) fn replay_notes(trace: &Trace) -> Vec<String> {
     let lost_beginning = LostBeginning::of(trace).map(|lost| lost.note());
     let notes = [lost_beginning, refusals_text(trace), pauses_text(trace)];
     notes.into_iter().flatten().collect()
 }
 
-/// Returns a sentence on what a replay makes of paused regions, if there were any.
+/// Returns a sentence about how a replay treats paused regions, if there were any.
 pub(crate) fn pauses_text(trace: &Trace) -> Option<String> {
     let text = "regions were paused; replays are without pauses, so memory that was away counts all the time";
     trace.has_pauses().then(|| text.to_owned())
 }
 
-/// Returns a sentence on what a replay makes of refused requests, if there were any.
+/// Returns a sentence about how a replay treats refused requests, if there were any.
 pub(crate) fn refusals_text(trace: &Trace) -> Option<String> {
     let actions = trace.events.iter().map(|recorded| recorded.event.action);
     let refusals = actions.filter(|action| *action == Action::OutOfMemory);
@@ -327,11 +327,11 @@ pub(crate) fn refusals_text(trace: &Trace) -> Option<String> {
     })
 }
 
-/// Refuses recordings of which several are standard input.
+/// Checks that at most one of `paths` is standard input.
 ///
 /// # Errors
 ///
-/// If so.
+/// If several are.
 pub(crate) fn refuse_stdin_twice<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<()> {
     if { paths.into_iter() }.filter(|path| is_stdin(path)).count() > 1 {
         bail!("- is standard input, which can be read once");
@@ -343,7 +343,7 @@ fn is_stdin(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Returns the number of a trace's device, with the snapshot that it is in where the file has several.
+/// Returns a trace's device number, with the name of its snapshot if the file has several.
 fn device_text(trace: &Trace) -> String {
     match &trace.member {
         Some(member) => format!("{member} (device {})", trace.device),
@@ -351,20 +351,20 @@ fn device_text(trace: &Trace) -> String {
     }
 }
 
-/// What is known of a job's reserved bytes although the recording does not have its beginning. Replays do not start
-/// with these, but on an empty device.
+/// The reserved bytes of a job whose recording lost its beginning. Replays do not start with these bytes: they
+/// start on an empty device.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct LostBeginning {
-    /// Before the first event.
+    /// Reserved bytes before the first event.
     #[serde(serialize_with = "crate::format::bytes")]
     reserved_bytes: Bytes,
-    /// The most at once from there to the end.
+    /// Peak reserved bytes from the first event to the end.
     #[serde(serialize_with = "crate::format::bytes")]
     peak_reserved_bytes: Bytes,
 }
 
 impl LostBeginning {
-    /// Returns what is known of `trace`; `None` if no block was there before its first event. Linear time.
+    /// Returns the figures of `trace`; `None` if no block was allocated before its first event. Linear time.
     pub(crate) fn of(trace: &Trace) -> Option<LostBeginning> {
         (!trace.initial.blocks.is_empty()).then(|| LostBeginning {
             reserved_bytes: trace.initial_reserved_bytes(),
@@ -372,7 +372,7 @@ impl LostBeginning {
         })
     }
 
-    /// Returns a line for people on what that means for replays.
+    /// Returns a line for people about what this means for replays.
     pub(crate) fn note(&self) -> String {
         format!(
             "the recording's beginning is missing: the job had {} reserved at its first event and at most {} from \

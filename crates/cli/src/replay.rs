@@ -1,4 +1,4 @@
-//! `lowtide replay`: what each strategy makes of a job.
+//! `lowtide replay`: the outcome of a job with each strategy.
 
 use std::path::Path;
 use std::slice;
@@ -19,7 +19,7 @@ use crate::recording::{self, Recording};
 use crate::replays::{Failure, replay_all};
 use crate::{json, output, table};
 
-/// Carries out `lowtide replay`.
+/// Runs `lowtide replay`.
 ///
 /// # Errors
 ///
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     output::print(&table::report(&job, &ranked, &failures, options.capacity))
 }
 
-/// Returns the configurations to replay, and notes what replays make of the recording.
+/// Returns the configurations to replay, and adds notes about how replays treat the recording.
 fn configs(args: &ReplayArgs, recording: &mut Recording) -> Result<Vec<Config>> {
     recording.note_pauses();
     if args.verify {
@@ -95,7 +95,7 @@ fn configs(args: &ReplayArgs, recording: &mut Recording) -> Result<Vec<Config>> 
     args.configs(|| recording.config())
 }
 
-/// Returns notes for the page on all replays, each a sentence without its capital and its full stop.
+/// Returns notes for the page about all replays, each a sentence without capital and full stop.
 fn page_notes(args: &ReplayArgs, trace: &Trace, capacity: Option<Bytes>) -> Vec<String> {
     let capacity = capacity.map(|capacity| format!("the simulated device has {capacity}"));
     let refusals = recording::refusals_text(trace).filter(|_| !args.verify);
@@ -103,7 +103,7 @@ fn page_notes(args: &ReplayArgs, trace: &Trace, capacity: Option<Bytes>) -> Vec<
     notes.into_iter().flatten().collect()
 }
 
-/// Writes the page of `lowtide report` on the recording, with these outcomes as its strategies.
+/// Writes the page of `lowtide report` about the recording, with these outcomes as its strategies.
 fn write_page(
     path: &Path,
     recording: &Recording,
@@ -135,7 +135,7 @@ fn write_page(
     page::write(&mut data, path)
 }
 
-/// Returns the outcomes and the failures apart.
+/// Separates outcomes and failures.
 fn split(results: &[Result<Outcome, Box<Failure>>]) -> (Vec<Outcome>, Vec<Failure>) {
     let (mut outcomes, mut failures) = (Vec::new(), Vec::new());
     for result in results {
@@ -147,7 +147,7 @@ fn split(results: &[Result<Outcome, Box<Failure>>]) -> (Vec<Outcome>, Vec<Failur
     (outcomes, failures)
 }
 
-/// Says that what takes all of a device at once takes one of any size, where nobody says which.
+/// Prints a note if a configuration reserves the whole device at once and no capacity is given.
 fn note_whole_device(configs: &[Config], capacity: Option<Bytes>) {
     let takes_all = |config: &&Config| matches!(config, Config::Bfc(bfc) if !bfc.allow_growth);
     if capacity.is_none()

@@ -1,4 +1,4 @@
-//! Replays of one recording with several configurations.
+//! Replays one recording with several configurations.
 
 use std::fmt;
 
@@ -15,14 +15,14 @@ pub(crate) struct Failure {
     pub(crate) error: ReplayError,
 }
 
-/// The configuration, and why.
+/// Writes the configuration and the error.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.config, self.error)
     }
 }
 
-/// Returns the outcome of each configuration, in their order, or why there is none; several are replayed at once.
+/// Returns the outcome or the failure of each configuration, in their order. Several are replayed at once.
 pub(crate) fn replay_all(
     steps: &Job<'_>,
     configs: &[Config],

@@ -20,10 +20,11 @@ use crate::progress::Progress;
 use crate::recording::{self, RecordedFile};
 use crate::{output, ranking, replays};
 
-/// So long the program that opens a page is waited for, to see whether it can: it may be the browser itself and stay.
+/// How long to wait for the program that opens a page, to see whether it fails. It may be the browser itself and
+/// keep running.
 const OPENING: Duration = Duration::from_secs(3);
 
-/// Carries out `lowtide report`.
+/// Runs `lowtide report`.
 ///
 /// # Errors
 ///
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     recording::refuse_stdin_twice(&args.traces)?;
     output::refuse_recordings(&target, &args.traces, "the page")?;
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
-    // Of what is no file, such as a pipe, nobody knows how much it needs.
+    // The space that a pipe or another special file needs is unknown.
     let length = |path: &PathBuf| {
         let file = fs::metadata(path).ok().filter(Metadata::is_file);
         file.map_or(u64::MAX, |file| file.len())
@@ -59,8 +60,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     output::print(&path_line(&target))
 }
 
-/// Returns a path as a line, for whoever opens it: as it is, but for what would be more than a line, or none, or change
-/// a terminal.
+/// Returns a path as one line of output. Control characters are escaped. On a terminal, bytes that are not UTF-8
+/// are escaped too; elsewhere they stay, so that a program can open the path.
 fn path_line(path: &Path) -> Vec<u8> {
     let mut line = Vec::new();
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
@@ -75,11 +76,11 @@ fn path_line(path: &Path) -> Vec<u8> {
     line
 }
 
-/// Returns the page's name for a recording's: in the working directory, without what says how the
-/// recording is stored.
+/// Returns the default name of a recording's page: in the working directory, without the extensions for the
+/// recording's format and compression.
 fn default_output(trace: &Path) -> PathBuf {
     let mut path = PathBuf::from(trace.file_name().unwrap_or_default());
-    // A page by `torch.cuda._memory_viz` is not written over.
+    // A page that `torch.cuda._memory_viz` wrote must not be overwritten.
     let mut is_page = false;
     for extension in [
         "zst", "gz", "xz", "bz2", "pickle", "lowtide", "json", "html", "pt",
@@ -99,8 +100,8 @@ fn default_output(trace: &Path) -> PathBuf {
     }
 }
 
-/// Adds every device of the recording at `path` on which something was allocated or held, and then the host's pinned
-/// memory. `lengths` are those of the file and of those that follow it.
+/// Adds every device of the recording at `path` that allocated or held memory, and then pinned host memory.
+/// `lengths` are the lengths of this file and of the files after it.
 fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()> {
     let file = RecordedFile::read(path)?;
     let (name, snapshot) = (&file.name, &file.snapshot);
@@ -125,7 +126,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
                 true => Findings::of_host(trace),
                 false => Findings::of(trace, &progress),
             },
-            // Other allocators are those of a device.
+            // Only allocators of device memory can be replayed.
             || match is_host {
                 true => Default::default(),
                 false => replay_all(trace, &progress),
@@ -158,8 +159,8 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
     Ok(())
 }
 
-/// Returns the parts of the first of some lengths that are the traces' by their events and by what was there before, and
-/// then the other lengths.
+/// Returns the first of `lengths`, divided among the traces by their events and initial blocks, and then the other
+/// lengths.
 fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
     let weight = |trace: &Trace| (trace.events.len() + trace.initial.blocks.len()) as u128;
     let all: u128 = traces.iter().map(|trace| weight(trace)).sum();
@@ -171,8 +172,8 @@ fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
     traces.iter().map(part).chain(following).collect()
 }
 
-/// Returns what the job would have taken with each allocator, nothing where no request is recorded; and a sentence on
-/// each with which it cannot be replayed.
+/// Returns the outcome with each allocator, and a sentence for each allocator with which the job cannot be
+/// replayed. Both are empty if no request is recorded.
 fn replay_all(trace: &Trace, progress: &Progress) -> (Vec<(String, Outcome)>, Vec<String>) {
     let configs: Vec<Config> = args::all_configs().collect();
     if trace.allocs() == 0 {
@@ -194,7 +195,7 @@ fn replay_all(trace: &Trace, progress: &Progress) -> (Vec<(String, Outcome)>, Ve
     (replayed, failures)
 }
 
-/// Opens the page with whatever program shows pages here.
+/// Opens the page with the program that shows pages on this machine.
 fn open(page: &Path) -> Result<()> {
     let program = if cfg!(target_os = "macos") {
         "open"

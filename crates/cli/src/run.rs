@@ -1,4 +1,4 @@
-//! `lowtide run --preload`: a program that calls CUDA, with lowtide in front of the driver.
+//! `lowtide run --preload`: runs a CUDA program with lowtide in front of the driver.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -16,14 +16,14 @@ use rustix::io::Errno;
 use crate::args::RunArgs;
 use crate::output;
 
-/// What is put in front of the driver.
+/// The library that is preloaded.
 const LIBRARY: &str = "liblowtide.so";
 
-/// Becomes the program. Returns only where there is none to become, with the codes that shells have for that.
+/// Replaces this process by the program. Returns only if that fails, with the exit code that shells use for it.
 ///
 /// # Errors
 ///
-/// If the library is not found, or the loader would not take it by its path.
+/// If the library is not found, or if the loader cannot take its path.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if !args.preload {
         bail!(
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let program_path = env::current_exe().context("where this command lies is not known")?;
     let library = find_library(&program_path)?;
     if env::var_os("LOWTIDE_COMPAT").is_some_and(|names| !names.is_empty()) {
-        // Where the package of a Python lies is that Python's to say.
+        // Only a Python knows where its package is.
         output::note(
             "LOWTIDE_COMPAT changes no import here: `python -m lowtide run --preload` has Python heed it",
         );
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             None => (&**strategy, None),
         };
         command.env("LOWTIDE_STRATEGY", name);
-        // Options in the environment are for the strategy that is named there.
+        // Options in the environment belong to the strategy named there.
         match conf {
             Some(conf) => command.env("LOWTIDE_CONF", conf),
             None => command.env_remove("LOWTIDE_CONF"),
@@ -72,21 +72,21 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     Ok(become_program(&mut command))
 }
 
-/// Becomes the program of a command. Returns only where there is none to become, after having said so, with
-/// the codes that shells have for that.
+/// Replaces this process by the program of a command. Returns only if that fails: prints the error and returns the
+/// exit code that shells use for it.
 fn become_program(command: &mut Command) -> ExitCode {
     let error = command.exec();
     not_run(command.get_program(), &error)
 }
 
-/// Says why a program is not run, and returns the code that shells have for that.
+/// Prints why a program cannot be run, and returns the exit code that shells use for that.
 pub(crate) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
     output::note(&format!("{}: {error}", program.display()));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     ExitCode::from(if is_missing { 127 } else { 126 })
 }
 
-/// Looks for the program that a command would become, before anything is done for its sake.
+/// Looks for the program that a command would run, before anything is done for it.
 ///
 /// # Errors
 ///
@@ -98,13 +98,13 @@ pub(crate) fn find_program(program: &OsStr) -> io::Result<()> {
     if program.as_bytes().contains(&b'/') {
         return check_executable(Path::new(program));
     }
-    // Without the variable, the C library looks there.
+    // The C library's default if the variable is not set.
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let mut found = Err(Errno::NOENT.into());
     for directory in env::split_paths(&path) {
         match check_executable(&directory.join(program)) {
             Ok(()) => return Ok(()),
-            // One that may be executed can come later.
+            // A later directory may have one that may be executed.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => found = Err(error),
             Err(_) => {}
         }
@@ -120,8 +120,9 @@ fn check_executable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns where the library lies: beside the command, in a `lib` beside its directory, or in the Python package that
-/// was installed with it, in an environment or, by `pip install --target`, in a directory alone.
+/// Returns the path of the library. It lies beside the command, in a `lib` beside the command's directory, or in
+/// the Python package that was installed with the command. That package is in an environment or, after `pip install
+/// --target`, in a directory of its own.
 fn find_library(command: &Path) -> anyhow::Result<PathBuf> {
     let directory = command.parent().unwrap_or(Path::new("/"));
     let root = directory.parent().unwrap_or(directory);
@@ -150,11 +151,11 @@ fn find_library(command: &Path) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Returns the loader's list with the library in front of what the user has in it.
+/// Returns the value of `LD_PRELOAD`: the library, followed by the user's own libraries.
 ///
 /// # Errors
 ///
-/// If the loader would take the path for several.
+/// If the loader would split the library's path.
 fn preload_list(library: &Path, present: Option<OsString>) -> anyhow::Result<OsString> {
     let mut list = library.as_os_str().to_owned();
     if list.to_string_lossy().contains([' ', ':']) {

@@ -14,16 +14,16 @@ use crate::job::Job;
 use crate::ranking;
 use crate::replays::Failure;
 
-/// From this width of the terminal on, a configuration has its line for itself.
+/// The width of the terminal from which a configuration has one line.
 const WIDE_COLUMNS: u16 = 120;
 
-/// A configuration may claim so much of a narrow terminal.
+/// The most columns that a configuration gets on a narrow terminal.
 const CONFIG_COLUMNS_MAX: usize = 40;
 
-/// What there is no figure for.
+/// Stands for a missing figure.
 const NONE: &str = "–";
 
-/// Returns what `lowtide replay` prints about `ranked`, the outcomes from best to worst, and `failures`.
+/// Returns the text that `lowtide replay` prints about `failures` and `ranked`, the outcomes from best to worst.
 pub(crate) fn report(
     job: &Job,
     ranked: &[Outcome],
@@ -50,7 +50,7 @@ pub(crate) fn report(
     text
 }
 
-/// Returns what there is to know about `ranked` and `failures` beside the figures, a line each.
+/// Returns the remarks about `ranked` and `failures` that are not in the table, one line each.
 pub(crate) fn remarks(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Vec<String> {
     let notes = ranked.iter().filter_map(|outcome| {
         let notes = notes(job, outcome);
@@ -97,8 +97,8 @@ fn outcomes_table(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Table 
     new_table(header, rows)
 }
 
-/// Returns a table of `rows` that fits the terminal, or is as wide as it needs where there is none. The
-/// first column holds configurations, the others figures.
+/// Returns a table of `rows` that fits the terminal. Without a terminal, it is as wide as its contents. The first
+/// column holds configurations, the others figures.
 pub(crate) fn new_table(header: Vec<String>, mut rows: Vec<Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
@@ -120,7 +120,7 @@ pub(crate) fn new_table(header: Vec<String>, mut rows: Vec<Vec<String>>) -> Tabl
         if index > 0 {
             column.set_cell_alignment(CellAlignment::Right);
         } else if widest <= CONFIG_COLUMNS_MAX {
-            // Otherwise words would be cut before the titles of figures are wrapped.
+            // Otherwise words would be cut before the titles of the figures are wrapped.
             let width = u16::try_from(widest).unwrap_or(u16::MAX).saturating_add(1);
             column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width)));
         }
@@ -128,8 +128,7 @@ pub(crate) fn new_table(header: Vec<String>, mut rows: Vec<Vec<String>>) -> Tabl
     table
 }
 
-/// Returns `config` with line feeds after the strategy's name, where it begins with one, and between
-/// options.
+/// Returns `config` with a line feed after the strategy's name, if it begins with one, and after each comma.
 fn one_option_a_line(config: &str) -> String {
     let (name, options) = match config.split_once(':') {
         Some((name, options)) if name.parse::<StrategyName>().is_ok() => (name, options),
@@ -142,8 +141,8 @@ fn one_option_a_line(config: &str) -> String {
     name + &options.replace(',', ",\n")
 }
 
-/// Returns peak reserved bytes and the reserved ratio of a job that completed: those of another say
-/// nothing that could be compared.
+/// Returns peak reserved bytes and the reserved ratio of a job that completed. Those of other jobs cannot be
+/// compared, so they are left out.
 pub(crate) fn reserved_and_ratio(outcome: &Outcome, unit: SizeUnit) -> [String; 2] {
     if !outcome.completed {
         return [NONE.into(), NONE.into()];
@@ -154,12 +153,12 @@ pub(crate) fn reserved_and_ratio(outcome: &Outcome, unit: SizeUnit) -> [String; 
     ]
 }
 
-/// Returns how often the driver was called for memory.
+/// Returns the number of driver calls that allocate, free, map or unmap memory.
 pub(crate) fn driver_calls(outcome: &Outcome) -> u64 {
     outcome.device_allocs + outcome.device_frees + outcome.maps + outcome.unmaps
 }
 
-/// Returns what else is to be known about `outcome`, in a few words.
+/// Returns short notes about `outcome`.
 fn notes(job: &Job, outcome: &Outcome) -> String {
     let mut notes = Vec::new();
     if let Some(event) = outcome.oom_at_event {
@@ -178,14 +177,15 @@ fn notes(job: &Job, outcome: &Outcome) -> String {
     notes.join(", ")
 }
 
-/// Returns what a lost beginning means for `ranked`; nothing if all are verified, which starts with what was there.
+/// Returns the note about a lost beginning. Verified replays start with the recorded blocks, so if all are
+/// verified, there is none.
 fn lost_beginning(job: &Job, ranked: &[Outcome]) -> Option<String> {
     let are_verified = ranked.iter().all(|outcome| outcome.verified.is_some());
     let lost = job.lost_beginning.filter(|_| !are_verified);
     lost.map(|lost| lost.note())
 }
 
-/// Returns a line on each verification.
+/// Returns a line about each verification.
 fn verifications(ranked: &[Outcome]) -> impl Iterator<Item = String> {
     ranked.iter().filter_map(|outcome| {
         let verified = outcome.verified.as_ref()?;
@@ -208,7 +208,7 @@ fn verifications(ranked: &[Outcome]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Returns what the allocator would have said, where only one was replayed and it ran out of memory.
+/// Returns the allocator's error message, if only one was replayed and it ran out of memory.
 fn out_of_memory_messages(ranked: &[Outcome]) -> impl Iterator<Item = String> {
     let single = ranked.iter().filter(|_| ranked.len() == 1);
     single.filter_map(|outcome| outcome.oom_message.clone())

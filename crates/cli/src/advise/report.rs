@@ -1,4 +1,4 @@
-//! Advice as people and as programs read it.
+//! Formats advice for people and for programs.
 
 use std::fmt::Write as _;
 
@@ -15,10 +15,10 @@ use crate::job::Job;
 use crate::json::{OutcomeRow, ResultRow};
 use crate::{ranking, table};
 
-/// More rows than this only bury the first ones.
+/// The number of rows. More would bury the first ones.
 const ROWS: usize = 10;
 
-/// Returns what `lowtide advise` prints.
+/// Returns the text that `lowtide advise` prints.
 pub(super) fn text(advice: &Advice<'_>) -> String {
     let mut text = format!("{}\n", advice.job.headline());
     if let Some(capacity) = advice.capacity {
@@ -39,7 +39,7 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
     text
 }
 
-/// Returns a sentence on what the job takes with the settings it had.
+/// Returns a sentence about the job's memory with its own settings.
 fn now(advice: &Advice<'_>) -> String {
     let with = |candidate: &Candidate| {
         if candidate.conf.is_empty() {
@@ -69,7 +69,7 @@ fn now(advice: &Advice<'_>) -> String {
     }
 }
 
-/// Returns a line on what to choose where there is nothing.
+/// Returns the line for the case that no setting completes the job.
 fn none(capacity: Option<Bytes>) -> String {
     match capacity {
         Some(capacity) => {
@@ -79,7 +79,7 @@ fn none(capacity: Option<Bytes>) -> String {
     }
 }
 
-/// Returns a sentence on why to keep what is in use.
+/// Returns a sentence about why to keep the settings in use.
 fn keep(advice: &Advice<'_>, now: &Tried) -> &'static str {
     let now = &now.outcome;
     let saves = |other: &Tried| {
@@ -91,7 +91,7 @@ fn keep(advice: &Advice<'_>, now: &Tried) -> &'static str {
     }
 }
 
-/// Returns what to set, what that saves, and what it costs.
+/// Returns the setting, what it saves and what it costs.
 fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
     let peak = best.outcome.peak_reserved_bytes;
     let command = if best.candidate.conf.is_empty() {
@@ -123,7 +123,7 @@ fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
     text
 }
 
-/// Returns a line on each price, with what it is now where the job completes.
+/// Returns a line for each cost, with its present value if the job completes now.
 fn costs(advice: &Advice<'_>, best: &Tried) -> [String; 3] {
     let line = |name: &str, price: &dyn Fn(&Outcome) -> String| {
         let before = match advice.completed_now() {
@@ -189,16 +189,16 @@ fn others(advice: &Advice<'_>) -> String {
     format!("{}{more}", table.trim_fmt())
 }
 
-/// What `lowtide advise --json` prints. The names of the keys are an interface.
+/// The JSON that `lowtide advise --json` prints. The names of the keys are an interface.
 #[derive(Debug, Serialize)]
 pub(super) struct Json<'a> {
     trace: &'a Job,
     capacity_bytes: Option<u64>,
-    /// With the settings of the recording, and why that cannot be replayed if it cannot.
+    /// The result with the recording's own settings, or the error if they cannot be replayed.
     now: Now<'a>,
-    /// What to choose, which may be what is there; null where nothing completes the job.
+    /// The setting to choose, which may be the one in use; null if none completes the job.
     best: Option<Entry<'a>>,
-    /// What that saves; null where the job does not complete with it, or did not without.
+    /// The bytes that it saves; null if the job does not complete with it or with the settings in use.
     saved_bytes: Option<u64>,
     /// What a user has to know before choosing it.
     cautions: Vec<String>,
@@ -223,7 +223,7 @@ struct Entry<'a> {
 }
 
 impl<'a> Json<'a> {
-    /// Returns `advice` for programs.
+    /// Returns `advice` as JSON.
     pub(super) fn new(advice: &'a Advice<'_>) -> Json<'a> {
         let best = advice.best.as_ref();
         let saved = |best: &Tried| {

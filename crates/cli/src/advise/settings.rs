@@ -1,4 +1,4 @@
-//! The settings of PyTorch's allocator that are worth trying, and what each asks of its user.
+//! The settings of PyTorch's allocator that are worth trying, with their requirements.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use lowtide_core::{Action, Bytes, Config};
 use lowtide_trace::{RecordedStr, RecordedText, Trace, conf_pairs};
 
-/// The keys of `PYTORCH_CUDA_ALLOC_CONF` that a search chooses, or has to leave at their defaults.
+/// The keys of `PYTORCH_CUDA_ALLOC_CONF` that a search sets or leaves at their defaults.
 const SEARCHED_KEYS: [&str; 6] = [
     "expandable_segments",
     "garbage_collection_threshold",
@@ -27,7 +27,7 @@ pub(crate) enum Setting {
 }
 
 impl Setting {
-    /// Returns what a user has to know before choosing this; nothing if it works everywhere.
+    /// Returns what a user has to know before choosing this setting; empty if it works everywhere.
     pub(crate) fn cautions(self) -> &'static [&'static str] {
         match self {
             Setting::ExpandableSegments => &[
@@ -60,7 +60,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// The values to try of each setting that can be combined with the others.
+/// The values to try of each setting that can be combined with others.
 #[derive(Debug)]
 pub(crate) struct Axes {
     roundup: Vec<Setting>,
@@ -70,7 +70,7 @@ pub(crate) struct Axes {
 }
 
 impl Axes {
-    /// Returns what is worth trying for the job in `trace`.
+    /// Returns the values that are worth trying for the job in `trace`.
     pub(crate) fn new(trace: &Trace, has_limit: bool) -> Axes {
         let thresholds: &[f64] = if has_limit { &[0.6, 0.8, 0.9] } else { &[] };
         Axes {
@@ -88,9 +88,10 @@ impl Axes {
     }
 
     /// Returns the axes that can be combined with `base`.
+    /// Returns the axes that can be combined with `base`.
     ///
-    /// Garbage collection passes by expandable segments, and with max_split_size_mb they are known to
-    /// grow without end in some jobs (pytorch#123548): one recording that fares well proves little.
+    /// Garbage collection ignores expandable segments. With max_split_size_mb, expandable segments are known to
+    /// grow without bound in some jobs (pytorch#123548), so a good result in one recording proves little.
     pub(crate) fn combinable_with(&self, base: &[Setting]) -> Vec<&[Setting]> {
         if base.contains(&Setting::ExpandableSegments) {
             vec![&self.roundup, &self.large_segment]
@@ -105,8 +106,8 @@ impl Axes {
     }
 }
 
-/// Returns up to five sizes at which to forbid splitting: PyTorch's least, and sizes of the job's own
-/// large requests, spread evenly over those it has.
+/// Returns up to five values in MiB for `max_split_size_mb`: PyTorch's least, and four sizes spread evenly over the
+/// job's own large requests. Empty if the job has no such requests.
 fn split_sizes_mib(trace: &Trace) -> Vec<u64> {
     const LEAST_MIB: u64 = 20;
     const OWN_SIZES: usize = 4;
@@ -132,16 +133,16 @@ fn split_sizes_mib(trace: &Trace) -> Vec<u64> {
 /// A value of `PYTORCH_CUDA_ALLOC_CONF`.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Candidate {
-    /// The settings that the search chose; the fewer, the simpler.
+    /// The settings that the search chose. Fewer settings are simpler.
     pub(crate) settings: Vec<Setting>,
-    /// The value, of which parts may be recorded.
+    /// The text of the value. Parts of it may come from the recording.
     pub(crate) conf: RecordedText,
-    /// What it means.
+    /// The configuration that it means.
     pub(crate) config: Config,
 }
 
 impl Candidate {
-    /// Returns `settings` together with `kept`; `None` where PyTorch refuses the combination.
+    /// Returns `settings` together with `kept`; `None` if PyTorch refuses the combination.
     pub(crate) fn new(settings: Vec<Setting>, kept: &Kept<'_>) -> Option<Candidate> {
         let mut pairs: Vec<String> = settings.iter().map(Setting::to_string).collect();
         pairs.extend_from_slice(&kept.understood);
@@ -155,23 +156,23 @@ impl Candidate {
     }
 }
 
-/// The recorded `key:value` pairs that the search leaves alone.
+/// The recorded `key:value` pairs that the search does not change.
 #[derive(Default, Debug)]
 pub(crate) struct Kept<'a> {
-    /// Those that lowtide understands, without white space: they are proposed again.
+    /// Pairs that lowtide understands, without white space. They are proposed again.
     understood: Vec<String>,
-    /// Those that lowtide understands, but that have characters that no option needs: they are not proposed again.
+    /// Pairs that lowtide understands, with characters that no option needs. They are not proposed again.
     pub(crate) strange: Vec<RecordedStr<'a>>,
-    /// Those that lowtide does not understand: replays and what is proposed do without.
+    /// Pairs that lowtide does not understand. Replays and proposals leave them out.
     unknown: Vec<RecordedStr<'a>>,
 }
 
 impl<'a> Kept<'a> {
-    /// Returns what is kept of the settings that `trace` says the process began with.
+    /// Returns the pairs to keep of the settings that the process began with, according to `trace`.
     pub(crate) fn new(trace: &'a Trace) -> Kept<'a> {
         let (_, others) = trace.config_as_understood();
         let others: HashSet<RecordedStr<'_>> = others.into_iter().collect();
-        // lowtide's own options: PyTorch would refuse them.
+        // PyTorch would refuse lowtide's own options.
         let ours = ["free_block_order", "search_after_wait"];
         let is_ours = |pair: &&str| ours.contains(&&*key_of(pair));
         let kept = conf_pairs(trace.settings.conf.raw())
@@ -189,7 +190,7 @@ impl<'a> Kept<'a> {
         sorted
     }
 
-    /// Returns the text of `config`, of which the searched part counts, together with what is kept.
+    /// Returns the searched options of `config` together with the kept pairs, as text.
     pub(crate) fn conf_with(&self, config: &Config) -> String {
         let searched = config.to_conf();
         let searched = conf_pairs(&searched).filter(|pair| is_searched(pair));
@@ -201,18 +202,18 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// Returns a pair as PyTorch reads it, which white space does not change.
+/// Returns a pair without white space, which PyTorch ignores.
 fn without_white_space(pair: &str) -> String {
     pair.split_ascii_whitespace().collect()
 }
 
-/// Returns whether a pair has only what PyTorch's options are written with.
+/// Returns whether a pair contains only characters that PyTorch's options use.
 fn is_plain(pair: &str) -> bool {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_-.:,[]>".contains(letter);
     without_white_space(pair).chars().all(is_plain)
 }
 
-/// Returns a pair's key, likewise.
+/// Returns a pair's key without white space.
 fn key_of(pair: &str) -> String {
     without_white_space(pair.split(':').next().unwrap_or_default())
 }
@@ -280,12 +281,12 @@ mod tests {
             &["new:[1:2,>:3]"],
         );
         check("", &[], &[], &[]);
-        // A class of streams has any name.
+        // A class of streams may have any name.
         let class = "expandable_segments_reserve_by_class:[$(x):0.5]";
         check(class, &[], &[class], &[]);
         check("new:$(x)", &[], &[], &["new:$(x)"]);
         check("backend:\tnat ive", &["backend:native"], &[], &[]);
-        // PyTorch would refuse it.
+        // PyTorch would refuse lowtide's own options.
         check(
             "free_block_order:block_age,search_after_wait:True,backend:native",
             &["backend:native"],
@@ -332,7 +333,7 @@ mod tests {
         let understood = "expandable_segments:True,roundup_power2_divisions:4,backend:native";
         assert_eq!(candidate.conf.raw(), understood);
         assert_eq!(Config::parse("caching", understood), Ok(candidate.config));
-        // PyTorch wants max_split_size_mb to be at least large_segment_size_mb.
+        // PyTorch requires max_split_size_mb to be at least large_segment_size_mb.
         let refused = vec![
             Setting::LargeSegmentSizeMib(128),
             Setting::MaxSplitSizeMib(20),

@@ -16,7 +16,7 @@ fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
     }
 }
 
-/// Asserts which configuration is chosen; `None` for no one.
+/// Asserts which configuration is chosen; `None` for none.
 fn check(now: &Tried, others: &[Tried], expected: Option<&str>) {
     let ranking = Ranking::new(&samples::job(), Some(&now.outcome));
     let chosen = choose(ranking, Some(now), others);
@@ -75,7 +75,7 @@ fn refused(tried: Tried) -> Tried {
     }
 }
 
-/// Returns `tried` with so many seconds in the driver, of the job's 100.
+/// Returns `tried` with this many seconds in the driver, of the job's 100 s.
 fn in_driver(seconds: f64, tried: Tried) -> Tried {
     Tried {
         outcome: Outcome {
