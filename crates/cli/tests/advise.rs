@@ -9,10 +9,10 @@ use lowtide_core::{Action, DeviceAddress, Event};
 use lowtide_trace::TraceEvent;
 use serde_json::Value;
 
-/// A job recorded with expandable segments, from the directory of the samples.
+/// A job recorded with expandable segments. The path is relative to the directory of the samples.
 const EXPANDABLE: &str = "../crates/replay/tests/data/multistream.exp.pickle.gz";
 
-/// Returns the sample's path as recorded with `conf`.
+/// Returns the path of the sample with `conf` as its recorded settings.
 fn recorded_with(scratch: &Scratch, conf: &str) -> String {
     let mut snapshot = read_sample(GPT2);
     snapshot.traces[0].settings = lowtide_trace::AllocatorSettings {
@@ -119,7 +119,7 @@ fn segments_tell_which_settings_there_were() {
     let verified = &verified["results"][0]["verified"];
     assert_eq!(verified["compared"], verified["same_address"]);
 
-    // A job that had both kinds is said to have had them.
+    // A job with both kinds of segments has a note about that.
     let mut mixed = read_sample(EXPANDABLE);
     let plain = read_sample(GPT2).traces.remove(0).events;
     let is_segment = |event: &&TraceEvent| event.event.action == Action::SegmentAlloc;
@@ -202,13 +202,13 @@ fn a_recorded_option_that_is_not_known_is_named_and_not_proposed() {
     assert_eq!(verified["results"][0]["config"], "max_split_size_mb:200");
 }
 
-/// A recording's settings may hold what a shell or a terminal carries out: what is proposed holds only what lowtide
-/// understands of them, as one word.
+/// A recording's settings may contain text that a shell or a terminal interprets. A proposal contains only the part
+/// that lowtide understands, as one word.
 #[test]
 fn what_is_to_be_pasted_is_one_word_of_known_options() {
     let scratch = Scratch::new("paste");
     let kept = "pinned_num_register_threads:2,expandable_segments_reserve_by_class:[a:0.5]";
-    // A bracket that is open goes on to the end.
+    // A bracket that is not closed extends to the end.
     let hostile =
         "expandable_segments_reserve_by_class:[$(touch ran):0.5],x:$(touch ran)\u{1b}[1A\u{1b}[2K";
     let recorded = kept.replace(":2", ":\n2\t");

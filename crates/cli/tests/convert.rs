@@ -104,7 +104,7 @@ fn a_failure_leaves_what_was_there() {
     assert_eq!(fs::read_to_string(&output).unwrap(), "as it was");
     assert_eq!(scratch.names(), ["old.pickle"]);
 
-    // A directory cannot be replaced by a file, which is found out at the very end.
+    // A file cannot replace a directory, which shows only at the very end.
     let output = scratch.path("directory.pickle");
     fs::create_dir(&output).unwrap();
     let message = fail(&["convert", GPT2, output.to_str().unwrap()]);

@@ -11,7 +11,7 @@ use std::process::Output;
 use common::{Scratch, lowtide};
 use serde_json::Value;
 
-/// Returns what the doctor says where the stand-in is the driver, with these variables.
+/// Returns the output of the command with the fake driver and these variables.
 fn examine(test: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     let scratch = Scratch::new(test);
     let driver = scratch.path("libcuda.so.1");

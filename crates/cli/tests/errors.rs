@@ -1,4 +1,4 @@
-//! What the command says about bad arguments and bad files: one line, and exit code 2.
+//! The command's messages about bad arguments and bad files: one line, and exit code 2.
 
 mod common;
 
@@ -102,7 +102,7 @@ fn a_name_never_makes_a_second_line() {
     let text = run(&["replay", missing.to_str().unwrap(), "--strategy", "caching"]);
     assert!(text.starts_with(&format!("{shown}, device 0: ")), "{text}");
 
-    // Nor does what a file says.
+    // A file's contents never make a second line either.
     let path = scratch.write("number.pickle", b"\x80\x00I1\r\x1b[2J\n.");
     let message = fail(&["replay", path.to_str().unwrap()]);
     assert!(
@@ -149,7 +149,7 @@ fn a_window_of_frees_says_that_its_beginning_is_lost() {
 const NO_HISTORY: &[u8] =
     b"\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces](]eu.";
 
-/// The same with a text for the segments.
+/// The same snapshot with a text in place of the list of segments.
 const TEXT_FOR_LIST: &[u8] =
     b"\x80\x02}(X\x08\x00\x00\x00segmentsX\x01\x00\x00\x00xX\x0d\x00\x00\x00device_traces](]eu.";
 
@@ -170,7 +170,7 @@ fn each_bad_file_has_its_line() {
             scratch.write("half.pickle.zst", half),
             "the file ends in the middle",
         ),
-        // Protocol 2, and the end.
+        // The header of protocol 2, and then the end.
         (
             scratch.write("short.pickle", b"\x80\x02"),
             "the file ends in the middle",
@@ -183,7 +183,7 @@ fn each_bad_file_has_its_line() {
             scratch.write("text_for_list.pickle", TEXT_FOR_LIST),
             "`segments` is not a list",
         ),
-        // os.system, which no snapshot refers to.
+        // A reference to os.system, which no snapshot contains.
         (
             scratch.write("code.pickle", b"\x80\x02cos\nsystem\n."),
             "wants to run code",

@@ -1,4 +1,4 @@
-//! What the commands say of recordings in other forms, or that hold more or less than one of a device.
+//! The commands' messages about recordings in other formats, of several devices or of none.
 
 #![expect(clippy::unwrap_used, reason = "a run that fails fails its test")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use common::{Scratch, fail, lowtide, run, small, stderr};
 
-/// The commands that take one device of a recording.
+/// The commands that use one device of a recording.
 const OF_A_DEVICE: [&str; 4] = ["replay", "advise", "leaks", "diff"];
 
 /// Returns what a command prints on standard error about the small file `name`.
@@ -117,7 +117,7 @@ fn which_of_several_snapshots_is_looked_at_is_said() {
     );
 }
 
-/// Returns the last line of a run that fails after it has noted something.
+/// Returns the last line of a run that prints notes and then fails.
 fn fail_with_notes(arguments: &[&str]) -> String {
     let output = lowtide().args(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(2));

@@ -15,18 +15,17 @@ use lowtide_trace::{Frame, NoteId, RecordedStr, Snapshot, StackId, StackTable, T
 
 const MIB: u64 = 1 << 20;
 
-/// Writes the recording of 20 steps of 100 requests, of which each keeps `leak_bytes` where that is not
-/// zero.
+/// Writes a recording of 20 steps of 100 requests. Each step keeps `leak_bytes`, if that is not zero.
 fn job(scratch: &Scratch, name: &str, leak_bytes: u64) -> PathBuf {
     edited_job(scratch, name, leak_bytes, 0)
 }
 
-/// Writes such a recording of a program that has `lines_added` at its top.
+/// Writes such a recording of a program with `lines_added` at its top.
 fn edited_job(scratch: &Scratch, name: &str, leak_bytes: u64, lines_added: u32) -> PathBuf {
     job_of_requests(scratch, name, 100, leak_bytes, lines_added)
 }
 
-/// Writes such a recording of steps of so many `requests`, which come from 100 places.
+/// Writes such a recording with this many `requests` in each step, which come from 100 call sites.
 fn job_of_requests(
     scratch: &Scratch,
     name: &str,
@@ -92,7 +91,7 @@ fn a_leak_is_named_with_its_stack() {
     assert_eq!(json["others"], serde_json::json!([]));
 }
 
-/// A step of a large model makes thousands of requests, each as large as what it leaves behind.
+/// A step of a large model makes thousands of requests, each as large as the memory that the step leaks.
 #[test]
 fn a_leak_among_thousands_of_requests_a_step_is_named() {
     let scratch = Scratch::new("leaks-thousands");
@@ -110,8 +109,8 @@ fn a_leak_among_thousands_of_requests_a_step_is_named() {
     require_leak_in_page(&path);
 }
 
-/// Writes the recording of 20 steps of a program, each of which keeps a block for each of `keeps`, which are stacks
-/// with sizes, and makes 100 requests that it gives back.
+/// Writes a recording of 20 steps. Each step keeps a block for each of `keeps`, which are stacks with sizes, and
+/// makes 100 requests that it frees.
 fn keeping_job(scratch: &Scratch, name: &str, keeps: &[(&[Frame<'_>], u64)]) -> PathBuf {
     let mut stacks = StackTable::new();
     let kept: Vec<(StackId, u64)> = keeps
@@ -159,8 +158,8 @@ fn frame<'a>(name: &'a str, filename: &'a str, line: u32) -> Frame<'a> {
     }
 }
 
-/// A program that leaks at several lines of one function, as under PyTorch's modules: the frames that tell them apart
-/// and what they have in common are of its own code, below many of PyTorch's.
+/// A program that leaks at several lines of one function, below many frames of PyTorch's modules. The frames that
+/// differ and the frames that the leaks share are the program's own.
 #[test]
 fn leaks_of_one_function_are_summed_and_their_own_code_is_seen() {
     let scratch = Scratch::new("leaks-function");
@@ -197,7 +196,7 @@ fn leaks_of_one_function_are_summed_and_their_own_code_is_seen() {
     }
 }
 
-/// Where no stack says who asked, the size is what there is to go by.
+/// Without stacks, the size is the only name of a call site.
 #[test]
 fn sizes_are_told_as_they_were_asked_for() {
     let scratch = Scratch::new("leaks-sizes");
@@ -214,7 +213,7 @@ fn sizes_are_told_as_they_were_asked_for() {
     let expected =
         "\n    requests of 130.00 MiB to 140.00 MiB in stream 0 (no stack is recorded)\n";
     assert!(text.contains(expected), "{text}");
-    // Of two classes, which differ by less than is written of a size.
+    // Two classes whose sizes differ by less than the short text shows.
     let keeps: [(&[Frame<'_>], u64); 2] = [(&[], 128 * MIB), (&[], 128 * MIB + 4)];
     let alike = keeping_job(&scratch, "alike.lowtide", &keeps);
     let text = run(&["leaks".as_ref(), alike.as_os_str()]);
@@ -225,7 +224,7 @@ fn sizes_are_told_as_they_were_asked_for() {
     }
 }
 
-/// Writes a recording each part of which makes other requests, of which one in ten is kept, or none.
+/// Writes a recording in which each part makes other requests. One request in ten is kept, if `keeps`.
 fn job_without_steps(scratch: &Scratch, keeps: bool) -> PathBuf {
     let mut trace = Trace::default();
     trace
@@ -252,7 +251,7 @@ fn job_without_steps(scratch: &Scratch, keeps: bool) -> PathBuf {
     scratch.write_snapshot(&format!("parts-{keeps}.lowtide"), &snapshot)
 }
 
-/// What is no step is not called one, and what no part shows may be there all the same.
+/// A part is not called a step, and the absence of growth from part to part is no proof.
 #[test]
 fn growth_where_no_steps_are_found_is_told_for_a_part() {
     let scratch = Scratch::new("leaks-parts");
@@ -277,7 +276,7 @@ fn the_page_names_the_leak_too() {
     require_leak_in_page(&job(&scratch, "leaks.lowtide", MIB));
 }
 
-/// Requires of the page that its first leak is the one of 1 MiB a step that a recording has.
+/// Asserts that the page's first leak is the recording's leak of 1 MiB a step.
 fn require_leak_in_page(path: &Path) {
     let page = run(&[
         "report".as_ref(),
@@ -326,7 +325,7 @@ fn a_lost_beginning_is_said_beside_what_grew() {
     }
 }
 
-/// A program that reads the JSON sees nothing of standard error.
+/// A program that reads the JSON does not see standard error.
 #[test]
 fn a_missing_end_is_in_the_json() {
     let scratch = Scratch::new("leaks-missing-end");
@@ -337,12 +336,13 @@ fn a_missing_end_is_in_the_json() {
     let mut snapshot = read_sample("mnist_mlp.pickle.zst");
     let events = &mut snapshot.traces[0].events;
     let is_alloc = |event: &TraceEvent| event.event.action == Action::Alloc;
-    // Its segments are those of later, as where other threads went on while PyTorch took one after the other.
+    // The segments are newer than the events, as if other threads had gone on while PyTorch copied one after the
+    // other.
     events.truncate(events.iter().rposition(is_alloc).unwrap());
     let missed = scratch.write_snapshot("missed.lowtide", &snapshot);
 
     let json = |arguments: &[&OsStr]| -> serde_json::Value {
-        // It says so on standard error, too.
+        // The command reports it on standard error, too.
         let output = lowtide().args(arguments).arg("--json").output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap()
     };
@@ -373,7 +373,7 @@ fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
             recorded(Action::SegmentAlloc, 1 << 30, 2 * MIB, StackId::NONE),
             recorded(Action::Alloc, 1 << 30, MIB, StackId::NONE),
         ],
-        // What is left at the end: otherwise frees might be missing.
+        // The blocks left at the end: without them, frees might be missing.
         segments: vec![SegmentSnapshot {
             address: DeviceAddress(1 << 30),
             size: Bytes(2 * MIB),
@@ -410,7 +410,7 @@ fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
     assert_eq!(run_json(&["leaks", GPT2, "--json"])["are_too_few"], false);
 }
 
-/// What each step keeps is of another place.
+/// Each step keeps memory at another call site.
 #[test]
 fn growth_in_many_places_is_told_with_those_that_grew_most() {
     let scratch = Scratch::new("spread");
@@ -501,7 +501,7 @@ fn a_difference_is_named_though_the_code_moved() {
     }
 }
 
-/// Of the same job, one recording with stacks and one without.
+/// Two recordings of one job, one with stacks and one without.
 #[test]
 fn stacks_in_one_recording_only_are_no_difference() {
     let scratch = Scratch::new("diff-stacks");
@@ -590,13 +590,13 @@ fn the_fields_are_documented() {
     }
 }
 
-/// Returns what `lowtide diff` says of two recordings, for programs.
+/// Returns the JSON of `lowtide diff` about two recordings.
 fn difference(before: &Path, after: &Path) -> serde_json::Value {
     let [before, after] = [before, after].map(Path::as_os_str);
     run_json(&["diff".as_ref(), before, after, "--json".as_ref()])
 }
 
-/// Returns an event of the default pool and stream as a recording has it.
+/// Returns a recorded event of the default pool and stream.
 fn recorded(action: Action, address: u64, size: u64, stack: StackId) -> TraceEvent {
     let event = Event {
         action,

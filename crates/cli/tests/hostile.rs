@@ -1,5 +1,5 @@
-//! What recordings, files' names, processes and drivers say is printed on one line, without anything that a terminal or
-//! a shell carries out.
+//! Texts from recordings, file names, processes and drivers are printed on one line, without characters that a
+//! terminal or a shell interprets.
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
 mod common;
@@ -20,10 +20,10 @@ use serde_json::json;
 /// The first address of the memory in the recordings.
 const BASE: u64 = 1 << 40;
 const MIB: u64 = 1 << 20;
-/// So many requests a step has.
+/// The number of requests in a step.
 const REQUESTS: u64 = 100;
 
-/// Returns what a job's 20 steps do, each of which leaks: the action, the address and the line.
+/// Returns the events of a job of 20 steps, each of which leaks: the action, the address and the line.
 fn steps() -> impl Iterator<Item = (Action, u64, u32)> {
     (0..20).flat_map(|step| {
         let requests = move || (0..REQUESTS).map(|request| BASE + request * MIB);
@@ -39,7 +39,7 @@ fn steps() -> impl Iterator<Item = (Action, u64, u32)> {
     })
 }
 
-/// Returns a recording whose every text is hostile.
+/// Returns a recording in which every text is hostile.
 fn hostile_trace(conf: &str) -> Trace {
     let mut stacks = StackTable::new();
     let note = stacks.intern_note(Note {
@@ -99,7 +99,7 @@ fn write(scratch: &Scratch, name: &str, trace: Trace) -> PathBuf {
     scratch.write_snapshot(name, &snapshot)
 }
 
-/// Returns the command with arguments, in the directory of the test.
+/// Returns the command with these arguments, in the directory of the test.
 fn command<S: AsRef<OsStr>>(scratch: &Scratch, arguments: &[S]) -> Command {
     let mut command = lowtide();
     command.args(arguments).current_dir(scratch.path(""));
@@ -239,7 +239,7 @@ fn programs_that_record_are_named_on_one_line() {
 #[test]
 fn a_driver_is_named_on_one_line() {
     let scratch = Scratch::new("hostile-driver");
-    // The loader takes a colon for the end of a directory.
+    // The loader takes a colon as the end of a directory's name.
     let directory = scratch.path(&HOSTILE.replace('/', ""));
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(directory.join("libcuda.so.1"), "no library").unwrap();

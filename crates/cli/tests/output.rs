@@ -1,4 +1,4 @@
-//! Where the command writes files, and what it writes straight into.
+//! Where the command creates files, and which targets it writes to directly.
 
 mod common;
 
@@ -76,14 +76,14 @@ fn standard_output_has_a_name() {
         text.contains("</html>\n") && text.contains("peak live"),
         "{text}"
     );
-    // Also where that is a file: the table comes after the page.
+    // The same if standard output is a file: the table comes after the page.
     let path = scratch.path("both.html");
     let file = fs::File::create(&path).unwrap();
     let status = lowtide().args(arguments).stdout(file).status().unwrap();
     assert!(status.success());
     let both = fs::read_to_string(&path).unwrap();
     assert!(both.starts_with("<!doctype html>") && both.contains("driver time"));
-    // Its reader may have seen enough.
+    // The reader may close the pipe early.
     let mut child = lowtide()
         .args(arguments)
         .stdout(Stdio::piped())
@@ -96,7 +96,7 @@ fn standard_output_has_a_name() {
     assert!(output.status.success());
 }
 
-/// Runs a replay in a shell with `redirected` arguments, and returns what is in `out` of `scratch` then.
+/// Runs a replay in a shell with `redirected` arguments, and returns the contents of `out` in `scratch` afterwards.
 fn in_shell(scratch: &Scratch, redirected: &str) -> String {
     let replay = format!("\"$0\" replay {GPT2} --strategy caching {redirected}");
     let status = Command::new("sh")
@@ -154,7 +154,7 @@ fn a_dash_is_standard_output_where_that_can_be() {
     );
 }
 
-/// Also by another name of it.
+/// The recording is refused under another name, too.
 #[test]
 fn a_page_does_not_take_the_place_of_its_recording() {
     let scratch = Scratch::new("own-place");
@@ -179,14 +179,14 @@ fn a_page_does_not_take_the_place_of_its_recording() {
     assert_eq!(events(&recording), 116_097);
 }
 
-/// What shows pages may be there and show none.
+/// The program that shows pages may exist and show none.
 #[test]
 fn a_page_that_cannot_be_opened_is_said_to_be() {
     let scratch = Scratch::new("opens");
     let page = scratch.path("page.html");
     let open = |script: &str| {
         let program = scratch.write("xdg-open", script);
-        // Copied by another process, as in the test below.
+        // Another process copies the file, for the reason given in the test below.
         let bin = scratch.path("bin");
         fs::create_dir_all(&bin).unwrap();
         let program = program.to_str().unwrap();
@@ -218,16 +218,16 @@ fn a_file_that_is_not_for_writing_stays() {
     let scratch = Scratch::new("read-only");
     let path = scratch.write("kept.lowtide", "as it was");
     fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
-    // Who may write to anything, root, may write here.
+    // Root may write to any file.
     if let Err(error) = OpenOptions::new().write(true).open(&path) {
         let message = fail(&["convert", GPT2, path.to_str().unwrap()]);
         assert_eq!(message, format!("{}: {error}", path.display()));
         assert_eq!(fs::read_to_string(&path).unwrap(), "as it was");
     }
-    // Nor does root write to a program that runs.
+    // Even root cannot write to a program that runs.
     let program = scratch.path("runs.lowtide");
-    // Copied by another process: what another test starts would inherit the file, open for writing, from this one,
-    // and a program that somebody writes to does not start.
+    // Another process copies the file. If this process wrote it, a program that another test starts meanwhile would
+    // inherit the file open for writing, and a program that is open for writing cannot be started.
     let copied = Command::new("cp").arg("/bin/sleep").arg(&program).status();
     assert!(copied.unwrap().success());
     let mut running = Command::new(&program).arg("600").spawn().unwrap();

@@ -1,4 +1,5 @@
-//! Paths that are no UTF-8, which Linux has: they work, and what is written lies where it was asked for.
+//! Paths that are not UTF-8, which Linux allows: the command reads them, and writes files under exactly these
+//! names.
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Scratch, failure, lowtide, sample, stderr};
 
-/// A directory of such a name, with a recording of such a name in it.
+/// A directory with such a name, with a recording of such a name in it.
 struct Place {
     scratch: Scratch,
     directory: PathBuf,
@@ -38,7 +39,7 @@ impl Place {
         }
     }
 
-    /// Returns what the command prints, which works in that directory.
+    /// Runs the command in that directory, and returns what it prints.
     fn run<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<u8> {
         let mut command = lowtide();
         command.current_dir(&self.directory);
@@ -48,7 +49,7 @@ impl Place {
         output.stdout
     }
 
-    /// Asserts that this is all there is.
+    /// Asserts that the directory contains these files and the recording, and no others.
     fn check_files(&self, names: &[&str]) {
         let mut expected: Vec<OsString> = names.iter().map(|name| strange(name)).collect();
         expected.push(strange("job.pickle.zst"));
@@ -85,7 +86,7 @@ fn what_is_written_lies_where_it_was_asked_for() {
     let recording = place.recording.as_os_str();
     let path = |name| place.directory.join(strange(name));
     let printed = place.run(&["report".as_ref(), recording]);
-    // What is printed opens.
+    // The printed path can be opened.
     let printed = Path::new(OsStr::from_bytes(printed.strip_suffix(b"\n").unwrap()));
     assert_eq!(printed, strange("job.html"));
     place.check_files(&["job.html"]);

@@ -1,6 +1,7 @@
-//! What others plant in a directory that they may write to, where another user's commands write files.
+//! Attacks in a directory that others may write to, where another user's commands write files.
 //!
-//! As root the attacker is the user `nobody`. Any other user plants for himself what is refused whoever owns it.
+//! As root, the attacker is the user `nobody`. For any other user, the test plants files itself: those that are
+//! refused whoever owns them.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
@@ -12,7 +13,7 @@ use std::process::{Command, Output};
 
 use common::{Scratch, sample, stderr};
 
-/// What the attacker plants: each line makes what `$1` names.
+/// The attacker's commands: each creates the file named by `$1`.
 const LINK: &str = "ln -s ../victim \"$1\"";
 const DANGLING_LINK: &str = "ln -s ../new \"$1\"";
 const FIFO: &str = "mkfifo -m 666 \"$1\"";
@@ -22,7 +23,7 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// Returns a directory with a file of the victim's, and in it one, `shared`, that others may write to.
+/// Returns a directory with a file of the victim and a directory `shared` that others may write to.
 fn shared(name: &str, mode: u32) -> Scratch {
     let scratch = Scratch::new(&format!("planted-{name}-{mode:o}"));
     scratch.write("victim", "as it was");
@@ -31,8 +32,8 @@ fn shared(name: &str, mode: u32) -> Scratch {
     scratch
 }
 
-/// Runs a command once the attacker has planted something by `line` as `name`, where `$$` is the number of the
-/// command's process. A command that waits for somebody is killed.
+/// Runs a command after the attacker has run `line` for the file `name`. In `name`, `$$` is the process id of the
+/// command. A command that waits is killed.
 fn attack(scratch: &Scratch, line: &str, name: &str, arguments: &[&str]) -> Output {
     let attacker = match is_root() {
         true => "setpriv --reuid=65534 --regid=65534 --clear-groups ",
@@ -48,7 +49,7 @@ fn attack(scratch: &Scratch, line: &str, name: &str, arguments: &[&str]) -> Outp
         .unwrap()
 }
 
-/// Checks that nothing but what is in the shared directory was written.
+/// Checks that nothing outside of the shared directory was written.
 #[track_caller]
 fn check_victim(scratch: &Scratch, output: &Output) {
     let victim = fs::read_to_string(scratch.path("victim")).unwrap();
@@ -65,7 +66,8 @@ fn names(scratch: &Scratch) -> Vec<String> {
     names
 }
 
-/// What is refused wherever it is, and what only for who does not own it.
+/// The attacks with their error: those refused for every owner, and as root also those refused only for another
+/// owner.
 fn plants() -> Vec<(&'static str, &'static str)> {
     let mut plants = vec![
         (LINK, "is a symbolic link"),
@@ -119,7 +121,7 @@ fn what_is_planted_is_refused_and_what_is_guessed_is_not_used() {
     }
 }
 
-/// A job would wait for the reader of a FIFO, whoever owns it.
+/// A job would wait for the reader of a FIFO, so a FIFO is refused for every owner.
 #[test]
 fn a_job_is_recorded_to_nothing_that_is_planted() {
     let mut plants = plants();

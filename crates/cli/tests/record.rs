@@ -1,5 +1,5 @@
-//! `lowtide record` around programs that say what they see: the command, its environment, its files. What is
-//! recorded is tested with lowtide; here a recording of each strategy is read.
+//! `lowtide record` around programs that print what they see: their arguments, environment and files. Recording
+//! itself is tested in lowtide's other crates; here a recording of each strategy is read.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
@@ -28,7 +28,7 @@ fn record(directory: &Path, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// Returns what is said at the end of a `program` that never came to use lowtide.
+/// Returns the line printed at the end of a `program` that never used lowtide.
 fn nothing_recorded(file: &str, program: &str) -> String {
     format!(
         "lowtide: {file}: nothing was recorded: `{program}` used no GPU, or does not run on lowtide, as \
@@ -36,7 +36,7 @@ fn nothing_recorded(file: &str, program: &str) -> String {
     )
 }
 
-/// Returns a command that is recorded to `a.lowtide` in `directory`, and told to `sh`.
+/// Returns a command that records `script`, run by `sh`, to `a.lowtide` in `directory`.
 fn recorded_shell(directory: &Path, script: &str) -> Command {
     let mut command = lowtide();
     command.current_dir(directory).env_remove("LOWTIDE_RECORD");
@@ -92,7 +92,7 @@ fn the_exit_code_is_the_commands() {
     }
 }
 
-/// The terminal sends its signals to the group. A request to end may be for `lowtide record` alone.
+/// The terminal sends its signals to the process group. A request to end may go to `lowtide record` alone.
 #[test]
 fn a_signal_ends_the_command_and_what_was_not_recorded_is_said() {
     let scratch = Scratch::new("record_signals");
@@ -124,7 +124,7 @@ fn a_signal_ends_the_command_and_what_was_not_recorded_is_said() {
     }
 }
 
-/// Returns once a process has a handler for `signal`.
+/// Waits until a process has a handler for `signal`.
 fn wait_until_handled(process: Pid, signal: Signal) {
     let status = format!("/proc/{}/status", process.as_raw_nonzero());
     loop {
@@ -139,7 +139,7 @@ fn wait_until_handled(process: Pid, signal: Signal) {
     }
 }
 
-/// As `nohup` has it ignored: the command ignores it, too.
+/// The signal is ignored as by `nohup`, so the command ignores it, too.
 #[test]
 fn a_signal_that_is_ignored_is_ignored_by_the_command() {
     let scratch = Scratch::new("record_nohup");
@@ -177,7 +177,8 @@ fn the_command_finds_the_file_in_its_environment() {
     );
 }
 
-/// It goes when a process of the command begins to record, which is tested with lowtide.
+/// The earlier recording is replaced when a process of the command begins to record, which is tested in other
+/// crates.
 #[test]
 fn an_earlier_recording_stays_where_nothing_is_recorded() {
     let scratch = Scratch::new("record_earlier");
@@ -202,13 +203,13 @@ fn an_earlier_recording_stays_where_nothing_is_recorded() {
 fn what_is_no_recording_is_left_alone() {
     let scratch = Scratch::new("record_others");
     let directory = scratch.path("");
-    // A text may begin as a recording does.
+    // A text file may begin as a recording does.
     scratch.write("a.rank0.lowtide", "lowtide\nnumpy\n");
     fs::copy(sample(GPT2), scratch.path("a.rank1.lowtide")).unwrap();
     fs::create_dir(scratch.path("a.rank2.lowtide")).unwrap();
     symlink("/dev/null", scratch.path("a.rank3.lowtide")).unwrap();
     let others = [0, 1, 2, 3].map(|rank| format!("a.rank{rank}.lowtide"));
-    // Each is refused, and so is a device: the job would wait for it.
+    // Each is refused, and so is a device, because the job would wait for it.
     let is_no_recording = "exists and is no recording of lowtide's: choose another name";
     let is_no_file =
         |what| format!("is {what}, and only a regular file is written: choose another name");
@@ -262,7 +263,7 @@ fn what_cannot_be_recorded_is_said_before_the_command_runs() {
     assert!(stderr(&output).starts_with("lowtide: no-such-program: "));
 }
 
-/// A recording of one request, by a strategy.
+/// Writes a recording of one request, made by a strategy.
 fn recording(path: &Path, strategy: &str) {
     let mut writer = StreamWriter::new(File::create(path).unwrap()).unwrap();
     let settings = AllocatorSettings {

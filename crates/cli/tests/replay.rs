@@ -1,4 +1,4 @@
-//! `lowtide replay`, from the command line to what it prints.
+//! `lowtide replay`, from the command line to its output.
 
 mod common;
 
@@ -16,7 +16,7 @@ use lowtide_core::{
 use lowtide_trace::{Snapshot, Trace, TraceEvent};
 use serde_json::{Value, json};
 
-/// Strategies whose outcomes PyTorch itself confirms, but for `direct`.
+/// Strategies whose outcomes PyTorch itself confirms, except for `direct`.
 const THREE: [&str; 6] = [
     "--strategy",
     "direct",
@@ -67,7 +67,7 @@ fn what_takes_the_whole_device_asks_how_large_it_is() {
     assert_eq!(told(&["--strategy", "bfc"]), "");
 }
 
-/// The end of a file of which only the beginning is left is nothing to be told besides.
+/// If only the beginning of a file is left, no second line says that its end is missing.
 #[test]
 fn a_file_that_ends_before_the_first_allocation_is_one_line() {
     let scratch = Scratch::new("replay-no-allocation");
@@ -77,7 +77,7 @@ fn a_file_that_ends_before_the_first_allocation_is_one_line() {
     let error = fail(&["replay", path.to_str().unwrap()]);
     let expected = "begun.lowtide: the end is missing, and no allocation is recorded before it";
     assert!(error.ends_with(expected), "{error}");
-    // Of what is no error it is said by itself.
+    // `convert` accepts the file, and reports the missing end in a line of its own.
     let to = scratch.path("converted.lowtide");
     let output = lowtide()
         .arg("convert")
@@ -127,7 +127,7 @@ fn json_has_what_pytorch_took() {
     assert_eq!(trace["path"], GPT2);
     assert_eq!(trace["allocs"], 39_146);
     assert_eq!(trace["device"], 0);
-    // In the order in which they were named.
+    // The results are in the order in which the strategies were named.
     let [default, expandable] = [&report["results"][0], &report["results"][1]];
     assert_eq!(default["strategy"], "caching");
     assert_eq!(default["config"], "");
@@ -172,7 +172,7 @@ fn a_limit_that_was_searched_for_is_named() {
     assert!(limit.is_some_and(|limit| limit > 2 << 30), "{report}");
 }
 
-/// Graphs have private pools, of which torch 2.11 says only those that are there at the end.
+/// Graphs have private pools. A recording by torch 2.11 names only the pools that exist at the end.
 #[test]
 fn pools_that_the_addresses_tell_apart_are_counted() {
     let check = |name: &str, pools, end: &str| {
@@ -186,9 +186,9 @@ fn pools_that_the_addresses_tell_apart_are_counted() {
     };
     let told = "at the recorded address, in 4 pools that the addresses tell apart";
     check("graphs", json!(4), told);
-    // Of a job without pools all is in one.
+    // A job without pools has one.
     check("rl", json!(1), "at the recorded address");
-    // Where no memory went back, the recording says it all.
+    // If no memory was released, the recording names every pool.
     check("varlen.split64", Value::Null, "at the recorded address");
 }
 
@@ -211,7 +211,7 @@ fn a_lost_beginning_is_said_with_what_was_reserved() {
     let path = path.to_str().unwrap();
     let note = "the recording's beginning is missing: the job had ";
     assert!(run(&["replay", path, "--strategy", "caching"]).contains(note));
-    // This starts with what was there.
+    // A verified replay starts with the recorded blocks.
     assert!(!run(&["replay", path, "--verify"]).contains(note));
 
     let report = run_json(&["replay", path, "--verify", "--json"]);
@@ -246,7 +246,7 @@ fn verification_follows_the_recorded_settings() {
     let report = run_json(&["replay", path, "--verify", "--json"]);
     assert_eq!(report["results"][0]["config"], "max_split_size_mb:64");
 
-    // And as if expandable segments had been switched off.
+    // And as if expandable segments had been turned off.
     snapshot.traces[0].settings.conf = "expandable_segments:True".into();
     let path = scratch.write_snapshot("off.lowtide", &snapshot);
     let path = path.to_str().unwrap();
@@ -403,7 +403,7 @@ fn by_default_every_strategy_is_compared() {
     let live = report["trace"]["peak_live_bytes"].as_u64().unwrap();
     for result in results {
         assert_eq!(result["completed"], true, "{result}");
-        // Nothing can hold less than what is live.
+        // Reserved bytes are never below live bytes.
         assert!(
             result["peak_reserved_bytes"].as_u64().unwrap() >= live,
             "{result}"
@@ -411,7 +411,7 @@ fn by_default_every_strategy_is_compared() {
     }
 }
 
-/// Other threads go on while PyTorch takes first the events and then the segments.
+/// Other threads may go on while PyTorch copies the events and then the segments.
 #[test]
 fn segments_that_are_newer_than_the_last_event() {
     let scratch = Scratch::new("newer");
@@ -439,7 +439,7 @@ fn segments_that_are_newer_than_the_last_event() {
     assert_eq!(verified["first_difference"], Value::Null);
     assert_eq!(verified["same_address"], verified["compared"]);
     insta::assert_snapshot!(stderr(&output).replace(path, "newer.lowtide"));
-    // What was converted is of one moment.
+    // The converted recording has its events and segments from one moment.
     let converted = scratch.path("converted.pickle");
     let converted = converted.to_str().unwrap();
     let output = lowtide()
@@ -456,8 +456,8 @@ fn segments_that_are_newer_than_the_last_event() {
     assert_eq!(stderr(&output), "");
 }
 
-/// Returns a recording that a replay with expandable segments breaks off at where it has the recorded addresses, and one
-/// without does not: a segment lies where the simulator reserves ranges.
+/// Returns a recording with a segment at an address where the simulator reserves ranges. With the recorded
+/// addresses, a replay with expandable segments breaks off, and a replay without them does not.
 fn breaking_off() -> Snapshot {
     let (reserved, other) = (1 << 48, 0x7f00_0000_0000);
     let size = Bytes::mib(20);
@@ -532,7 +532,7 @@ fn a_strategy_that_breaks_off_leaves_the_others_in_the_table() {
     assert_eq!(results[1]["error"], Value::Null);
     assert_eq!(results[1]["completed"], true);
 
-    // Where nothing is left, it is an error.
+    // If no strategy is left, it is an error.
     let line = fail(&both[..5]);
     assert!(line.contains("job.lowtide: caching:expandable_segments:True: the replay broke off"));
 }

@@ -1,4 +1,4 @@
-//! `lowtide report`: the page's data, read as the page reads them and summed anew.
+//! `lowtide report`: reads the page's data as the page does, and adds the sums up again.
 
 #![expect(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use lowtide_core::{Action, BlockStatus, Bytes};
 use lowtide_trace::TraceEvent;
 use serde_json::Value;
 
-/// What a page holds.
+/// The contents of a page.
 struct Page {
     summary: Value,
     columns: HashMap<String, Vec<u64>>,
@@ -230,7 +230,7 @@ fn stacks_names_and_times_can_be_looked_up() {
         page.column("0/segments/stack"),
     );
     let mut segments = made.iter().zip(of_segments);
-    // What was there before the first event was taken by nobody who is known.
+    // The segments from before the first event have no known stack.
     assert!(segments.all(|(&made, &stack)| stack == u64::from(made > 0)));
     assert!(of_segments.contains(&1));
     let times = page.column("0/events/time_us");
@@ -290,7 +290,7 @@ fn a_snapshot_without_history_shows_what_is_held() {
     let reserved = page.column("0/segments/size").iter().sum::<u64>();
     assert_eq!(page.count(0, 0)[2], reserved);
 
-    // Also where all of it is cached.
+    // The same if all of it is cached.
     let mut segments = snapshot.traces[0].segments.clone();
     let blocks = segments.iter_mut().flat_map(|segment| &mut segment.blocks);
     blocks.for_each(|block| block.status = BlockStatus::Inactive);
@@ -341,7 +341,8 @@ fn events_that_a_snapshot_missed_are_in_the_page_and_said() {
     let scratch = Scratch::new("report-missed");
     let mut snapshot = common::read_sample("mnist_mlp.pickle.zst");
     let events = &mut snapshot.traces[0].events;
-    // Its segments are those of later, as where other threads went on while PyTorch took one after the other.
+    // The segments are newer than the events, as if other threads had gone on while PyTorch copied one after the
+    // other.
     let is_alloc = |event: &TraceEvent| event.event.action == Action::Alloc;
     let last = events.iter().rposition(is_alloc).unwrap();
     events.truncate(last);
@@ -357,7 +358,7 @@ fn events_that_a_snapshot_missed_are_in_the_page_and_said() {
     assert!(stderr(&done).contains(&said), "{}", stderr(&done));
 }
 
-/// Names of annotations are in the page as they are.
+/// The page contains the names of annotations in full.
 #[test]
 fn a_page_that_is_too_large_is_said_to_be() {
     let scratch = Scratch::new("report-large");
@@ -431,7 +432,7 @@ fn pinned_memory_of_the_host_has_a_part_of_its_own() {
     let [live, reserved] = ["peak_live", "peak_reserved"].map(|key| &host[key]["bytes"]);
     assert_eq!(*live, recorded.peak_live_bytes().get());
     assert_eq!(*reserved, recorded.peak_reserved_bytes().get());
-    // What holds it at the end, by the columns of its blocks and segments.
+    // The memory held at the end, by the columns of blocks and segments.
     let at_end: Bytes = recorded
         .segments
         .iter()

@@ -1,5 +1,5 @@
-//! `lowtide run --preload` with a library in lowtide's place that says what it sees: the command, its
-//! environment, its errors. What lowtide does there is tested with lowtide.
+//! `lowtide run --preload` with a library that prints what it sees in place of lowtide: the command, its
+//! environment, its errors. What lowtide does in the process is tested in other crates.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 use common::{Scratch, failure, stderr};
 
-/// Says that it was loaded, and with which settings, unless its name is another.
+/// A library that prints that it was loaded, and with which settings.
 const LIBRARY: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ __attribute__((constructor)) static void loaded(void) {
 }
 "#;
 
-/// Puts the command into a directory, and the library where the test wants it.
+/// Puts the command into a directory, and the library where the test needs it.
 fn install(scratch: &Scratch, library: Option<&str>) -> PathBuf {
     let command = scratch.path("bin/lowtide");
     fs::create_dir_all(command.parent().unwrap()).unwrap();
@@ -116,7 +116,7 @@ fn the_users_own_libraries_are_loaded_too() {
         &["run", "--preload", "true"],
         &[("LD_PRELOAD", own.to_str().unwrap())],
     );
-    // Once by the command itself, as the user has it there.
+    // The command itself loads it once, because it is in the user's LD_PRELOAD.
     assert_eq!(stderr(&output).lines().count(), 3, "{}", stderr(&output));
 }
 

@@ -1,4 +1,4 @@
-//! What `lowtide top` shows where other programs have sockets, too: full queues, odd names, ended processes.
+//! `lowtide top` among the sockets of other programs: full queues, odd names, ended processes.
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
 mod common;
@@ -19,14 +19,14 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use serde_json::Value;
 
-/// Long enough for any machine, and less than for ever.
+/// Long enough for any machine, and finite.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a job says.
+/// The answer of a job.
 const FIGURES: &str = "lowtide_info{command=\"job\",config=\"caching\",version=\"1\"} 1\n\
                        lowtide_reserved_bytes{device=\"0\"} 4096\n";
 
-/// A user's runtime directory, which goes with the test.
+/// A user's runtime directory, removed at the end of the test.
 struct Runtime(PathBuf);
 
 impl Runtime {
@@ -46,12 +46,12 @@ impl Runtime {
         self.0.join(format!("lowtide/boot-{}", boot.trim()))
     }
 
-    /// Plants a socket that listens.
+    /// Creates a socket that listens.
     fn plant(&self, name: impl AsRef<OsStr>) -> UnixListener {
         UnixListener::bind(self.sockets().join(name.as_ref())).unwrap()
     }
 
-    /// Starts a job that answers everybody.
+    /// Starts a job that answers every connection.
     fn job(&self, name: &str) {
         self.job_that_says(name, FIGURES.to_owned());
     }
@@ -65,7 +65,7 @@ impl Runtime {
         });
     }
 
-    /// Returns the numbers of the processes in this directory that `top` shows, which has to end.
+    /// Returns the process ids of this directory's processes that `top` shows. Asserts that `top` ends.
     fn top(&self) -> Vec<u64> {
         let mut command = common::lowtide();
         command
@@ -90,7 +90,7 @@ impl Runtime {
         child.stderr.unwrap().read_to_string(&mut errors).unwrap();
         assert!(status.success(), "{errors}");
         let shown: Vec<Value> = serde_json::from_str(&shown).unwrap();
-        // Jobs of the user that runs the tests may be there, too.
+        // Jobs of the user who runs the tests may be listed, too.
         let planted = shown.iter().filter(|process| process["command"] == "job");
         planted
             .map(|process| process["pid"].as_u64().unwrap())
@@ -104,7 +104,7 @@ impl Drop for Runtime {
     }
 }
 
-/// Connects to a socket until no more connections may wait, and returns them.
+/// Connects to a socket until its queue is full, and returns the connections.
 fn fill(address: &SocketAddrUnix, listener: &UnixListener) -> Vec<OwnedFd> {
     rustix::net::listen(listener, 1).unwrap();
     let connect = || {
@@ -203,7 +203,7 @@ fn directories_that_others_may_enter_are_not_looked_at() {
             fs::rename(path, &elsewhere).unwrap();
             symlink(&elsewhere, path).unwrap();
         },
-        // Needs the right to give files away, as tests in a container often have.
+        // Changing the owner needs a privilege that tests in a container often have.
         |path: &Path| {
             if std::os::unix::fs::chown(path, Some(65_534), None).is_err() {
                 fs::set_permissions(path, fs::Permissions::from_mode(0o750)).unwrap();
@@ -218,7 +218,7 @@ fn directories_that_others_may_enter_are_not_looked_at() {
     }
 }
 
-/// Other processes choose their commands, tags and streams, and may write anything in their place.
+/// Other processes choose their commands, tags and streams, and their answers may contain anything.
 #[test]
 fn what_processes_say_is_printed_on_one_line() {
     let runtime = Runtime::new("hostile");

@@ -1,4 +1,4 @@
-//! Runs the command, and files for it to work on.
+//! Runs the command, and creates files for its tests.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
@@ -15,13 +15,13 @@ pub(crate) fn sample(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Returns the path of one of the small files that Python and PyTorch made, as the command is to be told it.
+/// Returns the path of one of the small files that Python and PyTorch wrote, as an argument for the command.
 pub(crate) fn small(name: &str) -> String {
     format!("../crates/trace/tests/data/{name}")
 }
 
-/// The name of the sample that the tests of output use: from the directory of the samples, so that no
-/// output holds a path of this machine.
+/// The name of the sample that the tests of output use. It is relative to the directory of the samples, so that no
+/// output contains a path of this machine.
 pub(crate) const GPT2: &str = "gpt2_train.pickle.zst";
 
 /// Returns the command, in the directory of the samples.
@@ -30,12 +30,12 @@ pub(crate) fn lowtide() -> Command {
     command
         .current_dir(sample(""))
         .stdin(Stdio::null())
-        // The table says how many replays there were at once.
+        // The table shows how many replays ran at once.
         .env("RAYON_NUM_THREADS", "2");
     command
 }
 
-/// Returns what a successful run prints; standard error has to stay empty.
+/// Returns the standard output of a successful run. Standard error has to be empty.
 pub(crate) fn run<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     let output = lowtide().args(arguments).output().unwrap();
     assert_eq!(stderr(&output), "");
@@ -48,11 +48,11 @@ pub(crate) fn run_json<S: AsRef<OsStr>>(arguments: &[S]) -> serde_json::Value {
     serde_json::from_str(&run(arguments)).unwrap()
 }
 
-/// Whatever may harm a terminal, a shell or a page.
+/// Characters that may harm a terminal, a shell or a page.
 pub(crate) const HOSTILE: &str = "x\u{1b}[1A\u{1b}[2K\r\u{8}\u{7}\n\u{9b}31m\u{202e}\u{2066}\u{2028}$(touch ran)`touch ran`'\"\\</script><!--";
 
-/// Runs the command, asserts that it ends with `status` and prints no control character but ends of lines, and returns
-/// all that it prints.
+/// Runs the command and returns everything that it prints. Asserts that it exits with `status` and prints no
+/// control characters except line feeds.
 pub(crate) fn printed(command: &mut Command, status: i32) -> String {
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
@@ -62,19 +62,19 @@ pub(crate) fn printed(command: &mut Command, status: i32) -> String {
     };
     for text in &text {
         assert!(!text.contains(is_harmful), "{command:?}: {text:?}");
-        // The hostile text has an end of a line in it, and this behind it.
+        // The hostile text contains a line feed, and this text behind it.
         let begins = |line: &str| line.starts_with(r"\u{9b}31m") || line.starts_with(r"\u009b31m");
         assert!(!text.lines().any(begins), "{command:?}: {text:?}");
     }
     text.concat()
 }
 
-/// Returns the one line that a run that fails prints, without the command's name.
+/// Returns the one line that a failing run prints, without the command's name.
 pub(crate) fn fail<S: AsRef<OsStr>>(arguments: &[S]) -> String {
     failure(&lowtide().args(arguments).output().unwrap())
 }
 
-/// Returns the one line that `output`, of a run that failed, holds.
+/// Returns the one line in `output`, which is that of a failed run.
 pub(crate) fn failure(output: &Output) -> String {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -86,7 +86,7 @@ pub(crate) fn failure(output: &Output) -> String {
         .to_owned()
 }
 
-/// Returns what `output` holds of standard error.
+/// Returns the standard error in `output`.
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
@@ -100,7 +100,7 @@ pub(crate) fn run_with_stdin(arguments: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // It may stop reading at the first error.
+    // The command may stop reading at the first error.
     let _ = child.stdin.take().unwrap().write_all(input);
     child.wait_with_output().unwrap()
 }
@@ -109,33 +109,33 @@ pub(crate) fn run_with_stdin(arguments: &[&str], input: &[u8]) -> Output {
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Returns a new directory; `name` is that of the test.
+    /// Returns a new directory. `name` is the name of the test.
     pub(crate) fn new(name: &str) -> Scratch {
         let directory = env::temp_dir().join(format!("lowtide-{name}-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         Scratch(directory)
     }
 
-    /// Returns the path of a file in it.
+    /// Returns the path of a file in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Writes a file in it and returns its path.
+    /// Writes a file in the directory and returns its path.
     pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, contents).unwrap();
         path
     }
 
-    /// Writes `snapshot` to a file in it and returns its path.
+    /// Writes `snapshot` to a file in the directory and returns its path.
     pub(crate) fn write_snapshot(&self, name: &str, snapshot: &lowtide_trace::Snapshot) -> PathBuf {
         let mut contents = Vec::new();
         lowtide_trace::write_compact(snapshot, &mut contents).unwrap();
         self.write(name, contents)
     }
 
-    /// Returns the names of the files in it.
+    /// Returns the names of the files in the directory.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).unwrap();
         let mut names: Vec<String> = entries
@@ -152,12 +152,12 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns a sample as data.
+/// Reads a sample.
 pub(crate) fn read_sample(name: &str) -> lowtide_trace::Snapshot {
     lowtide_trace::read(&sample(name)).unwrap()
 }
 
-/// Returns a sample of one device without its first events, in whose place is what they left.
+/// Returns a sample of one device without its first `events` events. The state after them takes their place.
 pub(crate) fn without_beginning(name: &str, events: usize) -> lowtide_trace::Snapshot {
     let mut snapshot = read_sample(name);
     let trace = &mut snapshot.traces[0];
@@ -167,8 +167,8 @@ pub(crate) fn without_beginning(name: &str, events: usize) -> lowtide_trace::Sna
     snapshot
 }
 
-/// Returns `table` with the figures under `titles` masked: they vary from run to run, or with the
-/// simulated device's costs. The columns are those of text set right.
+/// Returns `table` with the figures under `titles` masked, because they vary from run to run or with the simulated
+/// device's costs. These columns are aligned to the right.
 pub(crate) fn mask_columns(table: &str, titles: &[&str]) -> String {
     let Some(header) = table.lines().find(|line| line.contains(titles[0])) else {
         return table.to_owned();
