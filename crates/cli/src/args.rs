@@ -12,12 +12,11 @@ use lowtide_core::{Bytes, CachingConfig, Config, StrategyName};
 use crate::capacity::Capacity;
 use crate::output;
 
-/// Finds out from a recording of a PyTorch job, without a GPU, what its GPU memory goes to and which
-/// allocator or setting would take less.
+/// Shows from a recording of a PyTorch job, without a GPU, where its GPU memory goes and which allocator or setting
+/// needs less.
 ///
-/// A recording is what torch.cuda.memory._dump_snapshot() writes after
-/// torch.cuda.memory._record_memory_history(), or what `lowtide record` or lowtide.record() write of a
-/// program that runs on lowtide.
+/// A recording is what torch.cuda.memory._dump_snapshot() writes after torch.cuda.memory._record_memory_history(),
+/// or what `lowtide record` or lowtide.record() writes for a program that runs on lowtide.
 #[derive(Parser, Debug)]
 #[command(name = "lowtide", version, max_term_width = 100)]
 struct CommandLine {
@@ -25,7 +24,7 @@ struct CommandLine {
     command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     Replay(ReplayArgs),
@@ -42,30 +41,30 @@ pub(crate) enum Command {
 
 /// Compare what allocators would have done with a recorded job
 ///
-/// Runs the job's requests through each allocator on a simulated device and prints what each would have
-/// taken, the best first. Exits with 0 when the replay ran, also if the job did not fit or an address
+/// Runs the job's requests through each allocator on a simulated device and prints how much memory each would have
+/// reserved, the best first. Exits with 0 if the replay ran, even if the job ran out of memory or an address
 /// differed; with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
 
-    /// An allocator to try, `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` (PyTorch's own), or
-    /// `all`. May be repeated [default: all]
+    /// An allocator to try: `direct`, `pool`, `buddy`, `slab`, `bfc`, `caching` (PyTorch's own) or `all`. May be
+    /// repeated [default: all]
     ///
     /// CONF is everything after the first colon, in the syntax of PYTORCH_CUDA_ALLOC_CONF:
     /// `caching:expandable_segments:True,roundup_power2_divisions:4`. `all` is every allocator, and
-    /// `caching:expandable_segments:True`. Several are replayed at once, which disturbs `ns_per_op`:
-    /// name a single one to measure that.
+    /// `caching:expandable_segments:True`. Several are replayed at once, which disturbs `ns_per_op`: name a single
+    /// one to measure that.
     #[arg(long = "strategy", value_name = "NAME[:CONF]")]
     pub(crate) strategies: Vec<StrategyChoice>,
 
     /// Compare every block's address with the recorded one
     ///
-    /// The simulated driver then hands out segments where the recording has them. Only PyTorch's own
-    /// allocator can be verified. Without --strategy, and for a `caching` without CONF, this takes the
-    /// settings of the recording; `caching:` stands for PyTorch's defaults. Without --capacity, the limit
-    /// of a job that collected garbage is searched for.
+    /// The simulated driver then allocates segments at their recorded addresses. Only PyTorch's own allocator can
+    /// be verified. Without --strategy, and for a `caching` without CONF, this uses the settings of the recording;
+    /// `caching:` stands for PyTorch's defaults. Without --capacity, the limit of a job that collected garbage is
+    /// searched for.
     #[arg(long)]
     pub(crate) verify: bool,
 
@@ -78,11 +77,11 @@ pub(crate) struct ReplayArgs {
     pub(crate) html: Option<PathBuf>,
 }
 
-/// Find the PYTORCH_CUDA_ALLOC_CONF that takes a recorded job the least memory
+/// Find the PYTORCH_CUDA_ALLOC_CONF that minimizes a recorded job's memory
 ///
-/// Replays PyTorch's own allocator over its settings: expandable segments, rounding, split sizes, segment
-/// sizes, and with --capacity also garbage collection. Prints the best, what it saves and what it costs.
-/// A setting that saves less than 1 % more than a simpler one is not recommended.
+/// Replays PyTorch's own allocator with different settings: expandable segments, rounding, split sizes, segment
+/// sizes, and with --capacity also garbage collection. Prints the best, what it saves and what it costs. A setting
+/// that saves less than 1 % more than a simpler one is not recommended.
 #[derive(Args, Debug)]
 pub(crate) struct AdviseArgs {
     #[command(flatten)]
@@ -95,18 +94,17 @@ pub(crate) struct AdviseArgs {
 
 /// Convert a recording between formats
 ///
-/// The formats follow from the names. IN is a PyTorch memory snapshot or a trace of lowtide's own. OUT
-/// ends in `.pickle` for a PyTorch memory snapshot, which pytorch.org/memory_viz shows, or in `.lowtide`
-/// for lowtide's own format, which is about a tenth of the size; either followed by `.zst` or `.gz` to
-/// compress it.
+/// The names decide the formats. IN is a PyTorch memory snapshot or a trace of lowtide's own. OUT ends in `.pickle`
+/// for a PyTorch memory snapshot, which pytorch.org/memory_viz shows, or in `.lowtide` for lowtide's own format,
+/// which is about a tenth of the size. A further `.zst` or `.gz` compresses it.
 #[derive(Args, Debug)]
 pub(crate) struct ConvertArgs {
     /// The recording to read; `-` reads standard input
     #[arg(value_name = "IN")]
     pub(crate) input: PathBuf,
 
-    /// The file to write; what was there is replaced once everything is written. Not `-`: the format
-    /// follows from the name. Not IN itself
+    /// The file to write; an existing file is replaced once everything is written. Not `-`, because the name
+    /// decides the format. Not IN itself
     #[arg(value_name = "OUT")]
     pub(crate) output: PathBuf,
 
@@ -117,10 +115,10 @@ pub(crate) struct ConvertArgs {
 
 /// Show where a recorded job's memory went, as one page for a browser
 ///
-/// The page works offline: memory over time down to single events, what lies where and who asked for it at
-/// any instant, why memory was reserved that was not live, and what other allocators would have taken.
-/// Several recordings (ranks; before and after) are compared. Exits with 0 when the page is written, and opened where
-/// that is asked for; with 2 for a bad argument or file.
+/// The page works offline. It shows memory over time down to single events, the blocks at every address with the
+/// code that allocated them, why reserved memory was not live, and what other allocators would have reserved.
+/// Several recordings (ranks; before and after) are compared. Exits with 0 if the page was written and, with
+/// --open, opened; with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
     /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
@@ -128,8 +126,8 @@ pub(crate) struct ReportArgs {
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
 
-    /// The page to write; what was there is replaced. `-` prints it [default: named after the first
-    /// recording, in the working directory]
+    /// The page to write; an existing file is replaced. `-` prints it [default: named after the first recording, in
+    /// the working directory]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 
@@ -138,11 +136,11 @@ pub(crate) struct ReportArgs {
     pub(crate) open: bool,
 }
 
-/// Name what a recorded job had more of than another one, or than itself before
+/// Show what a recorded job had more of than another one, or than itself before
 ///
-/// Compares what is live at the peaks, by the stack that asked for it, or by size and stream where no stack
-/// is recorded. The confidence is 1 if every step of the second holds more of it than every step of the
-/// first (or less, where it shrank), and 0 if as many hold more as hold less. Exits with 0 whether or not they differ;
+/// Compares live memory at the peaks, by the stack that allocated it, or by size and stream if no stacks are
+/// recorded. The confidence is 1 if every step of the second recording holds more of it than every step of the
+/// first (or less, if it shrank), and 0 if as many hold more as hold less. Exits with 0 whether or not they differ;
 /// with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct DiffArgs {
@@ -150,11 +148,11 @@ pub(crate) struct DiffArgs {
     #[arg(value_name = "BEFORE")]
     pub(crate) before: PathBuf,
 
-    /// The recording to tell about
+    /// The recording to describe
     #[arg(value_name = "AFTER")]
     pub(crate) after: PathBuf,
 
-    /// The device, of recordings that have several [default: the one with the most events]
+    /// The device, if the recordings have several [default: the one with the most events]
     #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
 
@@ -163,11 +161,11 @@ pub(crate) struct DiffArgs {
     pub(crate) json: bool,
 }
 
-/// Name what grows from step to step of a recorded job and is not given back
+/// Show what grows from step to step of a recorded job and is not freed
 ///
-/// Steps are those that the program marked (its optimizer's), else what repeats in its requests. The
-/// first quarter of them may fill caches. What grows is named by the stack that asked for it, or by size
-/// and stream where no stack is recorded. The confidence, from 0 to 1, is high where it grew in many steps,
+/// Steps are those that the program (or its optimizer) marked, or else the period of its requests. The first
+/// quarter of the steps is left out, because they may fill caches. Growth is named by the stack that allocated it,
+/// or by size and stream if no stacks are recorded. The confidence, from 0 to 1, is high if it grew in many steps,
 /// evenly, to the end, and never shrank; from 0.7 on it is called a leak. Exits with 0 whether or not there is one;
 /// with 2 for a bad argument or file.
 #[derive(Args, Debug)]
@@ -177,7 +175,7 @@ pub(crate) struct LeaksArgs {
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
 
-    /// The device, of a recording that has several [default: the one with the most events]
+    /// The device, if the recording has several [default: the one with the most events]
     #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
 
@@ -188,18 +186,17 @@ pub(crate) struct LeaksArgs {
 
 /// Run a program that calls CUDA with lowtide as its allocator
 ///
-/// For any program, in any language: what it asks cudaMalloc, cudaMallocAsync or cuMemAlloc for comes from
-/// lowtide, and a summary on standard error says at the end what that saved. A script that uses PyTorch gains
-/// more from `python -m lowtide run`. The exit code is the program's; 127 if there is no such program, 126 if
-/// it cannot be started.
+/// For any program, in any language: its memory from cudaMalloc, cudaMallocAsync or cuMemAlloc comes from lowtide.
+/// At the end, a summary on standard error says what that saved. A script that uses PyTorch gains more from `python
+/// -m lowtide run`. The exit code is the program's; 127 if there is no such program, 126 if it cannot be started.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// Put lowtide in front of the driver, by LD_PRELOAD; processes that the program starts have it, too
+    /// Put lowtide in front of the driver, by LD_PRELOAD; processes that the program starts inherit it
     #[arg(long)]
     pub(crate) preload: bool,
 
-    /// The allocator, `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` [default: what
-    /// LOWTIDE_STRATEGY and LOWTIDE_CONF say, else caching]
+    /// The allocator: `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` [default: LOWTIDE_STRATEGY and
+    /// LOWTIDE_CONF, else caching]
     #[arg(long, value_name = "NAME[:CONF]", value_parser = configuration)]
     pub(crate) strategy: Option<String>,
 
@@ -213,22 +210,22 @@ pub(crate) struct RunArgs {
     pub(crate) program: Vec<OsString>,
 }
 
-/// Record everything that happens to the memory of a program that runs on lowtide
+/// Record all memory events of a program that runs on lowtide
 ///
-/// Every process of the command that uses a GPU through lowtide writes what happens, as it happens, to a file
-/// of its own: FILE, or with its rank (`.rank3`) or, for further processes, its number (`.pid1234`) before
-/// the extension. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read it, also while it is
-/// written and after the process was killed. The command is one that runs on lowtide: `lowtide record python -m
-/// lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's, or 128
-/// and the number of the signal that ended it. One line says at its end if nothing was recorded.
+/// Every process of the command that uses a GPU through lowtide writes its events, as they happen, to a file of its
+/// own. The file is FILE, or has the process's rank (`.rank3`) or, for further processes, its process id
+/// (`.pid1234`) before the extension. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read it,
+/// also while it is written and after the process was killed. The command has to run on lowtide: `lowtide record
+/// python -m lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's,
+/// or 128 plus the number of the signal that ended it. If nothing was recorded, one line at the end says so.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
-    /// The file to write. An earlier recording of this name is replaced once the command begins to record. A file that
-    /// is no recording of lowtide's is refused
+    /// The file to write. An earlier recording of this name is replaced once the command begins to record. A file
+    /// that is not a recording of lowtide's is refused
     #[arg(short, long, value_name = "FILE", default_value = "recording.lowtide")]
     pub(crate) output: PathBuf,
 
-    /// Record with each request the functions that led to it: those of Python (3.11 or newer) or, where there are
+    /// Record with each request the functions that led to it: those of Python (3.11 or newer) or, if there are
     /// none, those of the program
     #[arg(long)]
     pub(crate) stacks: bool,
@@ -243,30 +240,30 @@ pub(crate) struct RecordArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// Show the processes of this machine that run on lowtide, and what they hold
+/// Show the processes of this machine that run on lowtide, and their memory
 ///
-/// By device, region and stream: what is live and what is reserved, how often memory is asked for, of lowtide
-/// and of the driver. Those of this user, in the same network namespace (a container has one of its own), but
-/// for those that have LOWTIDE_PUBLISH=0. Looking costs a process some numbers added up.
+/// By device, region and stream: live and reserved memory, and the rates of requests to lowtide and to the driver.
+/// Shows this user's processes in the same network namespace (a container has one of its own), except those with
+/// LOWTIDE_PUBLISH=0. A reading costs a process the sum of a few counters.
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// Look once, for as long as the interval, and print that
+    /// Take one reading, over one interval, and print that
     #[arg(long)]
     pub(crate) once: bool,
 
-    /// Print one JSON object for each process, in a list, instead of a table; looks once
+    /// Print one JSON object for each process, in a list, instead of a table; takes one reading
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The time between two looks, in seconds
+    /// The time between two readings, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub(crate) interval: f64,
 }
 
-/// Say what lowtide finds on this machine, and what to do about what is missing
+/// Check what lowtide finds on this machine, and say what to do about missing parts
 ///
-/// Looks at the driver and the cards. `python -m lowtide doctor` looks at PyTorch, the compiler and the shim
-/// too. Exits with 0 if lowtide works here, if only with less than all; with 1 if it does not.
+/// Checks the driver and the cards. `python -m lowtide doctor` also checks PyTorch, the compiler and the shim.
+/// Exits with 0 if lowtide works here, even with features missing; with 1 if it does not.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     /// Print one JSON object instead of text
@@ -274,7 +271,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// Which job, on which device.
+/// The job and its device.
 #[derive(Args, Debug)]
 pub(crate) struct SourceArgs {
     /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
@@ -282,12 +279,12 @@ pub(crate) struct SourceArgs {
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
 
-    /// The device, of a recording that has several [default: the one with the most events]
+    /// The device, if the recording has several [default: the one with the most events]
     #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
 
-    /// The memory of the simulated device: bytes, `12GiB` (KiB, MiB, GiB, TiB: powers of 1024), or
-    /// `1.02x` the job's peak of live bytes [default: no limit]
+    /// The memory of the simulated device: bytes, `12GiB` (KiB, MiB, GiB, TiB: powers of 1024), or `1.02x` the
+    /// job's peak live bytes [default: no limit]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) capacity: Option<Capacity>,
 }
