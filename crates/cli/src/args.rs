@@ -115,10 +115,10 @@ pub(crate) struct ConvertArgs {
 
 /// Show where a recorded job's memory went, as one page for a browser
 ///
-/// The page works offline. It shows memory over time down to single events, the blocks at every address with the
-/// code that allocated them, why reserved memory was not live, and what other allocators would have reserved.
-/// Several recordings (ranks; before and after) are compared. Exits with 0 if the page was written and, with
-/// --open, opened; with 2 for a bad argument or file.
+/// The page works offline. It shows memory over time down to single events, and the blocks at every address with
+/// the code that allocated them. It also shows why reserved memory was not live, and what other allocators would
+/// have reserved. Several recordings (ranks; before and after) are compared. Exits with 0 if the page was written
+/// and, with --open, opened; with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct ReportArgs {
     /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);

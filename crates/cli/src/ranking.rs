@@ -67,8 +67,8 @@ impl Ranking {
     }
 
     /// Compares by what a user wants: first a job that completes, then one that is not slowed down much, then
-    /// little reserved memory, then little time in the driver. Of two jobs that did not complete, the one that got
-    /// further is better.
+    /// little reserved memory, then little time in the driver. If neither job completes, the one that got further
+    /// is better.
     pub(crate) fn compare(self, left: &Outcome, right: &Outcome) -> Ordering {
         let refusals_last = right.completed.cmp(&left.completed);
         refusals_last
@@ -243,7 +243,7 @@ mod tests {
             driver_note(&job(), &direct()).unwrap(),
             "driver calls would wait for the device 1,300,000 times in 100.00 s"
         );
-        // Waiting as often as now is no loss, and waiting rarely is none either.
+        // Waiting as often as now is no loss, and so is waiting rarely.
         let usual = freeing(1_000_000, "caching", Bytes::mib(1200));
         assert_eq!(names(vec![usual, direct()]), ["direct", "caching"]);
         let seldom = freeing(90_000, "bfc", Bytes::mib(900));

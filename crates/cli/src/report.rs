@@ -100,8 +100,8 @@ fn default_output(trace: &Path) -> PathBuf {
     }
 }
 
-/// Adds every device of the recording at `path` that allocated or held memory, and then pinned host memory.
-/// `lengths` are the lengths of this file and of the files after it.
+/// Adds to the page every device of the recording at `path` that allocated or held memory, and then pinned host
+/// memory. `lengths` are the lengths of this file and of the files after it.
 fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()> {
     let file = RecordedFile::read(path)?;
     let (name, snapshot) = (&file.name, &file.snapshot);

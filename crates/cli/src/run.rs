@@ -90,7 +90,7 @@ pub(crate) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
 ///
 /// # Errors
 ///
-/// If there is none, or none that may be executed.
+/// If no such program exists, or none may be executed.
 pub(crate) fn find_program(program: &OsStr) -> io::Result<()> {
     if program.is_empty() {
         return Err(Errno::NOENT.into());
@@ -120,9 +120,12 @@ fn check_executable(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the path of the library. It lies beside the command, in a `lib` beside the command's directory, or in
-/// the Python package that was installed with the command. That package is in an environment or, after `pip install
-/// --target`, in a directory of its own.
+/// Returns the path of the library. It lies in one of these places:
+///
+/// - beside the command;
+/// - in a `lib` beside the command's directory;
+/// - in the Python package that was installed with the command, in an environment or, after `pip install --target`,
+///   in a directory of its own.
 fn find_library(command: &Path) -> anyhow::Result<PathBuf> {
     let directory = command.parent().unwrap_or(Path::new("/"));
     let root = directory.parent().unwrap_or(directory);

@@ -177,8 +177,8 @@ fn notes(job: &Job, outcome: &Outcome) -> String {
     notes.join(", ")
 }
 
-/// Returns the note about a lost beginning. Verified replays start with the recorded blocks, so if all are
-/// verified, there is none.
+/// Returns the note about a lost beginning; `None` if all replays are verified, because those start with the
+/// recorded blocks.
 fn lost_beginning(job: &Job, ranked: &[Outcome]) -> Option<String> {
     let are_verified = ranked.iter().all(|outcome| outcome.verified.is_some());
     let lost = job.lost_beginning.filter(|_| !are_verified);

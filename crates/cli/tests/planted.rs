@@ -1,7 +1,7 @@
 //! Attacks in a directory that others may write to, where another user's commands write files.
 //!
-//! As root, the attacker is the user `nobody`. For any other user, the test plants files itself: those that are
-//! refused whoever owns them.
+//! As root, the attacker is the user `nobody`. For any other user, the test plants only files that are refused for
+//! every owner.
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 

@@ -7,8 +7,8 @@
 //! - the private pools that keep some of them;
 //! - the other settings under which the same events would have left room for the request.
 //!
-//! The settings are not guessed: the last events are replayed on the simulator under each of them, as `lowtide
-//! replay` replays a recording. If the settings in use also serve the request in a replay, the replays prove
+//! The settings are not guessed: the last events are replayed on the simulator under each of them, as by the command
+//! `lowtide replay`. If the settings in use also serve the request in a replay, the replays prove
 //! nothing, and no setting is named.
 #![forbid(unsafe_code)]
 

@@ -10,7 +10,7 @@ const CARD_SIZE_MAX: Bytes = Bytes::gib(64 << 10);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Card {
     /// The largest sum of reserved and free bytes at a refused request, or the peak reserved bytes if that is more.
-    /// `None` if no request was refused, because then nothing shows it.
+    /// `None` if no request was refused: nothing else shows the size.
     pub(crate) size_min: Option<Bytes>,
     /// The same, if every refused request was refused by a full card and not by the job's own limit; else `None`.
     pub(crate) full_size_min: Option<Bytes>,

@@ -287,7 +287,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Returns a user all of whose blocks are free before `completion`; creates one if there is none.
+    /// Returns a user whose blocks are all free before `completion`, an existing one if possible.
     fn user_until(&mut self, completion: usize) -> User {
         let mut done_before = self.users.range_mut(..=completion);
         let user = done_before
@@ -390,11 +390,13 @@ impl<'a> Compiler<'a> {
     /// A request that fails at first releases memory and then gets new memory. Did this one fail at first?
     ///
     /// - Not if it would have been served from the released memory.
+    /// - If it was refused, yes, except during a graph capture.
+    /// - Not if no new memory came for it.
     /// - Yes if it had begun before the release.
+    /// - Yes if free memory stayed that `empty_cache` would have released.
     /// - Else only if the new memory would have exceeded the least possible limit, inferred from the requests that
     ///   were served. Even then not if some other release cannot have come from a request: such a program calls
-    ///   `empty_cache`, and called it here too, unless free memory stayed that `empty_cache` would have released.
-    /// - Not if no new memory came for it. But a refused request did, except during a graph capture.
+    ///   `empty_cache`, and called it here too.
     ///
     /// Requests that collect garbage, which is always large, do not fail first. Requests of a private pool release
     /// nothing, and neither do requests of other pools during a graph capture. Large unsplit blocks

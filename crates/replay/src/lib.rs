@@ -62,7 +62,7 @@ impl Job<'_> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the simulated device fails for another reason than lack of memory: the recording
+    /// Returns an error if the simulated device fails for another reason than lack of memory. Then the recording
     /// contradicts itself in a way that reading it did not show, or the allocator has a bug.
     pub fn replay(
         &self,

@@ -47,9 +47,11 @@ const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
 /// `None` if the recording says everything itself, contradicts itself, or has more evidence than is kept or
 /// examined.
 ///
-/// Takes O(n log n) for n events, and more in three cases: for each free block that a request which got new memory
-/// could have taken, for each segment below an initial segment that grows, and for the memory that stays when other
-/// memory is released.
+/// Takes O(n log n) for n events, and more in three cases:
+///
+/// - for each free block that a request which got new memory could have taken;
+/// - for each segment below an initial segment that grows;
+/// - for the memory that stays when other memory is released.
 fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
     let mut released = trace.events.iter().filter(|recorded| {
         matches!(
@@ -428,8 +430,8 @@ impl Layout {
             && (pools.contains(&None) || first.pool == second.pool)
     }
 
-    /// Returns the real starts of the initial segments, which are in `pools`: the first memory of the same pool
-    /// that was mapped below the segment, with no memory of another pool between.
+    /// Returns the real starts of the initial segments, which are in `pools`. A segment starts where memory of its
+    /// pool was first mapped below it, with no memory of another pool between.
     fn ranges(
         &self,
         initial: &[SegmentSnapshot],
@@ -532,10 +534,10 @@ impl Layout {
         Some(block.segment)
     }
 
-    /// Separates the segments of free blocks that would have been taken instead: they are in another pool. For a
-    /// request that got a new segment, these are all blocks that fit. For others, they are the blocks before the
-    /// taken one in the order of size and, if it decides, address. Returns `None` if a block is missing because a
-    /// segment came where another was.
+    /// Records that free blocks which would have been taken instead are in another pool. For a request that got a
+    /// new segment, these are all blocks that fit. For others, they are the blocks before the taken one in the
+    /// order of size and, if it decides, address. Returns `None` if a block is missing because a segment came where
+    /// another was.
     fn tell_apart_better(
         &mut self,
         address: DeviceAddress,

@@ -1,9 +1,13 @@
 //! A recording as a list of steps that any allocator can run.
 //!
 //! A recording identifies blocks by the addresses that PyTorch returned. Another allocator returns other addresses,
-//! so a program identifies blocks by slots: small numbers that are reused. A program also contains what a recording
-//! implies but does not say: calls of `empty_cache`, when the last holder of a private pool released it, and which
-//! freed blocks other streams still used.
+//! so a program identifies blocks by slots: small numbers that are reused.
+//!
+//! A program also contains three facts that a recording implies but does not say:
+//!
+//! - calls of `empty_cache`;
+//! - when the last holder of a private pool released it;
+//! - which freed blocks other streams still used.
 
 use std::collections::BTreeMap;
 

@@ -366,9 +366,9 @@ impl<'a> Run<'a> {
         Ok(Progressed::On)
     }
 
-    /// Allocates a block. While a program allocates to a private pool, PyTorch releases nothing and queries no
-    /// event when memory runs out, as during a graph capture. `in_capture` says that the recording shows the same
-    /// for a request of another pool.
+    /// Allocates a block. While a program allocates to a private pool, PyTorch behaves as during a graph capture:
+    /// when memory runs out, it releases nothing and queries no event. `in_capture` says that the recording shows
+    /// the same for a request of another pool.
     fn allocate(
         &mut self,
         pool: MempoolId,

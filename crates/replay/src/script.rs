@@ -135,7 +135,7 @@ impl Likely {
 
 impl Script {
     /// Returns the script of a job. `large_page_size` is the page size of its expandable segments for large
-    /// requests; `None` if the job has several pools, because then the range that begins next is unknown.
+    /// requests. It is `None` if the job has several pools, because then the range that begins next is unknown.
     pub(crate) fn new(events: &[TraceEvent], large_page_size: Option<Bytes>) -> Script {
         let indexed = events.iter().map(|recorded| recorded.event).enumerate();
         let concerns_driver =
@@ -279,7 +279,7 @@ impl AddressSource for Script {
     }
 
     /// Returns the address that the recording first maps memory at in this step. If the recorded driver refuses
-    /// memory in this step, that address comes in a later step; if there is none, the call fails, because nothing
+    /// memory in this step, returns such an address of a later step, or an error if no later step has one: nothing
     /// shows where the empty range was. Under a limit, PyTorch reserves no range for a request that exceeds it.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let placed = self.place.take();

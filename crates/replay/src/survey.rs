@@ -26,7 +26,7 @@ pub(crate) struct Survey {
     pub(crate) limit_min: Bytes,
     /// Whether memory was released somewhere that no request can have released.
     pub(crate) empties_cache: bool,
-    /// The requests and frees before which some memory was released without a call of `empty_cache`. That call
+    /// The requests and frees before which some memory was released without a call of `empty_cache`. Such a call
     /// waits for other streams first and then releases everything. Here, some free memory stayed, or other streams
     /// still used freed blocks. Empty if the options let requests release everything or nothing.
     pub(crate) partial_releases: HashSet<usize>,

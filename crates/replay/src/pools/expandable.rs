@@ -7,8 +7,8 @@ use lowtide_core::{Bytes, DeviceAddress};
 use super::{Layout, Owner, SEGMENT_HOLE_MAX, Segment};
 
 impl Layout {
-    /// Separates the expandable segments that existed before the first event: a pool has one for each stream and
-    /// kind.
+    /// Records that the expandable segments before the first event are in different pools, unless they may be one
+    /// segment: a pool has one for each stream and kind.
     pub(super) fn tell_apart_adopted(&mut self) {
         let expandable = self.segments.iter().enumerate();
         let expandable = expandable.filter(|(_, segment)| segment.is_expandable);
@@ -22,8 +22,8 @@ impl Layout {
             let several: Vec<&[usize]> = several.collect();
             let mut below = Vec::new();
             for runs in several {
-                // Each run is separate from all below it, as many pairs as there can be: the evidence may exceed
-                // what is kept.
+                // Each run is in another segment than all runs below it. These are as many pairs as there can be,
+                // so the evidence may exceed what is kept.
                 if !self.apart.is_too_much() {
                     self.apart.tell_all(runs.iter().copied(), below.clone());
                 }
@@ -54,9 +54,9 @@ impl Layout {
         segment.owner.stream != owner.stream || segment.is_kind_known && !is_of_kind
     }
 
-    /// Separates the new expandable segment `new` from the other segments of its owner. `request` is the size of
-    /// the request that it began for, if known. Exceptions are segments without room for the request, and segments
-    /// that may have been mapped behind `new` before the first event.
+    /// Records that the new expandable segment `new` is in a different pool from the other segments of its owner.
+    /// `request` is the size of the request that it began for, if known. Exceptions are segments without room for
+    /// the request, and segments that may have been mapped behind `new` before the first event.
     pub(super) fn tell_apart_begun(&mut self, new: usize, request: Option<Bytes>) {
         let Segment {
             owner, start, end, ..
@@ -117,9 +117,9 @@ impl Layout {
         at + size <= end
     }
 
-    /// Separates a segment that has grown for a request from the segments below it that had room for the request: a
-    /// pool grows at the lowest addresses where a request fits. A segment is one range. A segment that lies below
-    /// such room, or below memory of another kind, is therefore a different one.
+    /// Records that a segment that has grown for a request is in a different pool from the segments below it with
+    /// room for the request. A pool grows at the lowest addresses where a request fits. A segment is one range, so
+    /// a segment below such room, or below memory of another kind, is a different one.
     pub(super) fn tell_apart_below(&mut self, grown: usize, size: Bytes) {
         let Segment { owner, start, .. } = self.segments[grown];
         let below = (owner.stream, DeviceAddress::NULL)..(owner.stream, start);
