@@ -1,25 +1,25 @@
-//! How the gap changes from event to event, each distinct change once.
+//! Changes of the fragmentation from event to event, each distinct change stored once.
 
 use hashbrown::HashMap;
 use lowtide_core::Cause;
 
-/// What a gap consists of: live, and the causes.
+/// The parts of a [`Gap`](lowtide_core::Gap): live, and the causes.
 pub(crate) const GAP_PARTS: usize = 1 + Cause::ALL.len();
 
-/// Changes of a gap's parts by instant. A job does the same few things again and again.
+/// Changes of a gap's parts by instant. A job repeats the same few changes.
 #[derive(Debug, Default)]
 pub(crate) struct GapChanges {
-    /// The instants at which something changes, in order.
+    /// The instants with a change, in order.
     pub(crate) instants: Vec<u32>,
-    /// The number of the change at each.
+    /// The number of the change at each instant.
     pub(crate) numbers: Vec<u32>,
-    /// The distinct changes: by how much each part is more than before.
+    /// The distinct changes: how much each part grows.
     pub(crate) distinct: Vec<[i64; GAP_PARTS]>,
     known: HashMap<[i64; GAP_PARTS], u32>,
 }
 
 impl GapChanges {
-    /// Adds what changes at an instant, if anything does. To be called in the order of the instants.
+    /// Adds the change at an instant, unless it is zero. Call it in the order of the instants.
     pub(crate) fn add(&mut self, instant: u32, change: [i64; GAP_PARTS]) {
         if change == [0; GAP_PARTS] {
             return;
@@ -33,7 +33,7 @@ impl GapChanges {
         self.numbers.push(number);
     }
 
-    /// Lets go of what it takes to add more, which may be several times what there is.
+    /// Drops the look-up table for further changes, which may be several times as large as the changes.
     pub(crate) fn finished(self) -> GapChanges {
         GapChanges {
             known: HashMap::new(),

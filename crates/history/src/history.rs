@@ -1,4 +1,4 @@
-//! Every block's and every segment's life, and the gap at every instant.
+//! The lifetime of every block and segment, and the fragmentation at every instant.
 
 use std::ops::Range;
 
@@ -7,54 +7,53 @@ use lowtide_trace::StackId;
 
 use crate::levels::Levels;
 
-/// What a recording comes to, instant by instant.
+/// The memory of a recorded job, instant by instant.
 ///
-/// Instant `k` is the state after `k` events: 0 is before the first, the number of events is the end.
-/// What the event number `n`, counted from 0, brings is there from instant `n + 1` on.
+/// Instant `k` is the state after `k` events: 0 is before the first event, the number of events is the end. The
+/// effect of event `n`, counted from 0, begins at instant `n + 1`.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// How many events there are.
+    /// The number of events.
     pub events: u32,
-    /// Every block, in the order in which they came; first those that were there before the first
-    /// event, by address.
+    /// Every block, in order of allocation. Blocks from before the first event come first, by address.
     pub blocks: Vec<Block>,
-    /// Every segment, and every mapped range of expandable ones, in the order in which they came.
+    /// Every segment, and every mapped range of expandable segments, in order of allocation.
     pub segments: Vec<SegmentLife>,
-    /// The streams that blocks and segments name by their numbers.
+    /// The streams, by the numbers that blocks and segments have.
     pub streams: Vec<Stream>,
-    /// The pools that they name; the first is the default pool.
+    /// The pools, by the numbers that blocks and segments have; the first is the default pool.
     pub pools: Vec<MempoolId>,
-    /// What the program said of the blocks, or the tags of their regions; the first is empty.
+    /// The user metadata of blocks, or the tags of their regions; the first is empty.
     pub tags: Vec<String>,
     /// The tags of the regions that were paused.
     pub regions: Vec<String>,
-    /// When the memory of segments was away, in the order in which it left.
+    /// The pauses of segments, in the order in which they began.
     pub pauses: Vec<Pause>,
-    /// The stream whose gap is told: the one in which the most was asked for.
+    /// The stream whose fragmentation is reported: the one with the most requested bytes.
     pub main_stream: Stream,
-    /// The most that was live.
+    /// The moment of the peak live bytes.
     pub peak_live: Moment,
-    /// The most that was reserved.
+    /// The moment of the peak reserved bytes.
     pub peak_reserved: Moment,
-    /// The most that was asked for at once, unrounded.
+    /// The peak requested bytes, unrounded.
     pub peak_requested: Bytes,
-    /// Each request that was refused, with the gap as it saw it.
+    /// The out-of-memory errors, each with the fragmentation that its request saw.
     pub refusals: Vec<Refusal>,
-    /// The end.
+    /// The state after the last event.
     pub end: Moment,
-    /// What is reserved, what is live, the gap's causes, and what is paused, over time: [`CURVE_NAMES`].
+    /// The curves over time: reserved, live, the causes of fragmentation, and paused ([`CURVE_NAMES`]).
     pub levels: Levels<CURVES>,
-    /// Whether the blocks' sizes are those that the job had; if not, some are estimated.
+    /// Whether all block sizes are those of the job. If not, some are estimated.
     pub sizes_are_verified: bool,
-    /// How many events could not be: memory that went back with blocks in it, blocks that overlap.
-    /// Sums are exact all the same; what such events say is left out. 0 for what lowtide read.
+    /// The number of events that cannot have happened: memory released with blocks in it, or blocks that overlap.
+    /// Such parts are left out, and all sums stay exact. 0 for a recording that lowtide read.
     pub contradictions: u64,
 }
 
-/// How many curves there are: reserved, live, the causes, and paused.
+/// The number of curves: reserved, live, the causes, and paused.
 pub const CURVES: usize = 3 + Cause::ALL.len();
 
-/// What the curves are called.
+/// The names of the curves.
 pub const CURVE_NAMES: [&str; CURVES] = {
     let mut names = ["reserved", "live", "", "", "", "", "", "", "", "paused"];
     let mut cause = 0;
@@ -65,34 +64,34 @@ pub const CURVE_NAMES: [&str; CURVES] = {
     names
 };
 
-/// A block's life. It is there at the instants from `start` to before `end`: allocated before `freed`,
-/// then waiting for other streams.
+/// The lifetime of a block. It exists at the instants from `start` to before `end`: allocated before `freed`, then
+/// waiting for other streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
-    /// The first instant at which it is there; 0 for what was there before the first event.
+    /// The first instant at which it exists; 0 if it existed before the first event.
     pub start: u32,
-    /// The first instant at which the program does not hold it; one after the last if there is none.
+    /// The first instant at which the program does not hold it; the number of events plus one if there is none.
     pub freed: u32,
-    /// The first instant at which it can be used again; one after the last if there is none.
+    /// The first instant at which its memory can be reused; the number of events plus one if there is none.
     pub end: u32,
     /// Its stream's number.
     pub stream: u32,
     /// Its pool's number.
     pub pool: u32,
-    /// The number of what the program said of it, else of its region's tag.
+    /// The number of its user metadata, or else of its region's tag.
     pub tag: u32,
-    /// What asked for it.
+    /// The call stack that allocated it.
     pub stack: StackId,
-    /// Where it was.
+    /// Its address.
     pub address: u64,
-    /// How long it was, rounding included.
+    /// Its size, with rounding.
     pub size: Bytes,
-    /// What was asked for, as far as it lies in the block.
+    /// Its requested bytes, as far as they lie in the block.
     pub requested: Bytes,
 }
 
 impl Block {
-    /// Returns how much of it counts as live while the program holds it.
+    /// Returns the bytes that count as live while the program holds it.
     pub fn live_bytes(&self) -> Bytes {
         Gap::live_bytes_of(self.requested, self.size)
     }
@@ -103,77 +102,77 @@ impl Block {
     }
 }
 
-/// The life of a segment, or of a mapped range of an expandable one: it is there at the instants from
-/// `start` to before `end`. A range that is cut ends, and what is left of it starts.
+/// The lifetime of a segment, or of a mapped range of an expandable segment. It exists at the instants from `start`
+/// to before `end`. A range that is cut ends, and the remaining parts start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentLife {
-    /// The first instant at which it is there; 0 for what was there before the first event.
+    /// The first instant at which it exists; 0 if it existed before the first event.
     pub start: u32,
-    /// The first instant at which its memory was there: before `start` for what is left of a longer one.
+    /// The first instant at which its memory existed: before `start` for a part of a range that was cut.
     pub made: u32,
-    /// The first instant at which it is gone; one after the last if there is none.
+    /// The first instant at which it does not exist; the number of events plus one if there is none.
     pub end: u32,
     /// Its stream's number.
     pub stream: u32,
     /// Its pool's number.
     pub pool: u32,
-    /// Where it was.
+    /// Its address.
     pub address: u64,
-    /// How long it was.
+    /// Its size.
     pub size: Bytes,
     /// Whether it serves large requests.
     pub is_large: bool,
-    /// Whether it is a part of an expandable segment.
+    /// Whether it is a range of an expandable segment.
     pub is_expandable: bool,
-    /// Where its memory was taken from the driver.
+    /// The call stack that took its memory from the driver.
     pub stack: StackId,
 }
 
 /// The figures of an instant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moment {
-    /// Which instant.
+    /// The instant.
     pub instant: u32,
-    /// What the blocks were asked for that the program holds, unrounded.
+    /// The requested bytes of the blocks that the program holds, unrounded.
     pub requested: Bytes,
-    /// What is reserved, what is live, and why the rest is not.
+    /// The reserved bytes, the live bytes, and the fragmentation.
     pub gap: Gap,
-    /// Whose gap it is.
+    /// The stream whose fragmentation it is.
     pub stream: Stream,
-    /// The segments whose memory is away. Of these, nothing is reserved or live, nor requested.
+    /// The bytes of paused segments. They count as neither reserved nor live nor requested.
     pub paused: Bytes,
 }
 
-/// The memory of a segment is away: at the instants from `start` to before `end`.
+/// A pause of a segment: at the instants from `start` to before `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pause {
-    /// The first instant at which it is away; that of its event.
+    /// The first instant at which it is paused, that of its event.
     pub start: u32,
-    /// The first instant at which it is back, or the segment gone; one after the last if there is none.
+    /// The first instant at which it is resumed, or released; the number of events plus one if there is none.
     pub end: u32,
     /// The number of its region's tag.
     pub region: u32,
-    /// Where the segment is.
+    /// The address of the segment.
     pub address: u64,
-    /// How long it is.
+    /// The size of the segment.
     pub size: Bytes,
 }
 
-/// A request that could not be served.
+/// A request that ended in an out-of-memory error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// What was asked for, rounded.
+    /// Its requested bytes, rounded.
     pub requested: Bytes,
-    /// What the device had left.
+    /// The free memory of the device.
     pub device_free: Bytes,
-    /// The largest free block of its stream and pool, 0 where there is none; known of the first three refusals only.
+    /// The largest free block of its stream and pool; 0 if there is none. Known for the first three refusals only.
     pub largest_free: Option<Bytes>,
-    /// The figures then.
+    /// The figures at that instant.
     pub moment: Moment,
 }
 
 impl History {
-    /// Returns the ranges of addresses that are paused at `instant`, in order.
+    /// Returns the ranges of addresses that are paused at `instant`, sorted.
     pub(crate) fn away_at(&self, instant: u32) -> Vec<Range<u64>> {
         let pauses = self.pauses.iter();
         let away = pauses.filter(|pause| (pause.start..pause.end).contains(&instant));

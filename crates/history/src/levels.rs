@@ -1,17 +1,16 @@
-//! Curves over time at the one level of detail that is kept of them.
+//! Curves over time, stored at one level of detail.
 
-/// The most parts that a curve is kept in.
+/// The most parts of a curve.
 const PARTS_MAX: u64 = 8192;
 
-/// Several curves over the instants of a recording, of each the least and the most in every part of
-/// time.
+/// Several curves over the instants of a recording: the least and the most of each in every part of time.
 #[derive(Clone, Debug)]
 pub struct Levels<const CURVES: usize> {
-    /// How many instants are one part.
+    /// The number of instants in a part.
     part_instants: u64,
     least: [Vec<u64>; CURVES],
     most: [Vec<u64>; CURVES],
-    /// The part that the instants are in now: its number, and the least and most so far.
+    /// The current part: its number, and the least and most so far.
     part: (u64, [u64; CURVES], [u64; CURVES]),
 }
 
@@ -26,7 +25,7 @@ impl<const CURVES: usize> Levels<CURVES> {
         }
     }
 
-    /// Adds the values at `instant`. To be called for each, from 0 on.
+    /// Adds the values at `instant`. Call it for each instant, from 0 on.
     pub(crate) fn add(&mut self, instant: u64, values: &[u64; CURVES]) {
         while self.part.0 < instant / self.part_instants {
             self.end_part();
@@ -54,7 +53,7 @@ impl<const CURVES: usize> Levels<CURVES> {
         *most = [0; CURVES];
     }
 
-    /// Returns how many instants are one part.
+    /// Returns the number of instants in a part.
     pub fn part_instants(&self) -> u64 {
         self.part_instants
     }

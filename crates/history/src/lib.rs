@@ -1,10 +1,10 @@
-//! Where the memory of a recorded job went.
+//! Computes where the memory of a recorded job went.
 //!
-//! [`History`] is one walk over a [`Trace`](lowtide_trace::Trace): every block's life, every segment's,
-//! and at every instant what is reserved, what is live, and by [`Cause`](lowtide_core::Cause) why the
-//! rest is not. What regions had paused was off the device: it is neither reserved nor live meanwhile, and told
-//! beside both. Recordings say what was asked for and not how long the blocks were; [`BlockSizes`] finds
-//! that out.
+//! [`History`] walks over a [`Trace`](lowtide_trace::Trace) once. It has the lifetime of every block and segment.
+//! For every instant it has the reserved bytes, the live bytes, and the fragmentation: the rest by
+//! [`Cause`](lowtide_core::Cause). Paused memory of regions is off the device. It counts as neither reserved nor
+//! live, and has a figure of its own. Recordings have requested bytes and not the sizes of blocks; [`BlockSizes`]
+//! finds those.
 //!
 //! ```no_run
 //! use lowtide_history::{BlockSizes, History};

@@ -1,15 +1,15 @@
-//! Small numbers for values that come again and again.
+//! Small numbers for values that repeat.
 
 use std::hash::Hash;
 
 use hashbrown::HashMap;
 
-/// The distinct values of a recording, numbered in the order in which they first came.
+/// The distinct values of a recording, numbered in order of first appearance.
 #[derive(Clone, Debug)]
 pub(crate) struct Numbering<T> {
     values: Vec<T>,
     numbers: HashMap<T, u32>,
-    /// What was looked up last: mostly, the next is the same.
+    /// The most recent look-up: usually the next one is the same.
     recent: Option<(T, u32)>,
 }
 
@@ -22,7 +22,7 @@ impl<T: Copy + Eq + Hash> Numbering<T> {
         }
     }
 
-    /// Returns the number of `value`, a new one where it has none yet.
+    /// Returns the number of `value`: a new number if the value is new.
     pub(crate) fn number(&mut self, value: T) -> u32 {
         match self.recent {
             Some((recent, number)) if recent == value => number,
@@ -38,12 +38,12 @@ impl<T: Copy + Eq + Hash> Numbering<T> {
         }
     }
 
-    /// Returns the value that has a number.
+    /// Returns the value with this number.
     pub(crate) fn get(&self, number: u32) -> T {
         self.values[number as usize]
     }
 
-    /// Returns the values by their numbers.
+    /// Returns the values in the order of their numbers.
     pub(crate) fn into_values(self) -> Vec<T> {
         self.values
     }

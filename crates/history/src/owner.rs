@@ -1,22 +1,22 @@
-//! Whose code a frame of a stack is.
+//! Classifies the frames of a stack by whose code they are.
 
 use lowtide_trace::Frame;
 
-/// Whose code a frame is, as far as its name and its file tell.
+/// The owner of a frame's code, as far as its function name and its file show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// The program itself.
     Program,
-    /// A Python package that the program uses, as one of models.
+    /// A Python package that the program uses, such as one of models.
     Package,
-    /// PyTorch, Python, or what is compiled: it says how memory was asked for, and not what for.
+    /// PyTorch, Python, or compiled code. It shows how memory was allocated, but not for what.
     Runtime,
 }
 
-/// Where Python's packages are.
+/// Parts of the paths of Python's packages.
 const PACKAGE_PATHS: [&str; 2] = ["site-packages/", "dist-packages/"];
 
-/// What the paths of Python's standard library have in them, and PyTorch's sources as its debugging information has them.
+/// Parts of the paths of Python's standard library, and of PyTorch's sources in its debug information.
 const RUNTIME_PATHS: [&str; 6] = [
     "lib/python3.",
     "lib64/python3.",
@@ -26,14 +26,14 @@ const RUNTIME_PATHS: [&str; 6] = [
     "/pybind11/",
 ];
 
-/// How the names of PyTorch's functions in C++ begin.
+/// The prefixes of PyTorch's C++ functions.
 const RUNTIME_FUNCTIONS: [&str; 5] = ["at::", "c10::", "torch::", "pybind11::", "caffe2::"];
 
 impl Owner {
-    /// Returns whose code a frame is.
+    /// Returns the owner of a frame's code.
     pub fn of(frame: Frame<'_>) -> Owner {
         let file = frame.filename.raw();
-        // Where no file is known it is that of a compiled library; Python's own modules are called `<frozen …>`.
+        // A frame without a file is in a compiled library. Python's own modules are called `<frozen …>`.
         let is_file = !matches!(file, "" | "??") && !file.starts_with("<frozen ");
         let is_object = file.ends_with(".so") || file.contains(".so.");
         let begins = |begin: &&str| frame.name.raw().starts_with(*begin);

@@ -1,22 +1,22 @@
-//! How long blocks were by where they lay: from a recording of one of lowtide's own strategies, which says so.
+//! Computes block sizes from the blocks' addresses, for a recording of one of lowtide's own strategies.
 
 use std::collections::BTreeMap;
 
 use lowtide_core::{Action, Bytes, Config, Event};
 use lowtide_trace::Trace;
 
-/// The segments at some moment, and what in them is in use.
+/// The segments, and the blocks in use, at some event.
 #[derive(Default)]
 struct Present {
-    /// Where segments end, by where they start.
+    /// The end of each segment, by its start.
     segments: BTreeMap<u64, u64>,
-    /// Where blocks end, by where they start.
+    /// The end of each block, by its start.
     blocks: BTreeMap<u64, u64>,
 }
 
-/// Returns how long each block of a recording was that `config` made: those that were there before the first event, by
-/// address, then one for each [`Action::Alloc`]. `None` where that does not follow. O(n log m) for n events and m
-/// blocks at once.
+/// Returns the size of each block of a recording of `config`: first the blocks from before the first event, by
+/// address, then one for each [`Action::Alloc`]. Returns `None` if the sizes do not follow from the addresses.
+/// O(n log m) for n events and m blocks at once.
 pub(crate) fn block_sizes(trace: &Trace, config: &Config) -> Option<Vec<Bytes>> {
     let mut present = Present::default();
     for segment in &trace.initial.segments {
@@ -27,7 +27,7 @@ pub(crate) fn block_sizes(trace: &Trace, config: &Config) -> Option<Vec<Bytes>> 
         let address = block.address.get();
         let size = match (trace.initial.has_sizes, config) {
             (true, _) => block.size,
-            // How much was free there once is not known any more.
+            // The free bytes at the time of these allocations are unknown.
             (false, Config::Bfc(_)) => return None,
             (false, _) => present.block_size(config, address, block.requested)?,
         };
@@ -55,7 +55,7 @@ pub(crate) fn block_sizes(trace: &Trace, config: &Config) -> Option<Vec<Bytes>> 
             Action::SegmentFree => {
                 present.segments.remove(&address)?;
             }
-            // No strategy but `caching` has expandable segments.
+            // Only `caching` has expandable segments.
             Action::SegmentMap | Action::SegmentUnmap => return None,
             _ => {}
         }
@@ -68,14 +68,14 @@ impl Present {
         self.segments.insert(address, address + size.get());
     }
 
-    /// Returns how long the block is that is handed out at `address` now.
+    /// Returns the size of a block that is allocated at `address` now.
     fn block_size(&self, config: &Config, address: u64, requested: Bytes) -> Option<Bytes> {
         let (&start, &end) = self.segments.range(..=address).next_back()?;
         let before = self.blocks.range(start..address).next_back();
         let free_from = before.map_or(start, |(_, &end)| end);
         let free_to =
             { self.blocks.range(address..).next() }.map_or(end, |(&next, _)| next.min(end));
-        // BFC cuts the start of what is free; what it has not merged yet it is not known from where it is.
+        // BFC allocates from the start of a free block. Neighbours that it has not merged yet hide where that is.
         if address >= end || matches!(config, Config::Bfc(_)) && free_from != address {
             return None;
         }

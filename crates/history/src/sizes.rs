@@ -1,4 +1,4 @@
-//! How long each block of a recording was: most recordings say only what was asked for.
+//! The size of each block of a recording. Most recordings have only the requested bytes.
 
 use hashbrown::HashMap;
 use lowtide_core::{Action, BlockStatus, Bytes, Config, DeviceAddress};
@@ -7,25 +7,28 @@ use lowtide_trace::Trace;
 
 use crate::placed;
 
-/// The most that a request is rounded up by where its block's size is not known.
+/// The rounding of a request whose block size is unknown, at most.
 const ROUNDING_MAX: Bytes = Bytes(512);
 
-/// How long each block of a recording was, rounding included.
+/// The size of each block of a recording, with rounding.
 #[derive(Clone, Debug)]
 pub struct BlockSizes {
-    /// Those that were there before the first event, by address, then one for each [`Action::Alloc`];
-    /// `None` where they are not all known.
+    /// The sizes of the blocks from before the first event, by address, then one for each [`Action::Alloc`]; `None`
+    /// if not all are known.
     verified: Option<Vec<Bytes>>,
-    /// Those of blocks that were there at the end, by the same numbers, where the others are not known.
+    /// The sizes of blocks that exist at the end, by the same numbers, if the others are unknown.
     at_end: HashMap<usize, Bytes>,
-    /// What the other requests are rounded up to.
+    /// The size that other requests are rounded up to a multiple of.
     unit: Bytes,
 }
 
 impl BlockSizes {
-    /// Returns the sizes by a replay with the job's own settings, where that leads to the recorded
-    /// addresses, as it does for PyTorch's allocator; those of lowtide's other strategies by where the blocks lay;
-    /// else those of [`BlockSizes::estimated`]. Takes as long as the replay.
+    /// Returns the sizes of a job's blocks:
+    /// - for PyTorch's allocator, by a replay with the job's own settings, if it leads to the recorded addresses,
+    /// - for lowtide's other strategies, from the blocks' addresses,
+    /// - otherwise those of [`BlockSizes::estimated`].
+    ///
+    /// Takes as long as the replay.
     pub fn of(trace: &Trace, progress: &dyn Progress) -> BlockSizes {
         let strategy: Option<Config> = trace.settings.strategy.raw().parse().ok();
         let sizes = match strategy.filter(|config| !matches!(config, Config::Caching(_))) {
@@ -33,15 +36,15 @@ impl BlockSizes {
             None => {
                 let (config, _) = trace.config_as_understood();
                 let replayed = Job::new(trace).block_sizes(&Config::Caching(config), progress);
-                // What cannot be replayed can still be looked at.
+                // A recording that cannot be replayed can still be shown.
                 replayed.ok().flatten()
             }
         };
         sizes.map_or_else(|| BlockSizes::estimated(trace), BlockSizes::known)
     }
 
-    /// Returns sizes that are known: those of the blocks that were there before the first event, by
-    /// address, then one for each [`Action::Alloc`].
+    /// Returns sizes that are known: first those of the blocks from before the first event, by address, then one
+    /// for each [`Action::Alloc`].
     pub fn known(sizes: Vec<Bytes>) -> BlockSizes {
         BlockSizes {
             verified: Some(sizes),
@@ -50,7 +53,7 @@ impl BlockSizes {
         }
     }
 
-    /// Returns the sizes of blocks in the host's pinned memory, of which PyTorch records what it rounded to. Linear time.
+    /// Returns the sizes of blocks in pinned host memory, whose rounded sizes PyTorch records. Linear time.
     pub fn of_host(trace: &Trace) -> BlockSizes {
         let before = trace.initial.blocks.iter().map(|block| block.size);
         let events = trace.events.iter().map(|recorded| recorded.event);
@@ -58,9 +61,9 @@ impl BlockSizes {
         BlockSizes::known(before.chain(requests.map(|event| event.size)).collect())
     }
 
-    /// Returns the sizes of the blocks that were there at the end, as the recording has them, and of the
-    /// others the requests rounded up to 512 bytes, or to what all addresses are multiples of, if that is
-    /// less: so no block reaches into the next. Linear time.
+    /// Returns the recorded sizes of the blocks that exist at the end. For other blocks it returns the requests
+    /// rounded up to 512 bytes, or to the largest power of two of which all addresses are multiples, if that is
+    /// less. So no block reaches into the next. Linear time.
     pub fn estimated(trace: &Trace) -> BlockSizes {
         let mut bits = ROUNDING_MAX.get();
         for event in &trace.events {
@@ -84,13 +87,13 @@ impl BlockSizes {
         }
     }
 
-    /// Returns whether the sizes are those that the job had.
+    /// Returns whether all sizes are those of the job.
     pub fn are_verified(&self) -> bool {
         self.verified.is_some()
     }
 
-    /// Returns how long a block was for which `requested` was asked: the `number`-th, those that were
-    /// there before the first event counted first.
+    /// Returns the size of the block number `number`, for a request of `requested` bytes. Blocks from before the
+    /// first event are counted first.
     pub(crate) fn size(&self, number: usize, requested: Bytes) -> Bytes {
         match &self.verified {
             Some(sizes) => sizes[number],
@@ -102,7 +105,7 @@ impl BlockSizes {
     }
 }
 
-/// Returns the sizes of the blocks that were there at the end and were handed out during the recording.
+/// Returns the sizes of the blocks that exist at the end and were allocated during the recording.
 fn sizes_at_end(trace: &Trace) -> HashMap<usize, Bytes> {
     let blocks = trace.segments.iter().flat_map(|segment| &segment.blocks);
     let mut in_use: HashMap<DeviceAddress, Bytes> = blocks
@@ -117,7 +120,8 @@ fn sizes_at_end(trace: &Trace) -> HashMap<usize, Bytes> {
         }
         if recorded.event.action == Action::Alloc {
             number -= 1;
-            // The last block at an address is the one that is there still, unless that is too short for it.
+            // The last block allocated at an address still exists, unless its request is larger than the block at
+            // the end.
             let size = in_use.remove(&recorded.event.address);
             sizes.extend(
                 size.filter(|&size| size >= recorded.event.size)

@@ -1,10 +1,10 @@
-//! The memory that is reserved at an instant, and how much of it is free: kept up to date event by event.
+//! The reserved memory at an instant and its free bytes, updated event by event.
 
 use std::collections::BTreeMap;
 
 use lowtide_core::{Bytes, FreeBytes, Gap, MempoolId, Stream};
 
-/// Whose a segment is, and what it is for.
+/// The stream and pool of a segment, and its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Domain {
     pub(crate) stream: Stream,
@@ -13,29 +13,29 @@ pub(crate) struct Domain {
     pub(crate) is_expandable: bool,
 }
 
-/// What goes back to the driver as a whole: a segment, or a page of an expandable one. Pages one after the other of
-/// which none is used, or all are wholly, are one unit: a range may have any number of them.
+/// Memory that is released to the driver as a whole: a segment, or a page of an expandable segment. Adjacent pages
+/// that are all unused, or all fully used, are one unit, because a range may have any number of pages.
 #[derive(Clone, Copy, Debug)]
 struct Unit {
     end: u64,
-    /// The bytes that lie in blocks.
+    /// The bytes in blocks.
     used: u64,
     /// The number of its domain.
     domain: usize,
-    /// Whether it is off the device: it counts nowhere.
+    /// Whether it is paused. It then counts nowhere.
     is_away: bool,
 }
 
-/// What is reserved, by address and by domain.
+/// The reserved memory, by address and by domain.
 #[derive(Clone, Debug)]
 pub(crate) struct Space {
-    /// By where they start. No two overlap.
+    /// The units by their start. No two overlap.
     units: BTreeMap<u64, Unit>,
-    /// Each domain's free bytes; there are few.
+    /// The free bytes of each domain. There are few domains.
     domains: Vec<(Domain, FreeBytes)>,
-    /// The stream whose gap is kept.
+    /// The stream whose fragmentation is kept.
     stream: Stream,
-    /// How long the pages of large expandable segments are.
+    /// The size of the pages of large expandable segments.
     large_page: Bytes,
     gap: Gap,
 }
@@ -51,13 +51,12 @@ impl Space {
         }
     }
 
-    /// Returns the gap as it is: what blocks do to `live`, `rounding` and `waiting_for_events` is for
-    /// the caller to change.
+    /// Returns the current gap. The caller updates `live`, `rounding` and `waiting_for_events` for blocks.
     pub(crate) fn gap_mut(&mut self) -> &mut Gap {
         &mut self.gap
     }
 
-    /// Returns the gap as a request in `stream` sees it.
+    /// Returns the gap that a request in `stream` sees.
     pub(crate) fn gap_for(&self, stream: Stream) -> Gap {
         let mut gap = self.gap;
         for (_, free) in &self.domains {
@@ -73,7 +72,8 @@ impl Space {
         (address < unit.end).then(|| self.domains[unit.domain].0)
     }
 
-    /// Adds the `size` bytes at `start`, unless some are there already, and returns whether it did.
+    /// Adds the `size` bytes at `start`. Returns `false`, and changes nothing, if some of them exist already or
+    /// `size` is zero.
     pub(crate) fn insert(&mut self, start: u64, size: Bytes, domain: Domain) -> bool {
         let end = start.saturating_add(size.get());
         let before = self.units.range(..end).next_back();
@@ -96,8 +96,8 @@ impl Space {
         true
     }
 
-    /// Takes away the `size` bytes at `start`, if they are whole units without blocks, and returns
-    /// whether it did.
+    /// Removes the `size` bytes at `start`. Returns `false`, and changes nothing, unless they are whole units
+    /// without blocks.
     pub(crate) fn remove(&mut self, start: u64, size: Bytes) -> bool {
         let end = start.saturating_add(size.get());
         self.cut(start);
@@ -119,8 +119,8 @@ impl Space {
         true
     }
 
-    /// Takes the `size` bytes at `start` off the device, or brings them back, if they are whole units that are
-    /// not so, and returns whether it did. What is in them stays.
+    /// Pauses or resumes the `size` bytes at `start`, with their blocks. Returns `false`, and changes nothing,
+    /// unless they are whole units in the opposite state.
     pub(crate) fn set_away(&mut self, start: u64, size: Bytes, is_away: bool) -> bool {
         let end = start.saturating_add(size.get());
         self.cut(start);
@@ -149,7 +149,7 @@ impl Space {
         true
     }
 
-    /// Has a unit begin at an address, if a page does.
+    /// Splits the unit around an address there, if a page begins at the address.
     fn cut(&mut self, address: u64) {
         let Some((&start, &unit)) = self.units.range(..address).next_back() else {
             return;
@@ -166,7 +166,7 @@ impl Space {
         }
     }
 
-    /// Has the page around an address be a unit of its own.
+    /// Makes the page around an address a unit of its own.
     fn cut_out(&mut self, address: u64) {
         if let Some((&start, unit)) = self.units.range(..=address).next_back()
             && address < unit.end
@@ -178,7 +178,7 @@ impl Space {
         }
     }
 
-    /// Returns how long the pages of a domain are, if it is one of expandable segments.
+    /// Returns the page size of a domain of expandable segments; `None` for other domains.
     fn page(&self, domain: usize) -> Option<u64> {
         let (domain, _) = self.domains[domain];
         let page = match domain.is_large {
@@ -188,8 +188,8 @@ impl Space {
         domain.is_expandable.then_some(page.get())
     }
 
-    /// Returns the domain of a range, and whether it is away, if it is whole units of one domain that are all
-    /// away or all not.
+    /// Returns the domain of a range and whether it is paused, if the range consists of whole units of one domain
+    /// that are all paused or all not.
     fn whole_units(&self, start: u64, end: u64) -> Option<(usize, bool)> {
         let mut reached = start;
         let mut found = None;
@@ -204,7 +204,7 @@ impl Space {
         found.filter(|_| reached == end)
     }
 
-    /// Returns how many of the `size` bytes at `address` are one segment's, without a hole.
+    /// Returns how many of the `size` bytes at `address` lie in one segment, without a hole.
     pub(crate) fn covered(&self, address: u64, size: Bytes) -> Bytes {
         let Some((_, first)) = self.units.range(..=address).next_back() else {
             return Bytes::ZERO;
@@ -221,8 +221,8 @@ impl Space {
         Bytes(reached.min(end).saturating_sub(address))
     }
 
-    /// Calls `act` with the start and the end of each stretch of a stream and a pool in which free neighbours merge and
-    /// that is on the device, by address.
+    /// Calls `act` with the start and end of each range of a stream and a pool in which adjacent free memory
+    /// merges, by address. Paused memory is left out.
     pub(crate) fn each_run(&self, stream: Stream, pool: MempoolId, mut act: impl FnMut(u64, u64)) {
         let mut run: Option<(u64, u64, usize)> = None;
         for (&start, unit) in &self.units {
@@ -248,14 +248,13 @@ impl Space {
         }
     }
 
-    /// Returns how far it is from `address`, which is not reserved, to what is.
+    /// Returns the distance from `address`, which is not reserved, to the next reserved address.
     pub(crate) fn room_at(&self, address: u64) -> Bytes {
         let next = self.units.range(address..).next();
         Bytes(next.map_or(u64::MAX, |(&next, _)| next) - address)
     }
 
-    /// Puts a block where memory is reserved, unless more would lie there than fits, and returns whether
-    /// it did.
+    /// Adds a block in reserved memory. Returns `false`, and changes nothing, if it does not fit beside the others.
     pub(crate) fn occupy(&mut self, address: u64, size: Bytes) -> bool {
         self.cut_out(address);
         self.cut_out(address.saturating_add(size.get()).saturating_sub(1));
@@ -264,14 +263,14 @@ impl Space {
         })
     }
 
-    /// Takes a block away that was put there.
+    /// Removes a block that was added.
     pub(crate) fn vacate(&mut self, address: u64, size: Bytes) {
         let was_there = self.each_unit(address, size, |_, used, inside| used.checked_sub(inside));
         debug_assert!(was_there, "a block of {size} at {address:#x}");
     }
 
-    /// Changes the used bytes of each unit that a block touches, if `change` can, of all of them. It is
-    /// given a unit's length and used bytes, and the bytes of the block in it.
+    /// Changes the used bytes of each unit that a block overlaps. `change` receives a unit's length and used bytes,
+    /// and the bytes of the block in it. If it returns `None` for one unit, none is changed, and this returns `false`.
     fn each_unit(
         &mut self,
         address: u64,
@@ -311,7 +310,7 @@ impl Space {
         true
     }
 
-    /// Changes a domain's free bytes, and the gap with them.
+    /// Changes a domain's free bytes, and updates the gap.
     fn change_free(&mut self, domain: usize, change: impl FnOnce(&mut FreeBytes)) {
         let (_, free) = &mut self.domains[domain];
         let stream = self.stream;
@@ -336,7 +335,7 @@ impl Space {
     }
 }
 
-/// Changes the causes for which free bytes count.
+/// Changes the causes to which free bytes belong.
 fn count(gap: &mut Gap, free: &FreeBytes, stream: Stream, change: impl Fn(&mut Bytes, Bytes)) {
     for (cause, bytes) in free.causes(stream) {
         change(gap.of_cause_mut(cause), bytes);
@@ -349,7 +348,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A file of some bytes may say that 16 TiB are mapped.
+    /// A file of some bytes may contain a mapping of 16 TiB.
     #[test]
     fn pages_are_apart_only_where_blocks_are() {
         let mut space = Space::new(Stream::DEFAULT, Bytes::mib(20));
@@ -362,7 +361,7 @@ mod tests {
         let all = Bytes::gib(16 << 10);
         assert!(space.insert(0, all, domain));
         assert_eq!(space.units.len(), 1);
-        // A part of a page, and parts of two with whole ones between.
+        // A part of one page, and parts of two pages with whole pages between them.
         let blocks = [(50 * MIB, Bytes::mib(5)), (70 * MIB, Bytes::gib(8 << 10))];
         for (address, size) in blocks {
             assert!(space.occupy(address, size));

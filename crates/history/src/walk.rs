@@ -1,4 +1,4 @@
-//! The one walk over a recording's events, by which its [`History`] is made.
+//! The walk over a recording's events that computes its [`History`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
 use crate::space::{Domain, Space};
 
-/// What has no end yet.
+/// The end of a lifetime that has not ended yet.
 const NEVER: u32 = u32::MAX;
 
-/// The number of refusals, the first ones, for which the largest free block is found: that takes a look at every block.
+/// The number of refusals, the first ones, for which the largest free block is found: that visits every block.
 const REFUSALS_TOLD_MAX: usize = 3;
 
 impl History {
@@ -31,7 +31,7 @@ impl History {
     }
 
     /// Returns how the blocks that are not listed change the main stream's gap at each instant. The page counts the
-    /// listed blocks itself and adds these changes. Costs as much as [`History::new`] and takes the same arguments.
+    /// listed blocks itself and adds these changes. Takes as long as [`History::new`], from the same data.
     pub(crate) fn changes_by_unlisted(
         trace: &Trace,
         sizes: &BlockSizes,
@@ -41,32 +41,32 @@ impl History {
     }
 }
 
-/// What there is if only some of the blocks are: all of the segments, and by how much the gap is another.
+/// The state with only the listed blocks: all segments, and the difference of the gap.
 struct Listed<'a> {
-    /// For each block of the history, whether it is there.
+    /// Whether each block of the history is listed.
     is_listed: &'a [bool],
     space: Space,
     changes: GapChanges,
-    /// By how much the gap was another at the instant before, live and causes.
+    /// The difference of the gap at the instant before: live and causes.
     difference: [i64; GAP_PARTS],
 }
 
-/// A walk under way.
+/// The state of a walk.
 struct Walk<'a> {
     trace: &'a Trace,
     sizes: &'a BlockSizes,
     space: Space,
     listed: Option<Listed<'a>>,
     large_page: Bytes,
-    /// The number of each block that is there, by address.
+    /// The numbers of the blocks in use, by address.
     in_use: HashMap<u64, usize>,
-    /// The addresses of these in order, kept from the first pause on.
+    /// The addresses of the blocks in use, sorted. Kept from the first pause on.
     in_order: Option<BTreeSet<u64>>,
-    /// The number of each pause that is not over, by address.
+    /// The numbers of the pauses in effect, by address.
     paused: BTreeMap<u64, usize>,
-    /// The number of each segment or range that is there, by address.
+    /// The numbers of the existing segments and ranges, by address.
     present: BTreeMap<u64, usize>,
-    /// Blocks in no segment, each of which is one of its own.
+    /// The blocks outside every segment. Each gets a segment of its own.
     alone: HashMap<u64, Bytes>,
     streams: Numbering<Stream>,
     pools: Numbering<MempoolId>,
@@ -75,7 +75,7 @@ struct Walk<'a> {
     blocks: Vec<Block>,
     segments: Vec<SegmentLife>,
     pauses: Vec<Pause>,
-    /// How many blocks the recording has had so far, those left out included.
+    /// The number of blocks so far, with those that were left out.
     block_number: usize,
     now: Moment,
     peak_live: Moment,
@@ -126,7 +126,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns what the blocks that are not listed add to the gap; `is_listed` says of each of the history's.
+    /// Returns what the blocks that are not listed add to the gap. `is_listed` has a value for each block of the
+    /// history.
     fn changes_by_unlisted(mut self, is_listed: &'a [bool]) -> GapChanges {
         self.listed = Some(Listed {
             is_listed,
@@ -188,7 +189,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Puts in place what was there before the first event.
+    /// Adds the segments, blocks and pauses from before the first event.
     fn begin(&mut self) {
         for segment in &self.trace.initial.segments {
             let domain = Domain {
@@ -273,21 +274,22 @@ impl<'a> Walk<'a> {
         self.add_block(block);
     }
 
-    /// Returns what the program said of an event.
+    /// Returns the user metadata of an event.
     fn said_of(&self, recorded: &TraceEvent) -> Option<&'a str> {
         let note = self.trace.stacks.note(recorded.note);
         note.user_metadata.map(RecordedStr::raw)
     }
 
-    /// Returns the number of what the program said of a block, or of the region whose memory its pool has.
+    /// Returns the number of a block's tag: its user metadata, or else the tag of the region whose memory its pool
+    /// holds.
     fn tag_of(&mut self, pool: MempoolId, said: Option<&'a str>) -> u32 {
         let region = || self.trace.regions.get(&pool).map(RecordedText::raw);
         let tag = said.filter(|said| !said.is_empty()).or_else(region);
         self.tags.number(tag.unwrap_or_default())
     }
 
-    /// Adds a block as far as it lies in one segment; where there is none, with one of its own. Returns
-    /// whether it can be there.
+    /// Adds the part of a block that lies in one segment. A block outside every segment gets one of its own.
+    /// Returns whether the block was added.
     fn add_block(&mut self, mut block: Block) -> bool {
         self.block_number += 1;
         let is_taken = self.in_use.contains_key(&block.address) || self.is_away(block.address);
@@ -307,7 +309,7 @@ impl<'a> Walk<'a> {
             self.add_segment(block.address, covered, domain, block.stack);
             self.alone.insert(block.address, covered);
         }
-        // What reaches beyond its segment, or into another, is left out.
+        // The part of a block beyond its segment, or in another segment, is left out.
         if covered < block.requested {
             self.contradictions += 1;
             block.requested = covered;
@@ -345,7 +347,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Counts a block that is on the device for what it is, or no more.
+    /// Adds a block that is on the device to the sums, or subtracts it.
     fn count(&mut self, index: usize, block: &Block, is_there: bool) {
         count_block(self.space.gap_mut(), block, is_there);
         if let Some(listed) = self.listed_with(index) {
@@ -356,7 +358,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns what there is of what is listed, if the block of that number is.
+    /// Returns the space of listed blocks, if block number `index` is listed.
     fn listed_with(&mut self, index: usize) -> Option<&mut Space> {
         let listed = self.listed.as_mut()?;
         listed.is_listed[index].then_some(&mut listed.space)
@@ -384,7 +386,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns whose memory it is that comes with an event.
+    /// Returns the domain of the memory that an event allocates.
     fn domain_of(&self, recorded: &TraceEvent) -> Domain {
         let event = recorded.event;
         let (start, end) = (event.address.get(), event.address.get() + event.size.get());
@@ -400,7 +402,7 @@ impl<'a> Walk<'a> {
             is_large: event.size > Bytes::mib(2) && (event.size % page).is_zero(),
             is_expandable,
         };
-        // Whether pages are for large requests is seen best from those beside them.
+        // Adjacent pages show best whether pages are for large requests.
         let beside = [start.checked_sub(1), Some(end)].into_iter().flatten();
         let mut beside = beside.filter_map(|address| self.space.domain_at(address));
         let like = |other: &Domain| {
@@ -438,7 +440,7 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// Takes a segment off the device, with all that is in it.
+    /// Pauses a segment with all its blocks.
     fn pause(&mut self, recorded: &TraceEvent) {
         let tag = self.said_of(recorded);
         let pause = Pause {
@@ -453,7 +455,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Brings a segment back, or what is left of it.
+    /// Resumes a segment, or its remaining parts.
     fn resume(&mut self, address: u64, size: Bytes) {
         let end = address.saturating_add(size.get());
         let inside = self.paused.range(address..end);
@@ -464,7 +466,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns whether memory could leave the device.
+    /// Starts a pause. Returns whether the memory could be paused.
     fn start_pause(&mut self, pause: Pause) -> bool {
         if !self.space.set_away(pause.address, pause.size, true) {
             return false;
@@ -479,7 +481,7 @@ impl<'a> Walk<'a> {
         true
     }
 
-    /// Ends the pause of the memory at `address`, and returns it.
+    /// Ends the pause of the memory at `address`. Returns the pause.
     fn end_pause(&mut self, address: u64) -> Option<Pause> {
         let index = self.paused.remove(&address)?;
         self.pauses[index].end = self.now.instant;
@@ -494,7 +496,7 @@ impl<'a> Walk<'a> {
         Some(pause)
     }
 
-    /// Counts the blocks that lie in a segment, or no more.
+    /// Adds the blocks in a paused segment to the sums, or subtracts them.
     fn count_inside(&mut self, pause: &Pause, is_there: bool) {
         let in_use = &self.in_use;
         let in_order = self
@@ -509,7 +511,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns whether an address is in memory that is away.
+    /// Returns whether an address is in paused memory.
     fn is_away(&self, address: u64) -> bool {
         let before = self.paused.range(..=address).next_back();
         before.is_some_and(|(&start, &index)| address - start < self.pauses[index].size.get())
@@ -517,7 +519,8 @@ impl<'a> Walk<'a> {
 
     fn remove_segment(&mut self, address: u64, size: Bytes) {
         let end = address.saturating_add(size.get());
-        // It may go back while it is away, or a part of it: only what is there is removed.
+        // A segment, or a part of one, may be released while it is paused. Only memory on the device can be
+        // removed.
         let cut = self.end_pauses(address, end);
         let is_removed = self.space.remove(address, size);
         if is_removed && let Some(listed) = &mut self.listed {
@@ -569,7 +572,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Ends the pauses of what lies between two addresses, and returns them.
+    /// Ends the pauses that overlap a range, and returns them.
     fn end_pauses(&mut self, address: u64, end: u64) -> Vec<Pause> {
         let mut ended = Vec::new();
         while let Some((&start, &index)) = self.paused.range(..end).next_back()
@@ -597,7 +600,7 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// Returns the size of the largest free block of a stream in a pool. O(n log n) for n blocks.
+    /// Returns the size of the largest free block of a stream and a pool. O(n log n) for n blocks.
     fn largest_free(&self, stream: Stream, pool: MempoolId) -> Bytes {
         let numbers = self.in_use.iter();
         let mut blocks: Vec<(u64, u64)> = numbers
@@ -617,7 +620,7 @@ impl<'a> Walk<'a> {
         Bytes(largest)
     }
 
-    /// Keeps the figures of the instant.
+    /// Records the figures of the current instant.
     fn note_instant(&mut self) {
         let gap = *self.space.gap_mut();
         self.now.gap = gap;
@@ -640,7 +643,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Returns the stream with the most requested bytes; of equals, the one with the lowest handle.
+/// Returns the stream with the most requested bytes; among equals, the one with the lowest handle.
 fn main_stream(trace: &Trace) -> Stream {
     let mut streams = Numbering::new();
     let mut sums: Vec<u64> = Vec::new();
@@ -662,7 +665,7 @@ fn main_stream(trace: &Trace) -> Stream {
     most.map_or(Stream::DEFAULT, |(stream, _)| stream)
 }
 
-/// Counts a block in a gap for what it is, or no more.
+/// Adds a block to its parts of a gap, or subtracts it.
 fn count_block(gap: &mut Gap, block: &Block, is_there: bool) {
     if block.freed == NEVER {
         let live = block.live_bytes();
@@ -688,7 +691,7 @@ fn change(bytes: &mut Bytes, by: Bytes, is_more: bool) {
     }
 }
 
-/// Returns by how much a gap is more than another, live and causes.
+/// Returns by how much a gap exceeds another: live and causes.
 fn difference(gap: &Gap, other: &Gap) -> [i64; GAP_PARTS] {
     let parts = |gap: &Gap| {
         let mut parts = [gap.live; GAP_PARTS];
@@ -711,7 +714,7 @@ fn curves(gap: &Gap, paused: Bytes) -> [u64; CURVES] {
     values
 }
 
-/// Returns how long the pages of large expandable segments are, as far as the recording shows.
+/// Returns the page size of large expandable segments, as far as the recording shows it.
 pub(crate) fn large_page(trace: &Trace) -> Bytes {
     let (config, _) = trace.config_as_understood();
     config.large_segment_size

@@ -1,27 +1,28 @@
-//! Which of a program's calls requests come from, as far as stacks tell.
+//! Identifies which of a program's calls made a request, as far as stacks show it.
 //!
-//! A forward pass runs its layers one after the other, often from the same line; backward and an optimizer's step go
-//! through the parameters in the same way. What each layer keeps then looks like what each step keeps. But steps
-//! return to the code that called the module or the optimizer, and layers do not.
+//! A forward pass runs its layers one after the other, often from the same line. Backward and an optimizer's step
+//! visit the parameters in the same way. So the memory that each layer keeps looks like the memory that each step
+//! keeps. But steps return to the code that called the module or the optimizer, and layers do not.
 
 use hashbrown::HashMap;
 use lowtide_trace::{Frame, StackId, Trace};
 
-/// The functions in which a program, a notebook's cell or a thread begins.
+/// The outermost functions of a program, a notebook's cell and a thread.
 const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
 
-/// The files of PyTorch whose functions call a whole module, move it, or make an optimizer's step.
+/// The files of PyTorch whose functions call a whole module, move it, or run an optimizer's step.
 const MODULE: &str = "torch/nn/modules/module.py";
 const OPTIMIZERS: &str = "torch/optim/";
-/// Files beside the optimizers that have none.
+/// Files in the directory of the optimizers that have none.
 const NO_OPTIMIZERS: [&str; 2] = ["/lr_scheduler.py", "/swa_utils.py"];
-/// The method of a module that they call. Stacks of `stacks="all"` may have it without them.
+/// The method of a module that those functions call. Stacks of `stacks="all"` may have it without them.
 const FORWARD: &str = "forward";
 
-/// Who asked for memory, or freed it.
+/// The caller of an allocation or a free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Caller {
-    /// A thread without a program: the one in which autograd runs backward. Or nobody, where there is no stack.
+    /// A thread without a program: the thread in which autograd runs backward. Also the caller of an event without
+    /// a stack.
     Backward,
     /// The program itself.
     Program,
@@ -37,11 +38,11 @@ pub(super) struct Callers {
     optimizers: HashMap<StackId, usize>,
     /// The caller of each event.
     events: Vec<Caller>,
-    /// How many of the events before each come from another than backward.
+    /// For each event, the number of earlier events with a caller other than backward.
     others_before: Vec<u32>,
     /// The indices of each call's events, ascending.
     by_call: HashMap<usize, Vec<u32>>,
-    /// Whether stacks tell the program from backward.
+    /// Whether stacks distinguish the program from backward.
     are_known: bool,
 }
 
@@ -84,20 +85,22 @@ impl Callers {
         callers
     }
 
-    /// Returns whether backward asked for it: other stacks of the recording begin in the program, and this one does not.
+    /// Returns whether backward made a request: other stacks of the recording begin in the program, and this one
+    /// does not.
     pub(super) fn is_backward(&self, stack: StackId) -> bool {
         self.are_known && self.by_stack.get(&stack) == Some(&Caller::Backward)
     }
 
-    /// Returns the number of the place in an optimizer that asked for it. Stacks that differ in compiled code alone have
-    /// the same.
+    /// Returns the number of the call site in an optimizer that made a request. Stacks that differ only in compiled
+    /// code have the same number.
     pub(super) fn optimizer(&self, stack: StackId) -> Option<usize> {
         self.optimizers.get(&stack).copied()
     }
 
-    /// Returns the least number of calls that made the requests at ascending `instants` which have this stack: calls of
-    /// the outermost module or optimizer on it, or of backward. Calls with no event of another between them count as
-    /// one. `None` where the stack does not tell. O(n log m) for n instants and m events.
+    /// Returns the least number of calls that made the requests with this stack at `instants`, which ascend. The
+    /// calls are those of the stack's outermost module or optimizer, or of backward. Calls without another caller's
+    /// event in between count as one. Returns `None` if the stack does not show it. O(log m) for each instant and m
+    /// events.
     pub(super) fn calls(&self, stack: StackId, instants: &[u32]) -> Option<usize> {
         let caller = *self.by_stack.get(&stack)?;
         if !self.are_known || caller == Caller::Program {
@@ -107,7 +110,7 @@ impl Callers {
             Caller::Call(number) => &self.by_call[&number],
             Caller::Backward | Caller::Program => &[],
         };
-        // The event at an index is the instant after it.
+        // The event at index `i` leads to instant `i + 1`.
         let others_before = |&instant: &u32| {
             let index = instant.saturating_sub(1);
             let own = own.partition_point(|&own| own < index);
@@ -118,8 +121,8 @@ impl Callers {
         Some(calls.len())
     }
 
-    /// Returns whether the program goes on to another call, or runs itself, in most of the spans between `boundaries`, or
-    /// stacks do not tell. Linear time.
+    /// Returns whether the program makes another call, or runs itself, in most of the spans between `boundaries`.
+    /// Also returns `true` if stacks do not show it. Linear time.
     pub(super) fn go_on_between(&self, boundaries: &[u32]) -> bool {
         let goes_on = |span: &&[u32]| {
             let events = &self.events[span[0] as usize..span[1] as usize];
@@ -132,7 +135,7 @@ impl Callers {
     }
 }
 
-/// Returns who called by the Python frames of a stack, outermost first. `calls` numbers the calls.
+/// Returns the caller for the Python frames of a stack, outermost first. `calls` numbers the calls.
 fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, usize>) -> Caller {
     // Hooks run optimizers within backward.
     let is_called = |frame: &Frame<'_>| begins(frame) || is_of_optimizer(frame);
@@ -147,14 +150,14 @@ fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, us
     let Some(outermost) = frames.iter().position(is_call) else {
         return Caller::Program;
     };
-    // The lines of one call of `forward` differ, and those behind it do not.
+    // Lines within one call of `forward` differ. The lines of its callers do not.
     let is_forward = frames[outermost].name.raw() == FORWARD;
     frames.truncate(outermost + usize::from(!is_forward));
     let next = calls.len();
     Caller::Call(*calls.entry(frames).or_insert(next))
 }
 
-/// Returns whether it is a function of Python's: of compiled code, offsets differ from call to call.
+/// Returns whether it is a Python function. The offsets of compiled code differ from call to call.
 fn is_python(frame: &Frame<'_>) -> bool {
     let file = frame.filename.raw();
     file.starts_with('<')
@@ -163,7 +166,7 @@ fn is_python(frame: &Frame<'_>) -> bool {
             .is_some_and(|(_, extension)| extension == "py")
 }
 
-/// Returns whether a program begins in a function.
+/// Returns whether a program begins in this function.
 fn begins(frame: &Frame<'_>) -> bool {
     ROOTS.contains(&frame.name.raw())
 }

@@ -1,4 +1,4 @@
-//! What one recording has more of than another.
+//! The difference of the memory of two recordings.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,37 +11,37 @@ use crate::growth::sites::{Extremes, Site, Sites};
 use crate::growth::steps::Steps;
 use crate::history::History;
 
-/// Two recordings, site by site.
+/// Two recordings, compared by call site.
 #[derive(Clone, Debug)]
 pub struct Difference {
     /// The steps of both.
     pub steps: [Steps; 2],
-    /// Which of them have stacks. Where one alone has, the sites of both are sizes.
+    /// Whether each has stacks. If only one has, the call sites of both are sizes.
     pub has_stacks: [bool; 2],
-    /// The sites that had something live at either's peak, the largest change first.
+    /// The sites with live bytes at either peak, the largest change first.
     pub sites: Vec<SiteDifference>,
 }
 
-/// What became of a site from one recording to another.
+/// The change of a call site from one recording to another.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SiteDifference {
-    /// Where it is, in the first recording and in the second.
+    /// The site in the first recording and in the second.
     pub site: [Option<Site>; 2],
     /// Whether its functions are at other lines in the second recording than in the first.
     pub lines_differ: bool,
-    /// Its live bytes at each recording's peak of live bytes, without what is paused then.
+    /// Its live bytes at each recording's peak of live bytes, without memory paused then.
     pub peak_bytes: [u64; 2],
-    /// In how many blocks.
+    /// The number of those blocks.
     pub peak_blocks: [u64; 2],
-    /// What it asks for in a step, on average.
+    /// Its requested bytes per step, on average.
     pub bytes_per_step: [f64; 2],
-    /// How sure it is that the second's steps hold more of it than the first's: 1 if each does, 0 if as
-    /// many do as hold less, -1 if each holds less.
+    /// The confidence that the second recording's steps hold more than the first's. 1 if each does, 0 if as many
+    /// hold more as less, -1 if each holds less.
     pub confidence: f64,
 }
 
 impl SiteDifference {
-    /// Returns by how many bytes it grew, from peak to peak.
+    /// Returns by how many bytes it grew from peak to peak.
     pub fn growth_bytes(&self) -> i64 {
         let [before, after] = self
             .peak_bytes
@@ -50,7 +50,7 @@ impl SiteDifference {
     }
 }
 
-/// A site as both recordings can name it, lines apart.
+/// The name of a site in both recordings, without lines.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Name<'t> {
     Stack(Vec<[RecordedStr<'t>; 2]>),
@@ -63,22 +63,22 @@ struct Side<'a> {
     stacks: &'a StackTable,
     steps: Steps,
     sites: Sites,
-    /// What is paused at the peak, and so no part of it.
+    /// The paused ranges at the peak, which are not part of it.
     away_at_peak: Vec<Range<u64>>,
 }
 
 impl Difference {
-    /// Returns what the second recording has more of, or less. O(n log n) for n blocks, and O(n·m) for n and m
-    /// sites whose stacks differ in lines only, as long as these are few.
+    /// Returns the change of each call site from the first recording to the second. O(n log n) for n blocks, and
+    /// O(n·m) for n and m sites whose stacks differ only in lines, as long as those are few.
     ///
-    /// A site is the same in both where its stack has the same functions at the same lines, or at others where
-    /// code was edited in between.
+    /// Two sites are the same if their stacks have the same functions at the same lines. If code was edited in
+    /// between, lines may differ.
     pub fn new(recordings: [(&Trace, &History); 2]) -> Difference {
         let has_stacks = recordings.map(|(_, history)| {
             let mut blocks = history.blocks.iter();
             blocks.any(|block| block.stack != StackId::NONE)
         });
-        // No stack is the same place as a size, and everything would have come and gone.
+        // A stack never matches a size, so every site would seem to have disappeared or appeared.
         let sites = match has_stacks[0] == has_stacks[1] {
             true => Sites::new,
             false => Sites::by_size,
@@ -148,7 +148,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Returns the live bytes and blocks of a site at the peak.
+    /// Returns the live bytes and the number of blocks of a site at the peak.
     fn at_peak(&self, number: Option<usize>) -> (u64, u64) {
         let instant = self.history.peak_live.instant;
         number.map_or((0, 0), |number| {
@@ -169,7 +169,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Returns what became of a site; `None` where nothing of it was live at either peak.
+/// Returns the change of a site; `None` if it had no live bytes at either peak.
 fn compare(sides: &[Side<'_>; 2], numbers: [Option<usize>; 2]) -> Option<SiteDifference> {
     let [before, after] = sides;
     let [first, second] = numbers;
@@ -191,8 +191,8 @@ fn compare(sides: &[Side<'_>; 2], numbers: [Option<usize>; 2]) -> Option<SiteDif
     })
 }
 
-/// Returns the share of pairs of steps, one of each recording, in which the second's most is more, less
-/// the share in which it is less.
+/// Returns the share of pairs of steps, one of each recording, in which the second's maximum is larger, minus the
+/// share in which it is smaller.
 #[expect(clippy::cast_precision_loss, reason = "a share")]
 fn dominance(before: &[Extremes], after: &[Extremes]) -> f64 {
     let mut before: Vec<u64> = before.iter().map(|extremes| extremes.most).collect();

@@ -1,29 +1,30 @@
-//! Why it is not known what leaks.
+//! The reasons why leaks cannot be told from other growth.
 
 use std::fmt;
 
 use crate::growth::period::STEPS_MIN;
 
-/// Why it is not known what leaks, and how to find out.
+/// The reason why leaks cannot be told from other growth, and how to find out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Doubt {
-    /// The recording has only so many events.
+    /// The recording has only this many events, which are too few.
     FewEvents(u32),
-    /// The program marked only so many steps.
+    /// The program marked only this many steps, which are too few.
     FewSteps(usize),
-    /// What repeats is short, came seldom, and shows neither backward nor an optimizer: steps, or layers of one pass.
+    /// The steps found are short and few, and show neither backward nor an optimizer. They may be layers of one
+    /// pass.
     Layers,
-    /// No steps were found, and memory is kept for longer than the parts that stand for them.
+    /// No steps were found, and memory is kept for longer than the parts that replace them.
     KeptForLong,
-    /// What grows is copied to larger blocks, and none of it accumulates.
+    /// The growing memory is copied to larger blocks, and no block accumulates.
     Copied,
-    /// What grows, grows within a module, an optimizer or backward, and stacks do not tell one call from the next.
+    /// The growth is within a module, an optimizer or backward, and stacks do not distinguish its calls.
     Calls,
-    /// What grows is made in so few optimizer steps that each may be another optimizer's first.
+    /// So few optimizer steps made the growing memory that each may be the first of another optimizer.
     States,
 }
 
-/// What a program does to mark its steps.
+/// How a program marks its steps.
 const MARK: &str = "torch.profiler.record_function(\"ProfilerStep#1\")";
 
 impl fmt::Display for Doubt {

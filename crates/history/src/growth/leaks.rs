@@ -1,4 +1,4 @@
-//! What grows from step to step and is never given back.
+//! Finds memory that grows from step to step and is never freed.
 
 use std::collections::BTreeSet;
 
@@ -13,41 +13,41 @@ use crate::growth::trend::{Course, Trend};
 use crate::history::History;
 use lowtide_trace::Trace;
 
-/// The first steps fill caches: so many are left out, one in four.
+/// The first steps fill caches, so the first of all steps are left out: one in this many.
 const WARM_UP_SHARE: usize = 4;
 
-/// So many parts of a recording are likelier to have the end of a step in them than one, if steps are not known.
+/// The number of consecutive parts that are likelier than one to contain the end of a step, if steps are unknown.
 const PARTS_TOGETHER: usize = 4;
 
-/// Growth that is not steady is much where it is this share of what there is at the end, and beside leaks any is where it
-/// is this share of theirs.
+/// The share of the bytes at the end from which growth that is not steady is reported. Beside leaks, growth is
+/// reported from this share of the leaks' growth on.
 const MUCH: f64 = 0.05;
 
-/// What grew over the steps of a recording.
+/// The growth over the steps of a recording.
 #[derive(Clone, Debug)]
 pub struct Leaks {
     /// The steps.
     pub steps: Steps,
-    /// How many of them, the first, were left out.
+    /// The number of first steps that were left out.
     pub warm_up_steps: usize,
-    /// How many of the others are looked at as one, if there are very many; else 1.
+    /// The number of steps that are treated as one, if there are very many; otherwise 1.
     pub span_steps: usize,
-    /// What grew, leaks first, and of those the one that grew most.
+    /// The sites that grew: leaks first, by growth, then the others, by growth.
     pub growths: Vec<Growth>,
-    /// How all that is in no leak grew together, if that is steady or much.
+    /// The growth of all sites together that are no leaks, if it is steady or large.
     pub spread: Option<Trend>,
-    /// Why it is not known what leaks; nothing is called a leak then.
+    /// The reason why leaks cannot be told from other growth. Nothing is called a leak then.
     pub doubt: Option<Doubt>,
-    /// What training makes in few calls and keeps, which is no leak.
+    /// The memory that training makes in few calls and keeps, which is no leak.
     pub training: TrainingState,
 }
 
-/// A site that had more in the last step than after the first ones.
+/// A site that has more live bytes in the last step than after the first ones.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Growth {
-    /// Where it is.
+    /// The call site.
     pub site: Site,
-    /// How it grew.
+    /// Its growth.
     pub trend: Trend,
 }
 
@@ -59,10 +59,9 @@ impl Growth {
 }
 
 impl Leaks {
-    /// Returns what grew. O(n log n) for n blocks.
+    /// Returns the growth over the steps of a recording. O(n log n) for n blocks.
     ///
-    /// Of each site the least live bytes of every step count: what a step itself uses comes and goes, and
-    /// what is left is what no step gives back.
+    /// Growth is measured on each call site's minimum of live bytes per step, so temporary memory does not count.
     pub fn find(trace: &Trace, history: &History) -> Leaks {
         let callers = Callers::of(trace);
         let optimizers = Optimizers::of(trace, history, &callers);
@@ -110,32 +109,32 @@ impl Leaks {
         }
     }
 
-    /// Returns what is called a leak.
+    /// Returns the leaks.
     pub fn leaks(&self) -> impl Iterator<Item = &Growth> {
         self.growths.iter().filter(|growth| growth.is_leak())
     }
 
-    /// Returns what is not, what grew most first.
+    /// Returns the growth that is no leak, the largest first.
     pub fn others(&self) -> impl Iterator<Item = &Growth> {
         self.growths.iter().filter(|growth| !growth.is_leak())
     }
 }
 
-/// The steps that are looked at, of a recording.
+/// The steps of a recording over which growth is measured.
 struct Watch<'h> {
     history: &'h History,
     boundaries: Vec<u32>,
     span_steps: usize,
-    /// How many of the first spans are left out.
+    /// The number of first spans that are left out.
     warm_up_spans: usize,
-    /// How many spans of steps the recording goes on for behind the last boundary.
+    /// The number of spans of steps that the recording continues for after the last boundary.
     unseen_steps: usize,
-    /// Whether these are no steps but equal parts of the recording.
+    /// Whether these are not steps but equal parts of the recording.
     are_parts: bool,
 }
 
 impl Watch<'_> {
-    /// Returns how a site grew; `None` if it did not.
+    /// Returns the growth of a site; `None` if it did not grow.
     fn trend_of(&self, sites: &Sites, number: usize) -> Option<Trend> {
         let extremes = sites.extremes(self.history, number, &self.boundaries);
         let floors: Vec<u64> = extremes.iter().map(|extremes| extremes.least).collect();
@@ -144,7 +143,7 @@ impl Watch<'_> {
             floors: &floors,
             kept: &kept,
             warm_up_steps: self.warm_up_spans,
-            // What is paused is kept all the same.
+            // Paused memory is kept, too.
             at_end: sites.live_at(self.history, number, self.history.events, &[]),
             unseen_steps: self.unseen_steps,
         };
@@ -155,7 +154,7 @@ impl Watch<'_> {
         Some(trend?.over_spans_of(self.span_steps))
     }
 
-    /// Returns what grew, leaks first, and why steady growth was not called a leak.
+    /// Returns the growth of all sites, leaks first, and the verdicts on steady growth that is not called a leak.
     fn growths(&self, review: &Review<'_>) -> (Vec<Growth>, Vec<Verdict>) {
         let sites = Sites::new(self.history);
         let mut refused = Vec::new();
@@ -180,8 +179,8 @@ impl Watch<'_> {
         (growths, refused)
     }
 
-    /// Returns how all that is in no leak grew together, and what that is, if it is worth telling: what grows in one place
-    /// now and in another then grows steadily in none.
+    /// Returns the growth of all sites together that are no leaks, with its verdict, if it is worth reporting.
+    /// Memory that grows at one call site now and at another later grows steadily at none.
     fn spread(
         &self,
         growths: &[Growth],
@@ -194,7 +193,7 @@ impl Watch<'_> {
         let mut trend = self.trend_of(&others, 0)?;
         let mut verdict = review.of_blocks(others.blocks_of(self.history, 0), &trend);
         if verdict == Verdict::TrainingState {
-            // It is named as that.
+            // It is reported as training state.
             return None;
         }
         if !trend.is_steady() {
@@ -212,18 +211,18 @@ impl Watch<'_> {
     }
 }
 
-/// Returns how many spans of steps the recording goes on for behind the last of `boundaries`.
+/// Returns how many spans of steps the recording continues for after the last of `boundaries`.
 fn steps_behind(steps: &Steps, boundaries: &[u32], history: &History) -> usize {
     let (StepSource::Period(_), [_, .., last]) = (&steps.source, boundaries) else {
-        // What is behind a program's last mark is no step, and behind the last part there is nothing.
+        // After a program's last mark there is no step, and after the last part there is nothing.
         return 0;
     };
     let length = length_of(boundaries) as usize;
     ((history.events - last) as usize + length / 2) / length
 }
 
-/// Returns more boundaries, of what is before the first and as long as what is behind: what was given back then may be
-/// given back again. At most [`SPANS_MAX`].
+/// Returns further boundaries before the first, at the same distance as the others: memory that was freed then may
+/// be freed again. At most [`SPANS_MAX`].
 fn boundaries_before(boundaries: &[u32]) -> Vec<u32> {
     let [first, _, ..] = boundaries else {
         return Vec::new();
@@ -236,23 +235,23 @@ fn boundaries_before(boundaries: &[u32]) -> Vec<u32> {
         .collect()
 }
 
-/// Returns how long a step, or a span of steps, is on average.
+/// Returns the average length of a step, or of a span of steps.
 fn length_of(boundaries: &[u32]) -> u32 {
     let spans = boundaries.len() - 1;
     let covered = boundaries[spans] - boundaries[0];
     (covered / u32::try_from(spans).unwrap_or(u32::MAX)).max(1)
 }
 
-/// Returns how a site grew from part to part. A part may lie within a step, and its least be what the step uses, which
-/// goes up and down as chance has it: where that hides what grew, what is kept may tell, beside the least of several
-/// parts.
+/// Returns the growth of a site from part to part. A part may lie within a step, and its minimum may then be the
+/// step's temporary memory, which varies at random. If that hides the growth, it may show in the kept bytes and in
+/// the minimum of several parts.
 fn of_parts(course: Course<'_>) -> Option<Trend> {
     let least = |parts: &[u64]| parts.iter().copied().min();
     let parts = course.floors.windows(PARTS_TOGETHER);
     let floors: Vec<u64> = parts.filter_map(least).collect();
     let together = Course {
         floors: &floors,
-        // What came in the last parts may be what is in use.
+        // Blocks allocated in the last parts may be in use.
         unseen_steps: PARTS_TOGETHER - 1,
         ..course
     };

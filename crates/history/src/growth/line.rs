@@ -1,18 +1,18 @@
-//! The straight line that fits a row of figures best.
+//! The straight line that fits a sequence of values best.
 
-/// How far figures are from each other and from a straight line.
+/// The distances of values from each other and from a straight line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit {
-    /// The squares of the distances from the mean, added up.
+    /// The sum of the squared distances from the mean.
     around_mean: f64,
-    /// The same from the line.
+    /// The sum of the squared distances from the line.
     around_line: f64,
-    /// By how much the line rises from the first figure to the last.
+    /// By how much the line rises from the first value to the last.
     rise: f64,
 }
 
 impl Fit {
-    /// Returns how a line by least squares fits `values`, which are equally far apart.
+    /// Returns the fit of a line by least squares to `values`, which are at equal distances.
     pub(super) fn of(values: &[u64]) -> Fit {
         let count = as_float(values.len().max(1) as u64);
         let mean = values.iter().map(|&value| as_float(value)).sum::<f64>() / count;
@@ -36,13 +36,13 @@ impl Fit {
         }
     }
 
-    /// Returns by how much the line rises from the first figure to the last.
+    /// Returns by how much the line rises from the first value to the last.
     pub(super) fn rise(self) -> f64 {
         self.rise
     }
 
-    /// Returns how much of the change is change at one rate: the coefficient of determination, in [0, 1];
-    /// 0 where nothing changes.
+    /// Returns the share of the variation that is a change at a constant rate: the coefficient of determination, in
+    /// [0, 1]; 0 if nothing changes.
     pub(super) fn straightness(self) -> f64 {
         if self.around_mean > 0.0 {
             1.0 - self.around_line / self.around_mean

@@ -1,39 +1,39 @@
-//! Which call stacks of two recordings are the same place in the program.
+//! Matches the call sites of two recordings.
 //!
-//! Code that was edited between two runs has its functions at other lines. The stacks of the same functions
-//! in the same files are matched in the order of their lines, which an edit keeps: as many as there are on
-//! both sides, of the same size if possible, and then at the nearest lines, which are the same ones where
-//! nothing moved. Thousands of them are not tried against each other, but only where equal lines leave a gap.
+//! If code was edited between two runs, its functions are at other lines. Stacks of the same functions in the same
+//! files are matched in the order of their lines, which an edit keeps. As many as possible are matched: with the
+//! same size if possible, and then at the nearest lines, which are the same lines if nothing moved. If there are
+//! thousands, not all pairs are tried, but only those between stacks at equal lines.
 
 use std::cmp::Ordering;
 
-/// A stack among those of the same functions in the same files.
+/// A call site among those with the same functions in the same files.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Place {
     /// The lines, innermost first.
     pub(super) lines: Vec<u32>,
-    /// The most that is asked for there at once, in bytes.
+    /// Its largest request, in bytes.
     pub(super) request_bytes_max: u64,
     /// Its number among the sites of its recording.
     pub(super) number: usize,
 }
 
-/// What it costs to leave a place without a partner, and to give it one whose size is another: what kept its
-/// size keeps its partner though two others lose theirs.
+/// The cost of leaving a call site without a partner, and of a partner with another size. A site that kept its size
+/// keeps its partner, even if two others lose theirs.
 const ALONE: u64 = 1_000_000_000;
 const OTHER_SIZE: u64 = 1_500_000_000;
 
-/// By how many lines a match is off costs as much, up to this: less than anything else.
+/// The cost of a match is the number of lines it is off, at most this: less than any other cost.
 const LINES_OFF_MAX: u64 = 10_000;
 
-/// With more pairs than this to try, places at equal lines are paired first, or all in their order.
+/// With more pairs than this, sites at equal lines are paired first, or all sites in order.
 const PAIRS_MAX: usize = 1 << 22;
 
-/// The numbers of the places that are one, in the order of their lines.
+/// The numbers of the sites that match, in the order of their lines.
 type Pairs = Vec<[Option<usize>; 2]>;
 
-/// Returns the numbers of the places that are one, and of those that have no partner. O(n·m) for n and m
-/// places where those are few, else O(n log n).
+/// Returns the numbers of the sites that match, and of those without a partner. O(n·m) for n and m sites if there
+/// are few, otherwise O(n log n).
 pub(super) fn matched(mut sides: [Vec<Place>; 2]) -> Pairs {
     for side in &mut sides {
         side.sort_unstable();
@@ -42,19 +42,19 @@ pub(super) fn matched(mut sides: [Vec<Place>; 2]) -> Pairs {
     if has_table(before, after) {
         return by_cost(before, after).1;
     }
-    // Where no line moved the one costs less, and where all of them did the other.
+    // The first costs less if no line moved, the second if all lines moved.
     let candidates = [around_equal_lines(before, after), in_order(before, after)];
     let best = candidates.into_iter().min_by_key(|&(cost, _)| cost);
     best.unwrap_or_default().1
 }
 
-/// Returns whether places are few enough for every pair of them to be tried.
+/// Returns whether sites are few enough to try every pair.
 fn has_table(before: &[Place], after: &[Place]) -> bool {
     (before.len() + 1) * (after.len() + 1) <= PAIRS_MAX
 }
 
-/// Returns places paired that are at equal lines, and those between them by what they cost, or in order where
-/// they are too many; and what all of it costs.
+/// Returns pairs of the sites at equal lines, and their total cost. The sites between them are paired by cost, or
+/// in order if they are too many.
 fn around_equal_lines(before: &[Place], after: &[Place]) -> (u64, Pairs) {
     let (mut left, mut right) = (0, 0);
     let (mut left_done, mut right_done) = (0, 0);
@@ -84,7 +84,7 @@ fn around_equal_lines(before: &[Place], after: &[Place]) -> (u64, Pairs) {
     all
 }
 
-/// Returns the first place paired with the first, the second with the second, and so on; and what it costs.
+/// Returns the first site paired with the first, the second with the second, and so on, and the total cost.
 fn in_order(before: &[Place], after: &[Place]) -> (u64, Pairs) {
     let most = before.len().max(after.len());
     let both = (0..most).map(|index| [before.get(index), after.get(index)]);
@@ -97,7 +97,7 @@ fn in_order(before: &[Place], after: &[Place]) -> (u64, Pairs) {
     (costs.sum(), pairs.collect())
 }
 
-/// Returns places paired such that it costs the least, and what that is. O(n·m).
+/// Returns the pairs with the least total cost, and that cost. O(n·m).
 fn by_cost(before: &[Place], after: &[Place]) -> (u64, Pairs) {
     let number = |place: Option<&Place>| place.map(|place| place.number);
     let costs = costs(before, after);
@@ -128,7 +128,7 @@ fn by_cost(before: &[Place], after: &[Place]) -> (u64, Pairs) {
     (costs[0], pairs)
 }
 
-/// Returns the least that it costs to match what is behind each pair of places, row by row.
+/// Returns the least cost of matching all sites from each pair of positions on, row by row.
 fn costs(before: &[Place], after: &[Place]) -> Vec<u64> {
     let width = after.len() + 1;
     let mut costs = vec![0; (before.len() + 1) * width];
@@ -147,7 +147,7 @@ fn costs(before: &[Place], after: &[Place]) -> Vec<u64> {
     costs
 }
 
-/// Returns what it costs to call two places one.
+/// Returns the cost of matching two sites.
 fn cost(before: &Place, after: &Place) -> u64 {
     let off = before.lines.iter().zip(&after.lines);
     let off: u64 = off
@@ -161,7 +161,7 @@ fn cost(before: &Place, after: &Place) -> u64 {
 mod tests {
     use super::*;
 
-    /// Returns the pairs of lines that are matched, of places given by line and size.
+    /// Returns the matched lines of sites that are given by line and size.
     fn lines(before: &[(u32, u64)], after: &[(u32, u64)]) -> Vec<[Option<u32>; 2]> {
         let sides = [before, after];
         let places = sides.map(|side| {
@@ -193,7 +193,7 @@ mod tests {
         let places = [(10, 1), (11, 2), (12, 2), (40, 3)];
         let same = places.map(|(line, _)| both(line, line));
         assert_eq!(lines(&places, &places), same);
-        // All sizes are others: a larger batch.
+        // All sizes are different: a larger batch.
         let larger = places.map(|(line, size)| (line, 8 * size));
         assert_eq!(lines(&places, &larger), same);
     }
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(lines(&before, &after), expected);
         let gone = [both(11, 10), [Some(15), None], both(21, 20), both(31, 30)];
         assert_eq!(lines(&after, &before), gone);
-        // What stayed where it is counts for more than two pairs that differ in all.
+        // A site that stayed unchanged counts for more than two pairs that differ in everything.
         let expected = [[Some(10), None], both(20, 20), [None, Some(30)]];
         assert_eq!(lines(&[(10, 1), (20, 2)], &[(20, 2), (30, 5)]), expected);
         assert_eq!(lines(&[], &[(1, 1)]), [[None, Some(1)]]);
@@ -239,11 +239,11 @@ mod tests {
     fn more_places_than_are_all_tried_keep_their_partners() {
         let places: Vec<(u32, u64)> = (10..2110).map(|line| (line, u64::from(line % 7))).collect();
         let same: Vec<_> = places.iter().map(|&(line, _)| both(line, line)).collect();
-        // One more, at an earlier line.
+        // One more site, at an earlier line.
         let more = [&[(9, 1)], &*places].concat();
         let expected = [&[[None, Some(9)]], &*same].concat();
         assert!(lines(&places, &more) == expected);
-        // Some that moved, between others that did not.
+        // Some sites that moved, between others that did not.
         let moved: Vec<(u32, u64)> = places
             .iter()
             .map(|&(line, size)| (if line == 2109 { 2200 } else { line }, size))
@@ -251,7 +251,7 @@ mod tests {
         let mut expected = same;
         expected[2099] = both(2109, 2200);
         assert!(lines(&places, &moved) == expected);
-        // All of them moved by one line, as no place at an equal line shows.
+        // All sites moved by one line. Most lines still equal that of another site.
         let next: Vec<(u32, u64)> = places
             .iter()
             .map(|&(line, size)| (line + 1, size))

@@ -1,4 +1,4 @@
-//! What grew: over the steps of one recording, and from one recording to another.
+//! Memory growth: over the steps of one recording, and from one recording to another.
 
 mod callers;
 mod difference;

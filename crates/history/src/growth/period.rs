@@ -1,17 +1,20 @@
-//! The period of a job's allocations.
+//! Finds the period of a job's allocations.
 //!
-//! An *anchor* is a request that is made once a step. With good boundaries each kind of request is made as
-//! often in one step as in the next. Kinds are told apart in two ways: by name, which is the stack, or the
-//! exact size where there is none; and by *shape*, in which sizes have no part, so that it stays the same
-//! where sequences differ in length and caches grow. If a job repeats by both, both have to agree. A step may
-//! have no request that is made once; then what is live rises once, or a few times, and that is an anchor, too.
-//! What is kept for good is none, and no kind: without it a job with a leak repeats as it would without the leak.
+//! An *anchor* is a request that is made once a step. With good boundaries each kind of request is made as often in
+//! one step as in the next. Kinds are distinguished in two ways:
+//! - by name: the stack, or the exact size if there is no stack,
+//! - by *shape*, which does not depend on sizes. So it stays the same if sequences differ in length and caches
+//!   grow.
 //!
-//! Several steps together repeat as well as one, and what a job does once in a hundred steps repeats best
-//! of all, so of the periods that are about as good as the best, the shortest is taken. Parts of a step
-//! that alternate, as forward and backward, or the two networks of an adversarial job, have little in
-//! common; where they have much, they still repeat less than so many of them taken as one. A loop within a step
-//! may repeat as well as steps do, but what it asks for is in use when it begins again, or it is over long before the
+//! If a job repeats by both, both must agree. A step may have no request that is made once. Then the number of live
+//! blocks rises once or a few times per step, and such a rise is an anchor, too. Blocks that are kept for good are
+//! neither anchors nor kinds, so a job with a leak repeats as it would without the leak.
+//!
+//! Several steps together repeat as well as one, and work that a job does once in a hundred steps repeats best of
+//! all. So among the periods that are about as good as the best, the shortest is taken. Parts of a step that
+//! alternate have little in common, such as forward and backward, or the two networks of an adversarial job. If
+//! they have much in common, they still repeat less than several parts taken as one. A loop within a step may
+//! repeat as well as steps do. But its blocks are still in use when it begins again, or it ends long before the
 //! recording.
 
 use hashbrown::HashMap;
@@ -23,60 +26,60 @@ use crate::growth::line::as_float;
 use crate::growth::turnover::is_given_back;
 use crate::history::{Block, History};
 
-/// Fewer steps tell nothing.
+/// The least number of steps that shows anything.
 pub(super) const STEPS_MIN: usize = 4;
 
-/// How many different requests are tried as anchors, and how many others each is tried on.
+/// The most requests that are tried as anchors, and the most kinds that each is tried on.
 const ANCHORS_MAX: usize = 48;
 const WITNESSES_MAX: usize = 128;
 
-/// So many pairs of neighbouring steps are compared at most.
+/// The most pairs of neighbouring steps that are compared.
 const PAIRS_MAX: usize = 512;
 
-/// Odd, and without a pattern in its bits: what it is multiplied by is scattered over all 64 of them.
+/// Odd, and without a pattern in its bits: a multiplication scatters a number over all 64 bits.
 const SCATTER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A step has so many requests at least; what has fewer is a loop within one.
+/// The least number of requests in a step. A loop within a step has fewer.
 const STEP_REQUESTS_MIN: usize = 4;
 
-/// This share has to repeat. Of requests at random, a fifth does.
+/// The least share of the kinds that must repeat. A fifth of random requests repeats.
 const QUALITY_MIN: f64 = 0.5;
 
-/// Which share of the best quality counts as about as good: what is made once in a hundred steps, for an
-/// evaluation or the first token of many, may be nearly half of the kinds.
+/// The share of the best quality from which a period is about as good. Kinds that occur once in a hundred steps,
+/// for an evaluation or the first of many tokens, may be nearly half of all kinds.
 const SCORE_MIN: f64 = 0.5;
 
-/// Numbers of steps that differ by no more than this, or by less than this share, are those of one period.
+/// Numbers of steps that differ by at most this, or by less than this share, are those of one period.
 const COUNT_NEAR: f64 = 2.0;
 const COUNT_NEAR_SHARE: f64 = 0.1;
 
-/// This share of what a step asks for it gives back itself, at least: what gives back less is a loop within one.
+/// The least share of a step's requests that are freed within the step. A loop within a step frees fewer.
 const GIVEN_BACK_MIN: f64 = 0.5;
 
-/// This share of the recording from the first step on is in steps of the typical length, or up to so many times as
-/// long: layers have something else behind them.
+/// The least share of the recording, from the first step on, that is in steps of the typical length, or up to this
+/// many times as long. Layers are followed by other work.
 const STEPS_SHARE_MIN: f64 = 0.5;
 const LENGTH_MAX: u32 = 2;
 
-/// So many requests are looked at for what steps give back.
+/// The most requests that are checked for being freed within their step.
 const REQUESTS_MAX: usize = 4096;
 
-/// Parts of a step are so many at most; taken as one they repeat so many times as well.
+/// The most parts of a step. Taken as one, they must repeat better by this factor.
 const PARTS_MAX: usize = 8;
 const PARTS_GAIN: f64 = 1.15;
 
-/// How finely it is said by which share of a step boundaries are moved.
+/// The unit in which boundaries are moved: this fraction of a step.
 const MOVE_UNITS: i64 = 1024;
 
-/// A shape is of so many requests in a row, and their lives count up to so many requests.
+/// A shape has this many consecutive requests. Each counts how many later requests it outlives, up to this many.
 const SHAPE_REQUESTS: usize = 3;
 const LIFE_MAX: usize = 16;
 
-/// When requests of each kind were made, ascending.
+/// The instants of the requests of each kind, ascending.
 type Kinds = Vec<Vec<u32>>;
 
-/// Returns the boundaries of the steps and which share of the kinds repeats from step to step; `None` where
-/// nothing repeats enough. O(n log n) for n blocks.
+/// Returns the boundaries of the steps, and the share of the kinds that repeats from step to step. Returns `None`
+/// if too little repeats. O(n log n) for n blocks.
 pub(super) fn find(history: &History, callers: &Callers) -> Option<(f64, Vec<u32>)> {
     let requests = passing(history);
     let boundaries_max = requests.len() / STEP_REQUESTS_MIN;
@@ -115,8 +118,8 @@ pub(super) fn find(history: &History, callers: &Callers) -> Option<(f64, Vec<u32
     Some((repeated_share, moved_to_least_live(&boundaries, &live)))
 }
 
-/// Returns the requests that came while it was recorded and whose blocks came and went: what is kept says when a
-/// leak or a cache grew, and not when a step began.
+/// Returns the requests that were made during the recording and whose blocks were freed soon enough. Blocks that
+/// are kept show when a leak or a cache grew, and not when a step began.
 fn passing(history: &History) -> Vec<&Block> {
     let kept_from = history.events / u32::try_from(STEPS_MIN).unwrap_or(1);
     let blocks = history.blocks.iter().filter(|block| block.start > 0);
@@ -125,8 +128,9 @@ fn passing(history: &History) -> Vec<&Block> {
     passing.collect()
 }
 
-/// Returns when so many of the `requests` were live that it was a half, a quarter or an eighth of the most ever,
-/// each time after it had been less than half of that; also several taken as one, whose parts may be unlike.
+/// Returns the instants at which the number of live `requests` reaches a half, a quarter or an eighth of its
+/// maximum, after it had been less than half of that. Also returns several rises taken as one, because parts of a
+/// step may differ.
 fn rises(requests: &[&Block], rises_max: usize, history: &History) -> Vec<Vec<u32>> {
     let mut changes = vec![0_i64; history.events as usize + 2];
     for block in requests {
@@ -159,7 +163,7 @@ fn rises(requests: &[&Block], rises_max: usize, history: &History) -> Vec<Vec<u3
         .collect()
 }
 
-/// Returns which share of the requests is given back within the step in which it was made.
+/// Returns the share of the requests that are freed within the step that made them.
 fn given_back_share(boundaries: &[u32], requests: &[&Block]) -> f64 {
     let looked_at = requests.len().min(REQUESTS_MAX);
     let step_of = |instant: u32| boundaries.partition_point(|&boundary| boundary <= instant);
@@ -174,7 +178,7 @@ fn given_back_share(boundaries: &[u32], requests: &[&Block]) -> f64 {
     as_float(given_back) / as_float(all.max(1))
 }
 
-/// Returns whether steps go on for most of the recording once they have begun.
+/// Returns whether steps cover most of the recording once they have begun.
 fn goes_on(boundaries: &[u32], history: &History) -> bool {
     let length_max = typical_length(boundaries).saturating_mul(LENGTH_MAX);
     let lengths = boundaries.windows(2).map(|step| step[1] - step[0]);
@@ -182,10 +186,10 @@ fn goes_on(boundaries: &[u32], history: &History) -> bool {
     f64::from(covered) >= STEPS_SHARE_MIN * f64::from(history.events - boundaries[0])
 }
 
-/// Kinds of requests that tell how good boundaries are.
+/// Kinds of requests that show how good boundaries are.
 struct Judge<'k> {
     witnesses: Vec<&'k Vec<u32>>,
-    /// The quality of the best boundaries there are.
+    /// The quality of the best boundaries.
     best: f64,
 }
 
@@ -201,23 +205,23 @@ impl<'k> Judge<'k> {
         judge
     }
 
-    /// Returns which share of the kinds is made as often in a step as in the one before, but not never, on
+    /// Returns the share of the kinds that occur as often in a step as in the step before, but not zero times, on
     /// average over the steps.
     fn quality(&self, boundaries: &[u32]) -> f64 {
         let witnesses = self.witnesses.iter();
         let shares = witnesses.map(|witness| repeated_share(boundaries, witness));
-        // None counts for more than another, however often it comes: an anchor always repeats itself.
+        // No kind counts for more than another, however often it occurs: an anchor always repeats itself.
         shares.sum::<f64>() / as_float(self.witnesses.len().max(1) as u64)
     }
 }
 
-/// Returns how good boundaries are. That steps are about as long as each other counts twice: a layer's last
-/// time in a step is followed by all else.
+/// Returns the score of boundaries. Steps of about the same length count twice: a layer's last occurrence in a step
+/// is followed by all other work.
 fn score(boundaries: &[u32], judges: &[Judge<'_>]) -> f64 {
     likeness(boundaries, judges) * evenness(boundaries).powi(2)
 }
 
-/// Returns how alike neighbouring steps are beside the best there are, by the judge who finds them least so.
+/// Returns how alike neighbouring steps are, relative to the best boundaries, by the judge with the lowest result.
 fn likeness(boundaries: &[u32], judges: &[Judge<'_>]) -> f64 {
     let likeness = judges
         .iter()
@@ -225,7 +229,7 @@ fn likeness(boundaries: &[u32], judges: &[Judge<'_>]) -> f64 {
     likeness.fold(f64::INFINITY, f64::min)
 }
 
-/// Returns in which share of the pairs of neighbouring steps one is less than half as long again as the other.
+/// Returns the share of the pairs of neighbouring steps in which one is less than 1.5 times as long as the other.
 fn evenness(boundaries: &[u32]) -> f64 {
     let pairs = boundaries.windows(3);
     let even = pairs.clone().filter(|pair| {
@@ -235,7 +239,7 @@ fn evenness(boundaries: &[u32]) -> f64 {
     as_float(even.count() as u64) / as_float(pairs.len().max(1) as u64)
 }
 
-/// Returns boundaries of steps of which `anchor` may mark the parts, and their score.
+/// Returns the boundaries of whole steps, and their score. `anchor` may mark steps or parts of steps.
 fn whole_steps(anchor: &[u32], judges: &[Judge<'_>]) -> (f64, Vec<u32>) {
     let likeness_min = PARTS_GAIN * likeness(anchor, judges);
     let taken_as_one = (2..=PARTS_MAX)
@@ -243,7 +247,7 @@ fn whole_steps(anchor: &[u32], judges: &[Judge<'_>]) -> (f64, Vec<u32>) {
         .filter(|boundaries: &Vec<u32>| boundaries.len() > STEPS_MIN)
         .map(|boundaries| (likeness(&boundaries, judges), boundaries))
         .filter(|&(likeness, _)| likeness > likeness_min);
-    // Of equals, the first: the fewest parts.
+    // Among equals, the first: the fewest parts.
     let best = taken_as_one.reduce(|best, other| match other.0 > best.0 {
         true => other,
         false => best,
@@ -252,9 +256,9 @@ fn whole_steps(anchor: &[u32], judges: &[Judge<'_>]) -> (f64, Vec<u32>) {
     (score(&boundaries, judges), boundaries)
 }
 
-/// Returns the boundaries of the shortest period, and of its many possible ones those that fit best.
+/// Returns the boundaries of the shortest period. Among several for that period, those that fit best.
 fn shortest(periods: Vec<(f64, Vec<u32>)>) -> Option<Vec<u32>> {
-    // What a first step does many times makes a few short ones: the length of most is the period.
+    // Repetitions within a first step give a few short steps. The length of most steps is the period.
     let steps = |boundaries: &[u32]| {
         let covered = boundaries[boundaries.len() - 1] - boundaries[0];
         f64::from(covered) / f64::from(typical_length(boundaries))
@@ -262,20 +266,20 @@ fn shortest(periods: Vec<(f64, Vec<u32>)>) -> Option<Vec<u32>> {
     let all_steps = periods.iter().map(|(_, boundaries)| steps(boundaries));
     let steps_max = all_steps.fold(0.0, f64::max);
     let steps_min = (steps_max - COUNT_NEAR).min((1.0 - COUNT_NEAR_SHARE) * steps_max);
-    // One step more is worth little where that makes the others less alike.
+    // One step more is worth little if it makes the others less alike.
     let fit = |score: f64, boundaries: &[u32]| score.powi(3) * steps(boundaries);
     let same_period = periods
         .into_iter()
         .filter(|(_, boundaries)| steps(boundaries) >= steps_min);
     let best = same_period.max_by(|(left_score, left), (right_score, right)| {
         let by_fit = fit(*left_score, left).total_cmp(&fit(*right_score, right));
-        // Of equals, the first to come.
+        // Among equals, the first to begin.
         by_fit.then(right[0].cmp(&left[0]))
     });
     best.map(|(_, boundaries)| boundaries)
 }
 
-/// Returns how long most steps are.
+/// Returns the median length of the steps.
 fn typical_length(boundaries: &[u32]) -> u32 {
     let mut lengths: Vec<u32> = boundaries
         .windows(2)
@@ -285,11 +289,11 @@ fn typical_length(boundaries: &[u32]) -> u32 {
     *lengths.select_nth_unstable(middle).1
 }
 
-/// Moves the boundaries, all by about the same share of a step, to where the least is live: between steps
-/// a job holds what it keeps, and least of what comes and goes.
+/// Moves all boundaries by about the same share of a step, to where the least memory is live. Between steps a job
+/// holds the memory that it keeps, and the least temporary memory.
 fn moved_to_least_live(boundaries: &[u32], live: &[u64]) -> Vec<u32> {
     let last = i64::try_from(live.len()).unwrap_or(i64::MAX) - 2;
-    // Of equals, the last.
+    // Among equals, the last.
     let least = |from: i64, to: i64| {
         let instants = from.clamp(0, last)..=to.clamp(0, last);
         let instants = instants.filter_map(|instant| u32::try_from(instant).ok());
@@ -308,18 +312,18 @@ fn moved_to_least_live(boundaries: &[u32], live: &[u64]) -> Vec<u32> {
     });
     let mut moves: Vec<i64> = moves.collect();
     moves.sort_unstable();
-    // In the first steps a job does not yet hold all that it keeps, so that they say little.
+    // The median, because in its first steps a job does not hold all memory that it keeps, so they show little.
     let typical = moves[moves.len() / 2];
     let moved = (0..).zip(&places).map(|(index, &(at, step))| {
         let middle = at + typical * step / MOVE_UNITS;
-        // Before the first step is what the job needs to begin, with less live than ever again.
+        // Before the first step is the job's setup, with less live memory than ever again.
         let reach = if index == 0 { 0 } else { step / 8 };
         least(middle - reach, middle + reach)
     });
     moved.collect()
 }
 
-/// Returns how long the step before a boundary is, or the one behind it if that is shorter.
+/// Returns the length of the step before a boundary or of the step after it, whichever is shorter.
 fn shorter_step(boundaries: &[u32], index: usize) -> i64 {
     let next = index.saturating_sub(1)..boundaries.len() - 1;
     let lengths = next.take(if index == 0 { 1 } else { 2 });
@@ -327,12 +331,12 @@ fn shorter_step(boundaries: &[u32], index: usize) -> i64 {
     lengths.min().unwrap_or(1).max(1)
 }
 
-/// Returns what is live at each instant.
+/// Returns the live bytes at each instant.
 fn live_bytes(history: &History) -> Vec<u64> {
     let mut live = vec![0_u64; history.events as usize + 2];
     for block in &history.blocks {
         let bytes = block.live_bytes().get();
-        // Summed up below, where what goes is never more than what came.
+        // Summed up below, where the freed bytes never exceed the allocated bytes.
         live[block.start as usize] = live[block.start as usize].wrapping_add(bytes);
         live[block.freed as usize] = live[block.freed as usize].wrapping_sub(bytes);
     }
@@ -344,7 +348,8 @@ fn live_bytes(history: &History) -> Vec<u64> {
     live
 }
 
-/// Returns in which share of the pairs of neighbouring steps the requests come equally often, but not never.
+/// Returns the share of the pairs of neighbouring steps in which the requests occur equally often, but not zero
+/// times.
 fn repeated_share(boundaries: &[u32], requests: &[u32]) -> f64 {
     let before = |boundary: u32| requests.partition_point(|&request| request < boundary);
     let pairs = boundaries.len() - 2;
@@ -361,20 +366,20 @@ fn repeated_share(boundaries: &[u32], requests: &[u32]) -> f64 {
     as_float(same.count() as u64) / as_float(looked_at.max(1) as u64)
 }
 
-/// Returns the pair that is looked at as the `number`-th of [`PAIRS_MAX`] among `pairs`: one anywhere in the
-/// `number`-th of as many equal parts.
+/// Returns the pair to compare as the `number`-th of [`PAIRS_MAX`] among `pairs`: a pair at a scattered position
+/// within the `number`-th of as many equal parts.
 fn scattered(number: usize, pairs: usize) -> usize {
     let start = |part: usize| part * pairs / PAIRS_MAX;
     let length = start(number + 1) - start(number);
-    // Multiplied once, neighbours would be off by the same, and in step with something.
+    // After one multiplication, neighbouring numbers would differ by a constant, and could be in step with a
+    // period.
     let once = (number as u64 + 1).wrapping_mul(SCATTER);
     let hash = (once ^ (once >> 32)).wrapping_mul(SCATTER);
     let inside = (u128::from(hash) * length as u128) >> 64;
     start(number) + usize::try_from(inside).unwrap_or(0)
 }
 
-/// Returns the kinds to try as anchors: of each number of requests that kinds share, the one that comes
-/// first.
+/// Returns the kinds to try as anchors: for each number of requests that kinds have, the kind that begins first.
 fn anchors(kinds: &Kinds, requests_max: usize) -> Vec<&Vec<u32>> {
     let mut by_count: Vec<&Vec<u32>> = kinds
         .iter()
@@ -384,7 +389,7 @@ fn anchors(kinds: &Kinds, requests_max: usize) -> Vec<&Vec<u32>> {
     let mut shared: Vec<&[&Vec<u32>]> = by_count
         .chunk_by(|left, right| left.len() == right.len())
         .collect();
-    // What few kinds share is tried last, and of that the rarest first.
+    // Numbers that few kinds have are tried last; among equals, the smallest number first.
     shared.sort_by_key(|same| std::cmp::Reverse(same.len()));
     shared
         .iter()
@@ -393,7 +398,7 @@ fn anchors(kinds: &Kinds, requests_max: usize) -> Vec<&Vec<u32>> {
         .collect()
 }
 
-/// Returns the requests by stack, and by exact size and stream where there is no stack.
+/// Returns the requests by stack, or by exact size and stream if they have no stack.
 fn by_name(requests: &[&Block], history: &History) -> Kinds {
     let named = requests.iter().map(|block| {
         let name = match block.stack {
@@ -405,7 +410,7 @@ fn by_name(requests: &[&Block], history: &History) -> Kinds {
     kinds(named, history)
 }
 
-/// Returns the requests by their shape: how many requests each of the last few in their stream outlived.
+/// Returns the requests by shape: how many requests each of the last few in their stream outlived.
 fn by_shape(requests: &[&Block], history: &History) -> Kinds {
     let mut streams: Vec<Vec<u32>> = vec![Vec::new(); history.streams.len()];
     for block in requests {
@@ -425,7 +430,7 @@ fn by_shape(requests: &[&Block], history: &History) -> Kinds {
     kinds(shaped, history)
 }
 
-/// Returns the kinds that come all through the recording.
+/// Returns the kinds that occur all through the recording.
 fn kinds<K: Eq + std::hash::Hash>(
     requests: impl Iterator<Item = (K, u32)>,
     history: &History,
@@ -439,12 +444,12 @@ fn kinds<K: Eq + std::hash::Hash>(
         }
         kinds[number].push(instant);
     }
-    // Of a step that is longer than the others there are requests that come many times and never again.
+    // A step that is longer than the others has requests that occur many times and never again.
     kinds.retain(|kind| kind.len() > STEPS_MIN && covers(kind, history));
     kinds
 }
 
-/// Returns whether it is most of the recording from the first of some instants to the last.
+/// Returns whether the time from the first to the last of `instants` is most of the recording.
 fn covers(instants: &[u32], history: &History) -> bool {
     let covered = instants[instants.len() - 1] - instants[0];
     u64::from(covered) * 2 > u64::from(history.events)
@@ -481,7 +486,7 @@ mod tests {
 
     #[test]
     fn what_repeats_in_half_of_very_many_steps_repeats_in_half_of_them() {
-        // Of four steps, two have one request and two have two: every other pair is alike.
+        // Of four steps, two have one request and two have two, so every other pair is equal.
         let pairs = 1_000_003_u32;
         let boundaries: Vec<u32> = (0..pairs + 2).map(|step| step * 4).collect();
         let requests = (0..pairs + 1).flat_map(|step| {

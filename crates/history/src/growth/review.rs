@@ -1,4 +1,4 @@
-//! Whether what grows steadily is a leak, or the growth within one step, of a cache or of an optimizer's state.
+//! Decides whether steady growth is a leak, or the growth within one step, of a cache or of an optimizer's state.
 
 use crate::growth::callers::Callers;
 use crate::growth::doubt::Doubt;
@@ -11,36 +11,36 @@ use crate::growth::turnover::is_given_back;
 use crate::history::{Block, History};
 use lowtide_trace::StackId;
 
-/// No layer makes more requests than this, and no model has more layers.
+/// The most requests of a layer, and the most layers of a model.
 const LAYER_REQUESTS_MAX: usize = 100;
 const LAYERS_MAX: usize = 200;
 
-/// One part in so many of what grew is there since the first half of the steps, if it accumulates.
+/// If memory accumulates, at least one in this many of the grown bytes is from the first half of the steps.
 const ACCUMULATED_MIN: u64 = 4;
 
-/// What tells whether growth is a leak.
+/// The facts that decide whether growth is a leak.
 pub(super) struct Review<'a> {
     pub(super) history: &'a History,
     pub(super) callers: &'a Callers,
     pub(super) optimizers: &'a Optimizers<'a>,
-    /// The boundaries of the steps that growth is looked at.
+    /// The boundaries of the steps over which growth is measured.
     pub(super) boundaries: &'a [u32],
     pub(super) is_marked: bool,
-    /// Why nothing is a leak, whatever grows.
+    /// The reason why no growth can be called a leak.
     pub(super) doubt: Option<Doubt>,
 }
 
-/// What steady growth is.
+/// The verdict on steady growth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Leak,
-    /// Of an optimizer, few of whose calls made it.
+    /// State of an optimizer, made in few of its calls.
     TrainingState,
     Unknown(Doubt),
 }
 
 impl Verdict {
-    /// Returns why it is not known what the growth is.
+    /// Returns the reason why the growth cannot be classified.
     pub(super) fn doubt(self) -> Option<Doubt> {
         match self {
             Verdict::Unknown(doubt) => Some(doubt),
@@ -50,7 +50,7 @@ impl Verdict {
 }
 
 impl Review<'_> {
-    /// Returns what the growth of a site is.
+    /// Returns the verdict on a site's growth.
     pub(super) fn of_site(&self, sites: &Sites, number: usize, trend: &Trend) -> Verdict {
         let stack = match sites.sites[number] {
             Site::Stack(stack) => stack,
@@ -67,7 +67,7 @@ impl Review<'_> {
         }
     }
 
-    /// Returns what the growth of `blocks` is, wherever they come from.
+    /// Returns the verdict on the growth of `blocks`, from any call sites.
     pub(super) fn of_blocks<'b>(
         &self,
         blocks: impl Iterator<Item = &'b Block>,
@@ -102,7 +102,8 @@ impl Review<'_> {
         } else if let Some(doubt) = doubt.filter(|_| 2 * (states + in_doubt) > kept) {
             Verdict::Unknown(doubt)
         } else if !self.is_marked && ACCUMULATED_MIN * accumulated < trend.bytes {
-            // Of what accumulates, half comes in the first half of the steps; the rest is made anew again and again.
+            // Half of accumulating memory is from the first half of the steps. Other memory is replaced again and
+            // again.
             Verdict::Unknown(Doubt::Copied)
         } else {
             Verdict::Leak
@@ -110,7 +111,7 @@ impl Review<'_> {
     }
 }
 
-/// Returns why nothing is a leak, whatever grows.
+/// Returns the reason why no growth can be called a leak.
 pub(super) fn doubt(steps: &Steps, history: &History, callers: &Callers) -> Option<Doubt> {
     match steps.source {
         StepSource::Annotation(_) => {
@@ -125,7 +126,7 @@ pub(super) fn doubt(steps: &Steps, history: &History, callers: &Callers) -> Opti
     }
 }
 
-/// Returns whether steps may be layers: they are as few and as short, and nothing in most of them shows training.
+/// Returns whether steps may be layers: they are few and short enough, and most of them show no training.
 fn may_be_layers(steps: &Steps, history: &History, callers: &Callers) -> bool {
     let [first, .., last] = *steps.boundaries else {
         return false;

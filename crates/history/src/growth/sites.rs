@@ -1,4 +1,4 @@
-//! Who asked for the blocks: by stack where there is one, else by size and stream.
+//! The call sites of blocks: the stack if there is one, otherwise the size and stream.
 
 use std::ops::Range;
 
@@ -8,30 +8,30 @@ use lowtide_trace::StackId;
 
 use crate::history::{Block, History};
 
-/// Where blocks come from.
+/// The call site of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Site {
     /// A call stack.
     Stack(StackId),
-    /// Requests of about one size in one stream, where the recording has no stack.
+    /// Requests of about one size in one stream, if the recording has no stacks.
     Size {
-        /// The most that they ask for; the least is seven eighths of it, or more.
+        /// The most requested bytes; the least is seven eighths of it, or more.
         size_max: Bytes,
         /// Their stream.
         stream: Stream,
     },
 }
 
-/// The blocks of a history by their sites.
+/// The blocks of a history by their call sites.
 #[derive(Debug)]
 pub(super) struct Sites {
-    /// In the order in which they first came.
+    /// The sites in order of first appearance.
     pub(super) sites: Vec<Site>,
-    /// Each site's blocks, in the order in which they came.
+    /// The indices of each site's blocks, in order of allocation.
     pub(super) blocks: Vec<Vec<u32>>,
 }
 
-/// The least and the most that a site had live during a step.
+/// The least and the most live bytes of a site during a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extremes {
     pub(super) least: u64,
@@ -39,7 +39,7 @@ pub(super) struct Extremes {
 }
 
 impl Site {
-    /// Returns where a block of `history` comes from.
+    /// Returns the call site of a block of `history`.
     pub fn of(block: &Block, history: &History) -> Site {
         match block.stack {
             StackId::NONE => Site::of_size(block, history),
@@ -56,17 +56,17 @@ impl Site {
 }
 
 impl Sites {
-    /// Returns the blocks of `history` by their sites. Linear time.
+    /// Returns the blocks of `history` by call site. Linear time.
     pub(super) fn new(history: &History) -> Sites {
         Sites::by(Site::of, history)
     }
 
-    /// Returns the blocks of `history` by their sizes and streams, whatever stacks they have. Linear time.
+    /// Returns the blocks of `history` by size and stream, even if they have stacks. Linear time.
     pub(super) fn by_size(history: &History) -> Sites {
         Sites::by(Site::of_size, history)
     }
 
-    /// Returns the blocks of `history` whose sites are `chosen`, as if all came from one place. Linear time.
+    /// Returns the blocks of `history` whose sites are `chosen`, as one site. Linear time.
     pub(super) fn together(history: &History, chosen: impl Fn(Site) -> bool) -> Sites {
         let is_chosen = |(_, block): &(u32, &Block)| chosen(Site::of(block, history));
         let blocks = (0..).zip(&history.blocks).filter(is_chosen);
@@ -94,8 +94,8 @@ impl Sites {
         sites
     }
 
-    /// Returns the live bytes of site `number` at `instant`, and how many blocks they are, without those in
-    /// the ranges that are `away`.
+    /// Returns the live bytes of site `number` at `instant` and the number of blocks, without those in the ranges
+    /// `away`, which are paused.
     pub(super) fn live_at(
         &self,
         history: &History,
@@ -114,7 +114,7 @@ impl Sites {
         })
     }
 
-    /// Returns the least and the most that was live of site `number` between each two `boundaries`.
+    /// Returns the least and the most live bytes of site `number` between each two `boundaries`.
     pub(super) fn extremes(
         &self,
         history: &History,
@@ -137,14 +137,14 @@ impl Sites {
         goes.sort_unstable();
         let (mut comes, mut goes) = (comes.into_iter().peekable(), goes.into_iter().peekable());
         let mut live = 0;
-        // Takes the next change at or before an instant, and returns what is live then.
+        // Takes the next change at or before an instant, and returns the live bytes after it.
         let mut next = |until: u32| {
             let come = comes.peek().map_or(u32::MAX, |change| change.0);
             let go = goes.peek().map_or(u32::MAX, |change| change.0);
             if come.min(go) > until {
                 return None;
             }
-            // What waited for an event before the recording comes and goes at once.
+            // A block that waited for an event before the recording starts and ends at the same instant.
             if come <= go {
                 live += comes.next()?.1;
             } else {
@@ -159,7 +159,7 @@ impl Sites {
                 at_start = live;
             }
             let (mut least, mut most) = (at_start, at_start);
-            // Where nothing was recorded but what there is, the only step has no instant.
+            // The only step of a recording without events has no instant.
             while let Some(live) = next(step[1].saturating_sub(1)) {
                 (least, most) = (least.min(live), most.max(live));
                 at_start = live;
@@ -169,12 +169,13 @@ impl Sites {
         extremes
     }
 
-    /// Returns how many bytes of site `number` came before each of the `boundaries` and are live at the last.
+    /// Returns, for each of the `boundaries`, the bytes of site `number` allocated before it that are live at the
+    /// last one.
     pub(super) fn kept(&self, history: &History, number: usize, boundaries: &[u32]) -> Vec<u64> {
         let last = boundaries.last().copied().unwrap_or(0);
         let mut kept = vec![0; boundaries.len()];
         let blocks = self.blocks_of(history, number);
-        // One that came at the last boundary is live there, and came before none.
+        // A block allocated at the last boundary is live there, but was allocated before none.
         for block in blocks.filter(|block| block.start < last && last < block.freed) {
             kept[boundaries.partition_point(|&boundary| boundary <= block.start)] +=
                 block.live_bytes().get();
@@ -195,7 +196,7 @@ impl Sites {
     }
 }
 
-/// Returns the end of the size class of a request: eight between two powers of two.
+/// Returns the largest size in the size class of a request. There are eight classes between two powers of two.
 fn size_class(requested: Bytes) -> Bytes {
     let size = requested.get().max(512);
     let step = 1 << (size - 1).ilog2().saturating_sub(3);

@@ -1,4 +1,4 @@
-//! What stays of what an optimizer and backward made.
+//! The memory that an optimizer and backward made and that is kept.
 
 use std::ops::RangeInclusive;
 
@@ -15,35 +15,37 @@ use crate::history::{Block, History};
 /// Memory that training makes in few calls and keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TrainingState {
-    /// What the optimizers' steps made, such as Adam's moments.
+    /// The memory that the optimizers' steps made, such as Adam's moments.
     pub optimizer: Kept,
-    /// What backward made before the end of the first of these steps, as far as stacks tell.
+    /// The memory that backward made before the end of the first of these steps, as far as stacks show it.
     pub gradients: Kept,
 }
 
 /// Memory that is allocated at the end.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Kept {
-    /// How much, each block rounded up.
+    /// Its bytes, each block rounded up.
     pub bytes: u64,
-    /// In how many blocks.
+    /// The number of its blocks.
     pub blocks: u64,
 }
 
-/// Which memory an optimizer's steps make, by the program's marks and by stacks.
+/// Identifies the memory that optimizers' steps make, by the program's marks and by stacks.
 #[derive(Debug)]
 pub(super) struct Optimizers<'a> {
     callers: &'a Callers,
-    /// The instants of what came in a marked step, ascending.
+    /// The instants of the allocations in each marked step, ascending.
     marked: Vec<RangeInclusive<u32>>,
-    /// The number of each in training: of several optimizers, those that step in a row have one.
+    /// The number of each marked step in training. Optimizers that step one right after another have the same
+    /// number.
     numbers: Vec<usize>,
-    /// How many calls made what each place in an optimizer keeps; `None` is what marks alone tell.
+    /// The number of calls that made the kept blocks of each call site in an optimizer. `None` is for blocks that
+    /// only marks identify.
     calls: HashMap<Option<usize>, Calls>,
 }
 
-/// How many calls made something. Stacks show calls in a row as one; marks count each optimizer of a step, but for those
-/// in a row.
+/// Bounds for the number of calls that made some blocks. Stacks show consecutive calls as one. Marks count each
+/// optimizer of a step, but consecutive ones as one.
 #[derive(Clone, Copy, Debug)]
 struct Calls {
     least: usize,
@@ -55,14 +57,14 @@ struct Calls {
 pub(super) enum Made {
     /// An optimizer's state: few of its calls made such blocks.
     State,
-    /// It may be state.
+    /// It may be an optimizer's state.
     Unknown(Doubt),
     /// No optimizer made it, or every step makes such a block.
     Other,
 }
 
 impl TrainingState {
-    /// Returns what stays at the end. O(n log m) for n blocks and m steps.
+    /// Returns the training state that is kept at the end. O(n log m) for n blocks and m steps.
     pub(super) fn of(history: &History, optimizers: &Optimizers<'_>) -> TrainingState {
         let kept = || {
             let blocks = history.blocks.iter().filter(|block| block.start > 0);
@@ -97,7 +99,7 @@ impl<'a> Optimizers<'a> {
             .filter(|block| optimizers.marked_step(block.start).is_some())
             .count();
         if 2 * inside > blocks().count() {
-            // Its steps run the model themselves, as LBFGS's do.
+            // The steps run the model themselves, as those of LBFGS do.
             optimizers.marked.clear();
         }
         optimizers.numbers = numbers_in_training(trace, callers, &optimizers.marked);
@@ -115,7 +117,7 @@ impl<'a> Optimizers<'a> {
         optimizers
     }
 
-    /// Returns what a block is.
+    /// Returns whether a block is an optimizer's state.
     pub(super) fn made(&self, block: &Block) -> Made {
         if !self.is_maker(block) {
             return Made::Other;
@@ -124,7 +126,7 @@ impl<'a> Optimizers<'a> {
             Some(calls) if calls.most == STEPS_MIN => Made::Unknown(Doubt::States),
             Some(calls) if calls.most > STEPS_MIN && calls.least > STEPS_MIN => Made::Other,
             Some(calls) if calls.most > STEPS_MIN => Made::Unknown(Doubt::Calls),
-            // Of what its place made, little or nothing stays.
+            // Few or none of its call site's blocks are kept.
             _ => Made::State,
         }
     }
@@ -136,7 +138,7 @@ impl<'a> Optimizers<'a> {
                 || self.marked_step(block.start).is_some())
     }
 
-    /// Returns how many calls made `blocks`, in the order of their starts and all from one place.
+    /// Returns how many calls made `blocks`, which are in order of allocation and from one call site.
     fn count(&self, place: Option<usize>, blocks: &[&Block]) -> Calls {
         let instants: Vec<u32> = blocks.iter().map(|block| block.start).collect();
         let mut marked: Vec<usize> = instants
@@ -154,7 +156,7 @@ impl<'a> Optimizers<'a> {
         }
     }
 
-    /// Returns the number of the marked step at an instant.
+    /// Returns the index of the marked step at an instant.
     fn marked_step(&self, instant: u32) -> Option<usize> {
         let next = self.marked.partition_point(|step| *step.end() < instant);
         let step = self.marked.get(next)?;
@@ -173,8 +175,8 @@ impl<'b> FromIterator<&'b Block> for Kept {
     }
 }
 
-/// Returns the numbers of marked steps, of which the next is another where the program allocates between the two.
-/// Backward does where it runs the optimizers itself.
+/// Returns the numbers of marked steps. The next number begins if the program allocates between two steps. If
+/// backward runs the optimizers itself, its allocations do not count.
 fn numbers_in_training(
     trace: &Trace,
     callers: &Callers,
@@ -194,7 +196,7 @@ fn numbers_in_training(
     numbers
 }
 
-/// Returns the instants of what came in each marked step of an optimizer.
+/// Returns the instants of the allocations in each marked step of an optimizer.
 fn marked_steps(trace: &Trace) -> Vec<RangeInclusive<u32>> {
     let marks = trace.annotations.iter();
     let mut steps: Vec<RangeInclusive<u32>> = Vec::new();

@@ -1,64 +1,64 @@
-//! How live bytes grew from step to step, and how sure it is that they go on growing.
+//! The growth of live bytes from step to step, and the confidence that it continues.
 
 use crate::growth::line::{Fit, as_float};
 
-/// What gives back this share of what had grown starts anew.
+/// Growth starts anew when this share of it is freed.
 const GIVEN_BACK_SHARE: f64 = 0.75;
 
-/// How likely it is that what comes and is not given back does so by chance, in one step.
+/// The probability that memory grows in a step and is not freed, by chance.
 const CHANCE: f64 = 0.5;
 
-/// The same where other blocks of its place come and go, of which some live longer than others.
+/// The same for a call site with other blocks that are freed, some of which live longer than others.
 const CHANCE_AMONG_OTHERS: f64 = 0.8;
 
-/// What is left of how sure growth is, where what grows may be within a step.
+/// The factor on the confidence of growth that may be within a step.
 const CONFIDENCE_IN_DOUBT: f64 = 0.5;
 
-/// How live bytes grew from step to step.
+/// The growth of live bytes from step to step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Trend {
-    /// By how much a step's least bytes grew from the first step looked at to the last.
+    /// The growth of a step's minimum, from the first step considered to the last.
     pub bytes: u64,
-    /// That for one step, on average.
+    /// The same per step, on average.
     pub bytes_per_step: f64,
-    /// From how many steps, or spans of steps, to the next it grew.
+    /// The number of steps, or spans of steps, at which it grew.
     pub grown_steps: usize,
-    /// Of how many.
+    /// The number of steps, or spans of steps, considered.
     pub steps: usize,
-    /// How many times most of what had grown was given back, in the steps that are not looked at, too.
+    /// How many times most of the growth was freed, also in the steps that are not considered.
     pub times_given_back: usize,
-    /// How sure it is that it goes on growing, in [0, 1].
+    /// The confidence that it continues to grow, in [0, 1].
     pub confidence: f64,
-    /// What there was at the end.
+    /// The bytes at the end.
     pub end_bytes: u64,
-    /// In how many blocks.
+    /// The number of those blocks.
     pub end_blocks: u64,
 }
 
-/// What is known of the bytes of a place, step by step.
+/// The bytes of a call site, step by step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Course<'a> {
-    /// The least of each step.
+    /// The minimum of each step.
     pub(super) floors: &'a [u64],
-    /// What came before each step, and was live when the last had ended; nothing where that is not to be asked.
+    /// The bytes allocated before each step that were live after the last one; empty if they are not considered.
     pub(super) kept: &'a [u64],
-    /// How many of the first steps only tell what was given back.
+    /// The number of first steps that only show what was freed.
     pub(super) warm_up_steps: usize,
-    /// What there is at the end, in how many blocks, so many steps behind the last.
+    /// The bytes and blocks at the end, and the number of steps from the last one to the end.
     pub(super) at_end: (u64, u64),
     pub(super) unseen_steps: usize,
 }
 
 impl Trend {
-    /// From this confidence on growth is called a leak.
+    /// Growth with at least this confidence is called a leak.
     pub const LEAK_CONFIDENCE: f64 = 0.7;
 
-    /// Returns whether what is one site's is called a leak.
+    /// Returns whether the growth is called a leak, if it is that of one site.
     pub fn is_steady(&self) -> bool {
         self.confidence >= Trend::LEAK_CONFIDENCE
     }
 
-    /// Returns it for spans of which it is not known that they are steps: it may be steady and is not called so.
+    /// Returns the trend for spans that may not be steps: its confidence is too low for a leak.
     pub(super) fn in_doubt(self) -> Trend {
         Trend {
             confidence: self.confidence * CONFIDENCE_IN_DOUBT,
@@ -66,7 +66,7 @@ impl Trend {
         }
     }
 
-    /// Returns it for one step, if it is over spans of so many.
+    /// Returns the trend per step, if it is over spans of `steps` steps.
     pub(super) fn over_spans_of(self, steps: usize) -> Trend {
         Trend {
             bytes_per_step: self.bytes_per_step / as_float(steps as u64),
@@ -76,7 +76,8 @@ impl Trend {
 }
 
 impl Course<'_> {
-    /// Returns how it grew, by the least of each step or by what was kept, whichever is surer; `None` where it did not.
+    /// Returns the growth of each step's minimum or of the kept bytes, whichever has more confidence; `None` if
+    /// neither grew.
     pub(super) fn trend(&self) -> Option<Trend> {
         let grown = self.trend_of_least()?;
         let kept = self.trend_of_kept();
@@ -84,21 +85,21 @@ impl Course<'_> {
         Some(surer.unwrap_or(grown))
     }
 
-    /// Returns how the least of each step grew, which tells what is copied to where there is room for more, too.
+    /// Returns the growth of each step's minimum. It also includes memory that is copied to larger blocks.
     pub(super) fn trend_of_least(&self) -> Option<Trend> {
         let floors = self.floors.get(self.warm_up_steps..)?;
         Some(self.seen_before(self.of(floors, CHANCE)?))
     }
 
-    /// Returns how what was kept grew, where the least of each step did: that tells a leak among other blocks of its
-    /// place, which come and go.
+    /// Returns the growth of the kept bytes, if each step's minimum also grew. It shows a leak among temporary
+    /// blocks of its call site.
     pub(super) fn trend_of_kept(&self) -> Option<Trend> {
         let floors = self.floors.get(self.warm_up_steps..)?;
         let grown = self.of(floors, CHANCE)?;
         let kept = self.kept.get(self.warm_up_steps..self.floors.len())?;
         let trend = self.of(kept, CHANCE_AMONG_OTHERS)?;
         let likeness = likeness(Fit::of(floors).rise(), as_float(trend.bytes));
-        // Of a cache that gives back the oldest, what is kept grows though the cache does not.
+        // In a cache that frees its oldest blocks, the kept bytes grow although the cache does not.
         let goes_on = pause(
             &grown_steps(floors),
             grown.steps + self.unseen_after(floors),
@@ -110,7 +111,7 @@ impl Course<'_> {
         }))
     }
 
-    /// Returns it as sure as it is in view of what was given back before.
+    /// Returns the trend with the confidence that follows from what was freed before.
     fn seen_before(&self, trend: Trend) -> Trend {
         let past = GivenBack::of(self.floors);
         Trend {
@@ -120,7 +121,7 @@ impl Course<'_> {
         }
     }
 
-    /// Returns how many steps are not seen in which there was as much as there is at the end.
+    /// Returns the number of unseen steps, if the last value is that of the end; otherwise 0.
     fn unseen_after(&self, values: &[u64]) -> usize {
         match values.last() == Some(&self.at_end.0) {
             true => self.unseen_steps,
@@ -128,14 +129,15 @@ impl Course<'_> {
         }
     }
 
-    /// Returns how `values`, one of each step, grew, of which each time may be `chance`; `None` where they did not.
+    /// Returns the growth of `values`, one per step. Each growth may happen by chance with probability `chance`.
+    /// Returns `None` if they did not grow.
     fn of(&self, values: &[u64], chance: f64) -> Option<Trend> {
         let (end_bytes, end_blocks) = self.at_end;
         let (&first, &last) = (values.first()?, values.last()?);
         let bytes = last.checked_sub(first).filter(|&bytes| bytes > 0)?;
         let steps = values.len() - 1;
         let grown = grown_steps(values);
-        // What also shrinks is a cache, or a queue.
+        // A site that also shrinks is a cache, or a queue.
         let moved: u64 = values
             .windows(2)
             .map(|pair| pair[1].abs_diff(pair[0]))
@@ -158,13 +160,13 @@ impl Course<'_> {
     }
 }
 
-/// Returns which share the less is of the more; 0 where one is less than nothing.
+/// Returns the smaller value as a share of the larger; 0 if one is negative.
 fn likeness(left: f64, right: f64) -> f64 {
     (left.min(right) / left.max(right)).max(0.0)
 }
 
-/// Returns how sure it is that growth in so many of some steps is none by chance, as each of them may be. Where some steps
-/// have none, it takes two to say how far they are from each other.
+/// Returns the confidence that growth in `grown_steps` of `steps` is not by chance. If some steps did not grow, one
+/// growth does not count: it takes two to show their distance.
 fn evidence(grown_steps: usize, steps: usize, chance: f64) -> f64 {
     let telling = match grown_steps == steps {
         true => grown_steps,
@@ -173,8 +175,8 @@ fn evidence(grown_steps: usize, steps: usize, chance: f64) -> f64 {
     1.0 - chance.powi(i32::try_from(telling).unwrap_or(i32::MAX))
 }
 
-/// Returns how fast `values` grew the first third of the times they did, beside all of them; at most 1. Of what lives for
-/// long and then goes, little is left that is old.
+/// Returns the rate of the first third of the growths, relative to all of them; at most 1. Memory that
+/// lives long and is then freed is mostly young, which makes this small.
 fn early_share(values: &[u64]) -> f64 {
     match &*grown_steps(values) {
         [] => 0.0,
@@ -182,14 +184,14 @@ fn early_share(values: &[u64]) -> f64 {
     }
 }
 
-/// Returns the same of the last third. What has its fill grows ever slower.
+/// Returns the same for the last third. A cache grows ever slower as it fills.
 fn late_share(values: &[u64], grown: &[usize]) -> f64 {
     let early_times = grown.len() - grown.len().div_ceil(3);
     let from = early_times.checked_sub(1).map_or(0, |time| grown[time]);
     share_of_rate(values, grown, (from, grown[grown.len() - 1]))
 }
 
-/// Returns how fast `values` grew between two steps, beside all of them until they grew last; at most 1.
+/// Returns the rate of growth between two steps, relative to that until the last growth; at most 1.
 fn share_of_rate(values: &[u64], grown: &[usize], (from, to): (usize, usize)) -> f64 {
     let rate = |from: usize, to: usize| {
         as_float(values[to].saturating_sub(values[from])) / as_float((to - from) as u64)
@@ -197,7 +199,7 @@ fn share_of_rate(values: &[u64], grown: &[usize], (from, to): (usize, usize)) ->
     (rate(from, to) / rate(0, grown[grown.len() - 1])).min(1.0)
 }
 
-/// Returns at which of `values` there is more than at the one before.
+/// Returns the indices of `values` that exceed the value before.
 fn grown_steps(values: &[u64]) -> Vec<usize> {
     let steps = 1..values.len();
     steps
@@ -205,8 +207,8 @@ fn grown_steps(values: &[u64]) -> Vec<usize> {
         .collect()
 }
 
-/// Returns how sure it is that growth has not stopped before the last of so many steps: 1 if it has paused for as long
-/// before, and half of that if twice as long is the longest that it had.
+/// Returns the confidence that growth has not stopped before the last of `steps`. It is 1 if growth has paused
+/// for as long before, and 0.5 if the current pause is twice the longest before.
 fn pause(grown: &[usize], steps: usize) -> f64 {
     let (Some(&first), Some(&last)) = (grown.first(), grown.last()) else {
         return 0.0;
@@ -217,13 +219,13 @@ fn pause(grown: &[usize], steps: usize) -> f64 {
     as_float(longest.min(next) as u64) / as_float(next as u64)
 }
 
-/// What a place gave back of what had grown.
+/// The part of a call site's growth that was freed.
 #[derive(Clone, Copy, Default, Debug)]
 struct GivenBack {
     times: usize,
-    /// How much had grown at most when it was given back, and in how many steps.
+    /// The largest growth that was freed: in bytes, and in steps.
     grown_max: Grown,
-    /// What has grown since the last time.
+    /// The growth since then.
     grown_since: Grown,
 }
 
@@ -234,7 +236,7 @@ struct Grown {
 }
 
 impl GivenBack {
-    /// Returns what was given back in steps of which the least bytes are given.
+    /// Returns the freed growth for steps with these minimums.
     fn of(floors: &[u64]) -> GivenBack {
         let mut past = GivenBack::default();
         let (mut base, mut top) = match floors.first() {
@@ -264,8 +266,8 @@ impl GivenBack {
         self.grown_since = Grown::default();
     }
 
-    /// Returns how sure it is that what has grown since will not be given back as what had grown before: it grew far
-    /// more, or for far longer.
+    /// Returns the confidence that the growth since then will not be freed as earlier growth was: it is far larger,
+    /// or has lasted far longer.
     fn is_over(self) -> f64 {
         let share = |before: u64, since: u64| (as_float(before) / as_float(since.max(1))).min(1.0);
         let bytes = share(self.grown_max.bytes, self.grown_since.bytes);
@@ -294,7 +296,7 @@ mod tests {
     #[test]
     fn steady_growth_is_a_leak() {
         assert!(confidence((0..30).map(|step| 7 + step)) > 0.95);
-        // Only every fifth step.
+        // Growth in every fifth step only.
         assert!(confidence((0..40).map(|step| step / 5)) > 0.8);
         // More in some steps than in others.
         assert!(confidence((0..40).map(|step| 100 * step + step * step % 37)) > 0.9);
@@ -309,18 +311,18 @@ mod tests {
                 "{confidence}: {floors:?}"
             );
         };
-        // A cache that has its fill.
+        // A cache that is full.
         check((0..40).map(|step: u64| step.min(25)).collect());
-        // One that is emptied now and then.
+        // A cache that is emptied now and then.
         check((0..40).map(|step| step % 10 + step / 10).collect());
-        // Something that came once, or twice, and stays.
+        // A block that was allocated once, or two, and kept.
         check((0..40).map(|step| u64::from(step > 20)).collect());
         check(
             (0..40)
                 .map(|step| u64::from(step > 10) + u64::from(step > 30))
                 .collect(),
         );
-        // Ever slower.
+        // Ever slower growth.
         check((1..40).map(|step: u64| 1000 - 1000 / step).collect());
         check(vec![5; 10]);
         check(vec![5]);

@@ -1,16 +1,17 @@
-//! Whether a job gives back what it asks for from step to step.
+//! Determines whether a job frees its allocations from step to step.
 
 use crate::history::{Block, History};
 
-/// Within so many steps a job gives back what it asks for: some of it outlives the step's end.
+/// The number of steps within which a job frees most allocations. Some outlive the step's end.
 const STEPS: u32 = 2;
 
-/// This share of its requests it may keep for longer, or for good, and this share of the bytes that it gives back.
+/// At most one in this many requests is kept for longer or for good, and at most this share of the freed bytes was
+/// kept for longer.
 const KEPT_MAX: u64 = 4;
 
-/// Returns whether a job gives back most of what it asks for soon after the span between two of `boundaries` in which
-/// it asks: what it keeps until a later phase, as a forward pass does for backward, says that the spans are parts of
-/// a step. Linear time.
+/// Returns whether a job frees most of its allocations soon after the span between two of `boundaries` in which it
+/// makes them. Memory that is kept until a later phase, as from forward to backward, shows that the spans are parts
+/// of a step. Linear time.
 pub(super) fn is_given_back(history: &History, boundaries: &[u32]) -> bool {
     let (Some(&first), Some(&last)) = (boundaries.first(), boundaries.last()) else {
         return false;

@@ -1,4 +1,4 @@
-//! Columns of numbers, stored so that gzip finds what repeats.
+//! Columns of numbers, stored such that gzip compresses them well.
 
 use std::io::{self, Write};
 
@@ -6,8 +6,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;
 
-/// Columns of numbers by name. Each number is stored as its difference to the one before, and of all
-/// differences first the lowest bytes, then the next, and so on: most of those are zero.
+/// Columns of numbers by name. Each number is stored as its difference to the number before. The lowest bytes of
+/// all differences come first, then the next bytes, and so on, because most of those are zero.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
     directory: Vec<Entry>,
@@ -79,15 +79,15 @@ impl Columns {
         self.bytes.append(&mut other.bytes);
     }
 
-    /// Returns how many bytes of a page the columns are: packed, and as base64. Packs them to see.
+    /// Returns how many bytes of a page the columns take, compressed and in base64. Compresses them to find out.
     pub(super) fn page_bytes(&self) -> usize {
         let mut gzip = GzEncoder::new(Count(0), Compression::default());
         let packed = gzip.write_all(&self.bytes).and_then(|()| gzip.finish());
         packed.expect("counting does not fail").0.div_ceil(3) * 4
     }
 
-    /// Writes the length of the directory in four bytes, the directory as JSON, and the columns, from
-    /// behind which their offsets count.
+    /// Writes the length of the directory in four bytes, the directory as JSON, and the columns. Offsets count from
+    /// the end of the directory.
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let directory = Directory {
             columns: &self.directory,
@@ -100,7 +100,7 @@ impl Columns {
     }
 }
 
-/// Takes bytes and keeps nothing but how many they were.
+/// A writer that only counts bytes.
 struct Count(usize);
 
 impl Write for Count {

@@ -1,4 +1,4 @@
-//! Blocks too many to show one by one.
+//! Folds blocks that are too many to list one by one.
 
 use lowtide_core::{Bytes, Cause};
 
@@ -7,23 +7,24 @@ use super::trace::PageTrace;
 use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{Block, History};
 
-/// The blocks that matter least, by what they add to the gap from event to event.
+/// The blocks with the least weight, as what they add to the gap from event to event.
 #[derive(Debug)]
 pub(super) struct Folded {
-    /// For each block of the history, whether it is not one of them.
+    /// Whether each block of the history is listed, and not folded.
     is_listed: Vec<bool>,
-    /// How many they are.
+    /// The number of folded blocks.
     pub(super) blocks: usize,
-    /// The longest of them.
+    /// The size of the largest folded block.
     pub(super) size_max: Bytes,
-    /// The most events that one of them was there for.
+    /// The longest lifetime of a folded block, in events.
     pub(super) events_max: u32,
-    /// What they are to the gap.
+    /// What they add to the gap.
     changes: GapChanges,
 }
 
 impl Folded {
-    /// Returns all but the `kept` blocks that take the most bytes for the longest; `None` where there are not more.
+    /// Folds all but the `kept` blocks with the largest product of size and lifetime. Returns `None` if there are
+    /// no more blocks than that.
     pub(super) fn new(page: &PageTrace<'_>, kept: usize) -> Option<Folded> {
         let history = page.history;
         let excess = history.blocks.len().checked_sub(kept + 1)?;
@@ -58,14 +59,14 @@ impl Folded {
         })
     }
 
-    /// Returns whether the block of that number is folded.
+    /// Returns whether a block is folded.
     pub(super) fn contains(&self, block: usize) -> bool {
         !self.is_listed[block]
     }
 
-    /// Adds what they are to the gap: the instants at which that changes, the number of the change at each, and of the
-    /// distinct changes each part, twice as far from 0, and one less where it is less. The last part is what makes the
-    /// sum 0: what is reserved is known.
+    /// Adds the folded blocks' part of the gap: the instants with a change, the number of each change, and the
+    /// parts of the distinct changes. A part is stored as twice its absolute value, minus one if it is negative.
+    /// The last part is left out: the sum of all parts is 0, because the reserved bytes are known.
     pub(super) fn add_to(&self, columns: &mut Columns, prefix: &str) {
         let changes = &self.changes;
         let name = |name: &str| format!("{prefix}folded/{name}");
@@ -94,7 +95,7 @@ pub(super) mod tests {
     use lowtide_core::{Action, DeviceAddress, Event, MempoolId, Stream};
     use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
 
-    /// Returns what a page is made of.
+    /// Returns the input of a page.
     pub(in crate::page) fn page<'a>(
         trace: &'a Trace,
         sizes: &'a BlockSizes,
@@ -115,13 +116,13 @@ pub(super) mod tests {
         }
     }
 
-    /// Returns a number of 17 bits that is as good as random, another for each that is less than 2^17.
+    /// Returns a number of 17 bits that looks random, different for each number below 2^17.
     fn mixed(number: u64) -> u64 {
         let number = number * 40_503 % (1 << 17);
         (number ^ number >> 9) * 77_213 % (1 << 17)
     }
 
-    /// Returns a recording of so many blocks of many sizes, each freed after a while or never.
+    /// Returns a recording of blocks of many sizes. Each is freed after a while or never.
     pub(in crate::page) fn trace(blocks: u64) -> Trace {
         let mut trace = Trace::default();
         let mut push = |action, address: u64, size: u64| {
@@ -153,7 +154,7 @@ pub(super) mod tests {
         trace
     }
 
-    /// Returns the causes that an instant has if only some blocks are there, counted anew: of recordings without
+    /// Returns the gap at an instant with only some blocks, computed from scratch. For recordings without
     /// expandable segments, private pools and other streams.
     fn gap_by_hand(
         history: &History,
@@ -189,12 +190,12 @@ pub(super) mod tests {
         gap
     }
 
-    /// Puts segments of four neighbouring blocks' memory before the events of [`trace`], so that some are empty but
-    /// for blocks that are folded.
+    /// Adds segments of four neighbouring blocks each before the events of [`trace`], so that some contain only
+    /// folded blocks.
     fn trace_in_segments() -> Trace {
         let mut trace = trace(200);
         for recorded in &mut trace.events {
-            // 50 ranges of memory, and in each never two blocks at one place.
+            // 50 ranges of memory, and never two blocks at one address in a range.
             let number = recorded.event.address.get() >> 30;
             recorded.event.address = DeviceAddress((number % 64) << 32 | (number / 64) << 20);
         }

@@ -1,4 +1,4 @@
-//! The page itself: what `cargo xtask web` makes from `web`, with the data in their places.
+//! The page itself: the output of `cargo xtask web` from `web`, with the data inserted.
 
 use std::io::{self, Write};
 
@@ -12,11 +12,11 @@ use super::columns::Columns;
 /// The page, its style and its script.
 pub(super) const PAGE: &str = include_str!("page.html");
 
-/// Behind this the summary goes into the page, and behind [`COLUMNS_MARK`] the columns.
+/// The summary is inserted after this, and the columns after [`COLUMNS_MARK`].
 const SUMMARY_MARK: &str = "<script type=\"application/json\" id=\"lowtide-summary\">";
 const COLUMNS_MARK: &str = "<script type=\"application/octet-stream\" id=\"lowtide-data\">";
 
-/// Writes the page with its data: the summary, as JSON that a script can hold, and the columns.
+/// Writes the page with its data: the summary, as JSON that is safe in a script, and the columns.
 pub(super) fn write(out: &mut dyn Write, summary: &str, columns: &Columns) -> io::Result<()> {
     let (before, rest) = split_after(PAGE, SUMMARY_MARK);
     let (between, after) = split_after(rest, COLUMNS_MARK);
@@ -30,7 +30,7 @@ pub(super) fn write(out: &mut dyn Write, summary: &str, columns: &Columns) -> io
     out.write_all(after.as_bytes())
 }
 
-/// Returns `text` up to the end of `mark`, and what follows.
+/// Returns `text` up to the end of `mark`, and the rest.
 fn split_after<'t>(text: &'t str, mark: &str) -> (&'t str, &'t str) {
     let at = text.find(mark).expect("a test finds each mark in the page");
     text.split_at(at + mark.len())

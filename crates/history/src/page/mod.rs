@@ -1,11 +1,13 @@
-//! What a report's page is given: a summary as JSON, and columns of numbers.
+//! The data of a report's page: a summary as JSON, and columns of numbers.
 //!
-//! `i/` stands before the names of trace `i`'s columns. All event numbers are instants
-//! ([`History`](crate::History)); a block was freed at `start + held` and gone at `start + held +
-//! pending`, and took `requested + padding` bytes. A curve has the least and the most of each
-//! `bucket_events` instants. Texts are numbers in the summary's `strings`, which all traces share.
-//! While a segment is paused, it and its blocks are in no curve but `paused`. Columns with a number for each
-//! block come last, so that a page can draw its curves before it unpacks those.
+//! - `i/` is the prefix of the names of trace `i`'s columns. All event numbers are instants
+//!   ([`History`](crate::History)).
+//! - A block was freed at `start + held`. Its memory could be reused at `start + held + pending`. Its size was
+//!   `requested + padding` bytes.
+//! - A curve has the least and the most of each `bucket_events` instants. While a segment is paused, it and its
+//!   blocks are in no curve but `paused`.
+//! - Texts are numbers in the summary's `strings`, which all traces share.
+//! - Columns with a number for each block come last, so that a page can draw its curves before it unpacks those.
 
 mod columns;
 mod fold;
@@ -33,17 +35,19 @@ use summary::{
 };
 pub use trace::PageTrace;
 
-/// A page is at most so long: 30 MB, but for what is not measured before it is written, such as names, and where folding
-/// every block takes more: some ten million of sizes that hardly repeat.
+/// The most bytes of a page. It stays below 30 MB, apart from parts that are not measured before they are written,
+/// such as names. It is exceeded if folding every block takes more: for some ten million blocks whose sizes hardly
+/// repeat.
 const PAGE_BYTES_MAX: usize = 29_500_000;
 
-/// So many times it is measured how many blocks fit.
+/// The most attempts at finding how many blocks fit.
 const ROUNDS_MAX: usize = 8;
 
-/// Of so many refusals, the first ones, the page has all figures; a job that goes on after them may have any number.
+/// The number of refusals, the first ones, of which the page has all figures. A job that continues after them may
+/// have any number.
 const REFUSALS_NAMED_MAX: usize = 64;
 
-/// So many instants have their time; those between are interpolated.
+/// The most instants with a time; the times between are interpolated.
 const TIMES_MAX: usize = 65_536;
 
 /// The data of a report, trace by trace.
@@ -52,13 +56,14 @@ pub struct PageData {
     summary: Summary,
     strings: Strings,
     columns: Columns,
-    /// Those with a number for each block or change, which come last: a page draws its curves before it reads them.
+    /// The columns with a number for each block or change. They come last, so that a page can draw its curves
+    /// before it reads them.
     block_columns: Columns,
-    /// How many bytes of the page all columns are.
+    /// The bytes that all columns take in the page.
     columns_bytes: usize,
 }
 
-/// The part of a trace's data that is the longer, the more blocks are listed one by one.
+/// The part of a trace's data that grows with the number of blocks that are listed one by one.
 struct Listing {
     columns: Columns,
     block_columns: Columns,
@@ -67,30 +72,30 @@ struct Listing {
     growth: GrowthSummary,
 }
 
-/// How long a page is, as far as that is known before it is written.
+/// The size of a page, as far as it is known before the page is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageSize {
-    /// All of it.
+    /// All of it, in bytes.
     pub bytes: usize,
-    /// The names of functions and files, and other texts of recordings.
+    /// The bytes of the names of functions and files, and of other texts of recordings.
     pub texts_bytes: usize,
-    /// How many devices of recordings are in it.
+    /// The number of traces in it.
     pub traces: usize,
 }
 
-/// What is not listed one by one, and has to be said.
+/// The blocks that are not listed one by one, which the user is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FoldedBlocks {
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: usize,
-    /// The longest of them.
+    /// The size of the largest of them.
     pub size_max: Bytes,
-    /// The most events that one of them was there for.
+    /// The longest lifetime of one of them, in events.
     pub events_max: u32,
 }
 
 impl PageData {
-    /// Returns the data of a report on nothing yet; `version` is that of the program.
+    /// Returns the data of an empty report. `version` is that of the program.
     pub fn new(version: &'static str) -> PageData {
         PageData {
             summary: Summary {
@@ -105,16 +110,16 @@ impl PageData {
         }
     }
 
-    /// Adds a trace, and returns what of it is not listed one by one. Linear time, but for the sorting of
-    /// blocks where there are too many; packs the columns once more than they are written, and where there are too many
-    /// up to ten times.
+    /// Adds a trace. Returns the blocks that are not listed one by one. Linear time, except that blocks are sorted
+    /// if there are too many. Compresses the columns once before they are written, and up to ten times if there are
+    /// too many blocks.
     pub fn add(&mut self, page: &PageTrace<'_>) -> Option<FoldedBlocks> {
         let left = PAGE_BYTES_MAX.saturating_sub(self.size().bytes);
         let bytes_max = share(left, page.lengths);
         self.add_within(page, bytes_max)
     }
 
-    /// Returns how long the page is if that is more than a page should be, which folding blocks could not help.
+    /// Returns the size of the page if it exceeds the limit, which folding blocks could not prevent.
     pub fn too_large(&self) -> Option<PageSize> {
         Some(self.size()).filter(|size| size.bytes > PAGE_BYTES_MAX)
     }
@@ -129,7 +134,7 @@ impl PageData {
         }
     }
 
-    /// As [`add`](PageData::add), in so many bytes of the page if listing no block can do that.
+    /// Like [`add`](PageData::add), within `bytes_max` bytes of the page if folding blocks can achieve that.
     fn add_within(&mut self, page: &PageTrace<'_>, bytes_max: usize) -> Option<FoldedBlocks> {
         let PageTrace { trace, history, .. } = *page;
         let prefix = format!("{}/", self.summary.traces.len());
@@ -169,11 +174,11 @@ impl PageData {
         })
     }
 
-    /// Writes the page on all traces that were added: one file that needs no other and no network.
+    /// Writes the page with all added traces: one file that needs no other file and no network.
     ///
     /// # Errors
     ///
-    /// If `out` fails.
+    /// If `out` cannot be written.
     pub fn write_page(&mut self, out: &mut dyn Write) -> io::Result<()> {
         self.summary.strings = self.strings.texts();
         let summary = escape_for_script(&serde_json::to_string(&self.summary)?);
@@ -181,7 +186,7 @@ impl PageData {
         html::write(out, &summary, &self.columns)
     }
 
-    /// Returns the blocks that are not folded, with what is told of their stacks.
+    /// Returns the data of the blocks that are not folded, and of their stacks.
     fn listing(&self, prefix: &str, page: &PageTrace<'_>, folded: Option<&Folded>) -> Listing {
         let PageTrace { trace, history, .. } = *page;
         let mut columns = Columns::default();
@@ -193,7 +198,7 @@ impl PageData {
             folded.add_to(&mut block_columns, prefix);
         }
         let growth = add_growth(&mut columns, prefix, history, page.leaks, &mut stacks);
-        // Blocks alone tell whether there are stacks: by those they are told apart.
+        // Only the stacks of blocks count: the page groups blocks by stack.
         let has_stacks = stacks.has_any();
         add_segments(&mut columns, prefix, history, &mut stacks);
         stacks.add_to(prefix, &mut columns, &mut strings);
@@ -207,7 +212,7 @@ impl PageData {
     }
 }
 
-/// Folds about as few blocks as it takes for `list` to need `bytes_max` at most, or all.
+/// Folds about as few blocks as possible such that `list` takes at most `bytes_max`, or all.
 fn fit<L>(
     page: &PageTrace<'_>,
     bytes_max: usize,
@@ -223,11 +228,11 @@ fn fit<L>(
         return whole.2;
     }
     let (mut kept_max, mut kept_max_bytes) = (whole.0, whole.1);
-    // It may be the largest thing there is.
+    // The data may be the largest object in memory.
     drop(whole);
     let mut best = try_listing(0);
-    // Blocks take about as much each, so what is found between two measured numbers of them is soon close. What fits
-    // at once is enough nearly full; each time that it does not, less is aimed at.
+    // Blocks take about as many bytes each, so interpolation between two measured numbers of them converges fast. A
+    // result that nearly fills the space is good enough. After each result that does not fit, the aim is lower.
     let mut percent = 98;
     for _ in 0..ROUNDS_MAX {
         let aim = bytes_max / 100 * percent;
@@ -250,8 +255,8 @@ fn fit<L>(
     best.2
 }
 
-/// Returns how many of the `left` bytes are for the first of some traces that are so long: as many as for any other,
-/// but that those which are shorter leave to the others what they cannot need.
+/// Returns how many of the `left` bytes the first of some traces gets, for traces of these lengths. All get equal
+/// parts, except that shorter traces leave the bytes that they cannot need to the others.
 fn share(left: usize, lengths: &[u64]) -> usize {
     let Some(&own) = lengths.first() else {
         return left;
@@ -304,7 +309,7 @@ fn add_blocks(
     add_u64("padding", &|block| (block.size - block.requested).get());
 }
 
-/// Adds where steps begin and end, and returns what grew over them.
+/// Adds the boundaries of steps. Returns the growth over them.
 fn add_growth(
     columns: &mut Columns,
     prefix: &str,
@@ -364,7 +369,7 @@ fn add_curves(columns: &mut Columns, prefix: &str, history: &History) {
     }
 }
 
-/// Adds what each replay held at most in each part.
+/// Adds the peak reserved bytes of each replay in each part.
 fn add_replayed(
     columns: &mut Columns,
     prefix: &str,
@@ -386,7 +391,7 @@ fn add_replayed(
     }
 }
 
-/// Adds the times of the instants, where the recording has them, and returns how long it is.
+/// Adds the times of the instants, if they are recorded. Returns the duration of the recording.
 fn add_times(columns: &mut Columns, prefix: &str, trace: &Trace) -> Option<u64> {
     let first_us = trace
         .events
@@ -399,7 +404,7 @@ fn add_times(columns: &mut Columns, prefix: &str, trace: &Trace) -> Option<u64> 
     let mut elapsed = 0;
     let times: Vec<u64> = chosen
         .iter()
-        // Threads note their events in another order than they take their times.
+        // Threads may record their events in another order than that of their times.
         .map(|&index| {
             let since = trace.events[index].time_us.saturating_sub(first_us);
             elapsed = elapsed.max(u64::try_from(since).unwrap_or(0));
@@ -431,7 +436,7 @@ fn add_annotations(columns: &mut Columns, strings: &mut Strings, prefix: &str, t
     columns.add_u32(name("stage"), stages);
 }
 
-/// Returns what there is to say of a trace before its columns are made.
+/// Returns the summary of a trace before its columns are added.
 fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
     let PageTrace { trace, history, .. } = *page;
     TraceSummary {
@@ -487,14 +492,14 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
     }
 }
 
-/// Returns a stream's number in the history, which is 0 for one in which nothing ever was.
+/// Returns a stream's number in the history; 0 for a stream without blocks or segments.
 fn stream_number(history: &History, stream: Stream) -> u32 {
     let mut numbered = (0..).zip(&history.streams);
     let found = numbered.find(|&(_, &known)| known == stream);
     found.map_or(0, |(number, _)| number)
 }
 
-/// Returns the instants whose figures the page has exactly.
+/// Returns the instants of which the page has the exact figures.
 fn instants(history: &History) -> Vec<(String, Moment)> {
     let mut instants = vec![
         ("peak live".to_owned(), history.peak_live),
@@ -512,7 +517,7 @@ fn instants(history: &History) -> Vec<(String, Moment)> {
     instants
 }
 
-/// Returns the most that was paused at once.
+/// Returns the peak paused bytes.
 fn peak_paused(history: &History) -> u64 {
     let most = history.levels.most(CURVE_NAMES.len() - 1).iter();
     most.copied().max().unwrap_or(0)
@@ -530,8 +535,8 @@ fn ooms(history: &History) -> Vec<Oom> {
     ooms.collect()
 }
 
-/// Gives the parts in which no step was taken what was held before them. A job that was refused has
-/// nothing after its end.
+/// Gives parts without a point of the timeline the value of the part before. A job that ran out of memory has no
+/// value after its end.
 fn fill_forward(most: &mut [u64], points: usize) {
     let end = most
         .iter()
@@ -555,7 +560,7 @@ fn strategy_summary((label, outcome): &(String, Outcome)) -> StrategySummary {
     }
 }
 
-/// Returns the allocator that was recorded, with the settings in force.
+/// Returns the recorded allocator, with the settings in force.
 fn recorded_strategy(trace: &Trace) -> String {
     if !trace.settings.strategy.is_empty() {
         return trace.settings.strategy.raw().to_owned();
@@ -564,7 +569,7 @@ fn recorded_strategy(trace: &Trace) -> String {
     Config::Caching(config).to_string()
 }
 
-/// Returns what a trace is called that is one of `traces` of a recording.
+/// Returns the name of a trace in a recording with `traces` traces.
 pub fn trace_name(recording: &str, trace: &Trace, traces: usize) -> String {
     let member = trace.member.as_ref();
     let recording = member.map_or_else(
@@ -577,7 +582,7 @@ pub fn trace_name(recording: &str, trace: &Trace, traces: usize) -> String {
     }
 }
 
-/// Returns a stream's handle as people know it: small numbers, and addresses.
+/// Returns a stream's handle as users know it: decimal for small numbers, hexadecimal for addresses.
 pub fn stream_text(stream: Stream) -> String {
     match stream.0 {
         handle @ 0..=0xffff => handle.to_string(),
@@ -585,7 +590,7 @@ pub fn stream_text(stream: Stream) -> String {
     }
 }
 
-/// Returns what a pool is called, which may have the memory of a region.
+/// Returns the name of a pool, which may hold the memory of a region.
 fn pool_text(pool: MempoolId, region: Option<&RecordedText>) -> String {
     match (pool, region) {
         (MempoolId::DEFAULT, _) => "default".to_owned(),
@@ -594,13 +599,13 @@ fn pool_text(pool: MempoolId, region: Option<&RecordedText>) -> String {
     }
 }
 
-/// Returns the tag of the region whose memory a pool has.
+/// Returns the tag of the region whose memory a pool holds.
 fn region_of(trace: &Trace, pool: MempoolId) -> Option<&RecordedText> {
     trace.regions.get(&pool)
 }
 
-/// Returns `json`, in which only strings can hold these characters, such that a browser finds neither
-/// an end of the script nor a comment in it, and a terminal nothing to carry out.
+/// Returns `json` such that a browser finds neither the end of the script nor a comment in it, and a terminal finds
+/// no control characters. Only strings in `json` may have these characters.
 fn escape_for_script(json: &str) -> String {
     escape_in_json(json)
         .replace('<', "\\u003c")
@@ -644,7 +649,7 @@ mod tests {
             let bytes_max = all_bytes * percent / 100 + 1000;
             let (folded, bytes) = add(bytes_max);
             assert!(bytes <= bytes_max, "{bytes} of {bytes_max}");
-            // No more is folded than it takes, or not much.
+            // No more blocks are folded than needed, or few more.
             assert!(
                 folded == 0 || bytes > bytes_max * 85 / 100,
                 "{bytes} of {bytes_max}"

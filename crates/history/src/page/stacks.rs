@@ -1,4 +1,4 @@
-//! The stacks and texts that a page needs, each once.
+//! The stacks and texts of a page, each stored once.
 
 use hashbrown::HashMap;
 use lowtide_trace::{Frame, StackId, StackTable};
@@ -14,7 +14,7 @@ pub(super) struct Strings {
 }
 
 impl Strings {
-    /// Returns the number of `text`, a new one where it has none yet.
+    /// Returns the number of `text`: a new number if the text is new.
     pub(super) fn number(&mut self, text: &str) -> u32 {
         if let Some(&number) = self.numbers.get(text) {
             return number;
@@ -25,7 +25,7 @@ impl Strings {
         number
     }
 
-    /// Returns about how many bytes of a page the texts are.
+    /// Returns about how many bytes of a page the texts take.
     pub(super) fn page_bytes(&self) -> usize {
         let escaped = |text: &String| text.bytes().filter(|byte| b"<>&".contains(byte)).count() * 5;
         let texts = self.texts.iter();
@@ -38,7 +38,7 @@ impl Strings {
     }
 }
 
-/// The stacks of one trace that blocks or segments have, numbered as they come; the empty one is 0.
+/// The stacks of one trace's blocks and segments, numbered in order of appearance. The empty stack is 0.
 pub(super) struct Stacks<'t> {
     table: &'t StackTable,
     numbers: HashMap<StackId, u32>,
@@ -56,7 +56,7 @@ impl<'t> Stacks<'t> {
         }
     }
 
-    /// Returns the number of a stack, a new one where it has none yet.
+    /// Returns the number of a stack: a new number if the stack is new.
     pub(super) fn number(&mut self, stack: StackId) -> u32 {
         if self.recent.0 != stack {
             let next = u32::try_from(self.used.len()).expect("fewer stacks than events");
@@ -69,7 +69,7 @@ impl<'t> Stacks<'t> {
         self.recent.1
     }
 
-    /// Returns whether any but the empty one has a number.
+    /// Returns whether any stack but the empty one has a number.
     pub(super) fn has_any(&self) -> bool {
         self.used.len() > 1
     }

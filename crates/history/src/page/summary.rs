@@ -1,4 +1,4 @@
-//! The part of a report's data that is small: names, headline figures, texts.
+//! The small part of a report's data: names, main figures, texts.
 
 use lowtide_core::{Bytes, Cause};
 use serde::ser::SerializeMap;
@@ -8,39 +8,39 @@ use crate::growth::{Growth, Kept, Leaks, Site, StepSource, Trend};
 use crate::history::Moment;
 use crate::page::fold::Folded;
 
-/// So many of the places that share growth are listed.
+/// The most call sites that are listed for growth at many sites.
 const SPREAD_PLACES: usize = 10;
 
-/// What the page reads first. The names of the keys are an interface between it and the page.
+/// The part of the data that the page reads first. The names of the keys are an interface to the page's script.
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     pub(super) version: &'static str,
     pub(super) traces: Vec<TraceSummary>,
-    /// Texts that columns name by their numbers.
+    /// The texts that columns refer to by number.
     pub(super) strings: Vec<String>,
 }
 
-/// What there is to say about one trace.
+/// The summary of one trace.
 #[derive(Debug, Serialize)]
 pub(super) struct TraceSummary {
     pub(super) name: String,
-    /// `None` for the host's pinned memory.
+    /// `None` for pinned host memory.
     pub(super) device: Option<u32>,
     pub(super) events: u32,
     pub(super) duration_us: Option<u64>,
     pub(super) has_stacks: bool,
-    /// `PYTORCH_CUDA_ALLOC_CONF`, as the job had it.
+    /// The job's `PYTORCH_CUDA_ALLOC_CONF`.
     pub(super) settings: String,
-    /// The allocator with the settings in force; empty for the host's pinned memory.
+    /// The allocator with the settings in force; empty for pinned host memory.
     pub(super) strategy: String,
     /// `verified` or `estimated`.
     pub(super) sizes: &'static str,
     pub(super) main_stream: u32,
-    /// How long the pages of large expandable segments are.
+    /// The size of the pages of large expandable segments.
     pub(super) large_page: u64,
     pub(super) streams: Vec<String>,
     pub(super) pools: Vec<String>,
-    /// For each pool, the tag of the region whose memory it has; empty where it is of none.
+    /// For each pool, the tag of the region whose memory it holds; empty if there is none.
     pub(super) pool_regions: Vec<String>,
     pub(super) tags: Vec<String>,
     /// The tags of regions that were paused.
@@ -48,31 +48,31 @@ pub(super) struct TraceSummary {
     pub(super) bucket_events: u64,
     pub(super) peak_live: Peak,
     pub(super) peak_reserved: Peak,
-    /// The most that was paused at once.
+    /// The peak paused bytes.
     pub(super) peak_paused: u64,
     pub(super) ooms: Vec<Oom>,
     pub(super) instants: Vec<Instant>,
     pub(super) aggregated: Option<Aggregated>,
     pub(super) strategies: Vec<StrategySummary>,
-    /// What there is to know of those.
+    /// Notes on the replays.
     pub(super) replay_notes: Vec<String>,
     pub(super) growth: GrowthSummary,
     pub(super) initial_blocks: usize,
     pub(super) is_cut_off: bool,
-    /// So many events at least came after the last, while the snapshot was taken.
+    /// The least number of events after the last one, while the snapshot was taken.
     pub(super) missed_events: u64,
     pub(super) skipped_events: u64,
     pub(super) contradictions: u64,
 }
 
-/// Where a curve is highest.
+/// The maximum of a curve.
 #[derive(Debug, Serialize)]
 pub(super) struct Peak {
     event: u32,
     bytes: u64,
 }
 
-/// A request that was refused.
+/// A request that ended in an out-of-memory error.
 #[derive(Debug, Serialize)]
 pub(super) struct Oom {
     pub(super) event: u32,
@@ -80,7 +80,7 @@ pub(super) struct Oom {
     /// The number of its stream.
     pub(super) stream: u32,
     pub(super) device_free: u64,
-    /// The largest free block of its stream and pool; only of those that are told one by one.
+    /// The largest free block of its stream and pool. Known for the first refusals only.
     pub(super) largest_free: Option<u64>,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Instant {
 #[derive(Debug)]
 struct Causes([Bytes; Cause::ALL.len()]);
 
-/// Blocks that are not listed one by one.
+/// The blocks that are not listed one by one.
 #[derive(Debug, Serialize)]
 pub(super) struct Aggregated {
     blocks: usize,
@@ -108,7 +108,7 @@ pub(super) struct Aggregated {
     events_max: u32,
 }
 
-/// What the job would have taken with a strategy.
+/// The job's memory under another strategy.
 #[derive(Debug, Serialize)]
 pub(super) struct StrategySummary {
     pub(super) label: String,
@@ -117,24 +117,24 @@ pub(super) struct StrategySummary {
     pub(super) completed: bool,
 }
 
-/// What grew over a job's steps.
+/// The growth over a job's steps.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct GrowthSummary {
     steps: usize,
-    /// Why it is not known what leaks, as a sentence.
+    /// The reason why leaks cannot be told from other growth, as a sentence.
     doubt: Option<String>,
     training: TrainingSummary,
-    /// `annotation`, `period`, or `parts` where the steps were not found.
+    /// `annotation`, `period`, or `parts` if no steps were found.
     found_by: &'static str,
     annotation: Option<String>,
     warm_up_steps: usize,
-    /// So many steps are looked at as one.
+    /// The number of steps that are treated as one.
     span_steps: usize,
     leaks: Vec<GrownSummary>,
     spread: Option<SpreadSummary>,
 }
 
-/// A place that has more in the last step than after the first ones.
+/// A call site with more live bytes in the last step than after the first ones.
 #[derive(Debug, Serialize)]
 pub(super) struct GrownSummary {
     #[serde(flatten)]
@@ -143,19 +143,19 @@ pub(super) struct GrownSummary {
     site: SiteSummary,
 }
 
-/// What grew in no place that can be named alone.
+/// The growth that belongs to no single call site.
 #[derive(Debug, Serialize)]
 pub(super) struct SpreadSummary {
     #[serde(flatten)]
     trend: TrendSummary,
     is_steady: bool,
-    /// In so many places.
+    /// The number of call sites that it is spread over.
     places: usize,
-    /// Of those, the ones that grew most.
+    /// Those that grew most.
     most: Vec<GrownSummary>,
 }
 
-/// What training makes in few calls and keeps.
+/// Memory that training makes in few calls and keeps.
 #[derive(Debug, Default, Serialize)]
 struct TrainingSummary {
     optimizer: KeptSummary,
@@ -178,7 +178,7 @@ struct TrendSummary {
     confidence: f64,
 }
 
-/// Which place: the number of a stack, or a size and the number of a stream.
+/// A call site: the number of a stack, or a size and the number of a stream.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum SiteSummary {
@@ -197,7 +197,7 @@ impl Aggregated {
 }
 
 impl GrowthSummary {
-    /// `site_of` returns how the page names a place.
+    /// Returns the summary of `found`. `site_of` returns the page's name of a call site.
     pub(super) fn new(
         found: &Leaks,
         mut site_of: impl FnMut(Site) -> SiteSummary,
