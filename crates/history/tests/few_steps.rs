@@ -1,4 +1,4 @@
-//! A layer is not taken for a step: recordings of few steps, and of one forward pass.
+//! Tests that a layer is not taken for a step: recordings of few steps, and of one forward pass.
 
 mod common;
 
@@ -17,7 +17,7 @@ const OPTIMIZER: &Frames = &[
     ("<module>", "train.py", 9),
 ];
 
-/// A step of an optimizer of one's own: PyTorch calls it from a function of `torch.optim`'s.
+/// A step of a user-defined optimizer. PyTorch calls it from a function in `torch.optim`.
 const OWN_OPTIMIZER: &Frames = &[
     ("step", "sgd.py", 12),
     ("wrapper", "site-packages/torch/optim/optimizer.py", 517),
@@ -27,11 +27,11 @@ const OWN_OPTIMIZER: &Frames = &[
 /// A program with a model, and with stacks as PyTorch records them: backward has none.
 struct Program {
     job: Job,
-    /// Whether stacks have PyTorch's own functions that call a module: `stacks="all"` leaves some out.
+    /// Whether stacks contain PyTorch's functions that call a module: `stacks="all"` leaves some out.
     has_module_calls: bool,
     gradients: Vec<Held>,
     states: Vec<Held>,
-    /// What keeps 512 KiB in each step of the optimizer.
+    /// The stack of a block of 512 KiB that each step of the optimizer keeps.
     keeps: Option<&'static Frames>,
 }
 
@@ -50,7 +50,7 @@ impl Program {
         self.job.alloc_in(size, PROGRAM)
     }
 
-    /// A request of a layer, all of which are called from one line of the model.
+    /// Makes a request of a layer. All layers are called from one line of the model.
     fn layer(&mut self, size: u64, line: u32) -> Held {
         let module = "site-packages/torch/nn/modules/module.py";
         let mut frames = vec![
@@ -64,7 +64,7 @@ impl Program {
         self.job.alloc_in(size, &frames)
     }
 
-    /// A forward pass, each layer of which keeps `kept` of ten requests.
+    /// Runs a forward pass. Each layer makes ten requests and keeps `kept` of them.
     fn forward(&mut self, kept: u32) -> Vec<Held> {
         let input = self.program(MIB);
         let mut activations = vec![input];
@@ -181,7 +181,7 @@ fn what_training_makes_once_is_named_and_no_leak() {
         } = found.training;
         assert_eq!(optimizer.blocks, 4 * u64::from(LAYERS));
         assert_eq!(optimizer.bytes, u64::from(LAYERS) * MIB);
-        // One for each activation, and for the input.
+        // One for each activation, and one for the input.
         assert_eq!(gradients.blocks, 4 * u64::from(LAYERS) + 1);
     }
 }
@@ -195,7 +195,7 @@ fn what_every_step_of_an_optimizer_keeps_leaks() {
             (0..count).for_each(|_| program.step(is_marked));
             let found = program.leaks();
             let what = format!("{count} steps, marked: {is_marked}, stacks: {has_stacks}");
-            // Steps that are found by what repeats are known where there are many.
+            // Steps without marks are known only if there are many.
             if is_marked || count == 30 {
                 let sizes: Vec<u64> = found.leaks().map(|leak| leak.trend.end_bytes).collect();
                 assert_eq!(
@@ -235,7 +235,7 @@ fn what_is_beside_the_optimizers_makes_no_state() {
     }
 }
 
-/// One line steps several optimizers: each has a mark, and stacks show one call.
+/// One line steps several optimizers. Each has a mark, and stacks show one call.
 #[test]
 fn states_that_optimizers_make_in_a_row_are_no_leak() {
     for (count, has_stacks) in [(5, true), (6, false), (8, true), (8, false)] {
@@ -286,7 +286,7 @@ fn states_that_optimizers_make_within_backward_are_no_leak() {
     }
 }
 
-/// One optimizer that keeps something in each of four steps looks like four that take turns.
+/// One optimizer that keeps memory in each of four steps looks like four that take turns.
 #[test]
 fn what_four_marked_steps_of_optimizers_keep_is_not_known() {
     let mut program = Program::new(true);
@@ -298,7 +298,7 @@ fn what_four_marked_steps_of_optimizers_keep_is_not_known() {
     assert_eq!(found.training.optimizer.blocks, 4 * u64::from(LAYERS));
 }
 
-/// No stack begins in the program, and nothing is marked.
+/// No stack begins in the program, and no step is marked.
 #[test]
 fn what_optimizers_keep_in_calls_that_stacks_do_not_tell_is_not_known() {
     let mut program = Program::new(true);
@@ -315,7 +315,7 @@ fn what_optimizers_keep_in_calls_that_stacks_do_not_tell_is_not_known() {
     assert_eq!(found.training.optimizer.blocks, 0);
 }
 
-/// Four optimizers take turns, and each makes its states in the first step that it has.
+/// Four optimizers take turns. Each makes its state in its first step.
 #[test]
 fn states_of_several_optimizers_are_no_leak() {
     let mut program = Program::new(false);
@@ -349,7 +349,7 @@ fn unmarked_steps_are_not_layers() {
     }
 }
 
-/// A forward pass for training keeps most of what it asks for, and one with a cache a little of each layer.
+/// A forward pass for training keeps most of its requests. A pass with a cache keeps a little in each layer.
 #[test]
 fn what_layers_of_one_forward_pass_keep_is_no_leak() {
     for (has_stacks, has_module_calls) in [(true, true), (true, false), (false, false)] {
@@ -366,7 +366,7 @@ fn what_layers_of_one_forward_pass_keep_is_no_leak() {
     }
 }
 
-/// A program calls the modules of each layer itself, one after another, and keeps a part of a cache: 24 layers.
+/// A program calls the modules of 24 layers itself, one after another, and keeps a part of a cache.
 #[test]
 fn layers_that_the_program_loops_over_itself_are_not_taken_for_steps() {
     let module = "site-packages/torch/nn/modules/module.py";
@@ -392,7 +392,7 @@ fn layers_that_the_program_loops_over_itself_are_not_taken_for_steps() {
     }
 }
 
-/// Backward makes a gradient in each layer, and a forward pass that is made again in it keeps none.
+/// Backward makes a gradient in each layer. A forward pass that is recomputed in it keeps none.
 #[test]
 fn gradients_of_one_backward_pass_are_no_leak() {
     let mut program = Program::new(true);
@@ -413,7 +413,7 @@ fn gradients_of_one_backward_pass_are_no_leak() {
     check_none(&program.leaks(), "one backward pass");
 }
 
-/// Each token makes each layer's cache longer, by copying it.
+/// Each token extends each layer's cache by copying it.
 #[test]
 fn a_cache_that_is_copied_is_not_known_to_leak() {
     for has_stacks in [true, false] {
@@ -459,7 +459,7 @@ fn forward_passes_whose_results_are_kept_leak() {
     );
 }
 
-/// Nothing but the module asks for memory, and frees have no stack.
+/// Only the module allocates memory, and frees have no stack.
 #[test]
 fn calls_of_a_module_that_stacks_show_as_one_are_not_counted() {
     let mut program = Program::new(true);
@@ -480,7 +480,7 @@ fn calls_of_a_module_that_stacks_show_as_one_are_not_counted() {
     );
 }
 
-/// An evaluation: the program's marks tell its steps, though stacks show all of its passes as one call.
+/// An evaluation: the program's marks show its steps, although stacks show all passes as one call.
 #[test]
 fn marked_passes_whose_results_are_kept_leak() {
     for count in [5, 20] {

@@ -1,4 +1,4 @@
-//! Leaks that are planted are named, and jobs without one are not accused.
+//! Tests that planted leaks are named, and that no leak is reported for jobs without one.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
@@ -11,22 +11,21 @@ use lowtide_core::{Action, Bytes, DeviceAddress, Event};
 use lowtide_history::{BlockSizes, Difference, Growth, History, Leaks, Site, StepSource};
 use lowtide_trace::Trace;
 
-/// What a job does beside its work.
+/// The behaviour of a job beside its work.
 #[derive(Clone, Copy, Default)]
 struct Habits {
     has_stacks: bool,
-    /// Steps are of another length each.
+    /// Each step has another length.
     varies: bool,
     /// Each step keeps a block for good.
     leaks: bool,
-    /// Caches fill for so many steps.
+    /// Caches fill for this many steps.
     fills_until: u32,
     /// Every tenth step keeps 50 MB for a while.
     has_checkpoints: bool,
 }
 
-/// Returns the recording of 30 steps with 5,000 requests each: 40 layers forward and backward, and an
-/// optimizer.
+/// Returns the recording of 30 steps with 5,000 requests each: 40 layers forward and backward, and an optimizer.
 fn train(habits: Habits) -> Trace {
     let mut job = Job::new(habits.has_stacks);
     let weights: Vec<Held> = (0..100)
@@ -81,7 +80,7 @@ fn find(trace: &Trace) -> (History, Leaks) {
     (history, leaks)
 }
 
-/// Checks that `habits` make a job of which exactly the planted leak is named.
+/// Checks that exactly the planted leak is named for a job with `habits`.
 fn check_leak(habits: Habits) {
     let trace = train(Habits {
         leaks: true,
@@ -166,7 +165,7 @@ fn caches_and_checkpoints_are_no_leaks() {
     }
 }
 
-/// Returns the recording of 60 steps, after whose work each does `keep`.
+/// Returns the recording of 60 steps. Each calls `keep` after its work.
 fn simple_steps(mut keep: impl FnMut(&mut Job, u32)) -> Trace {
     let mut job = Job::new(true);
     for step in 0..60 {
@@ -179,7 +178,7 @@ fn simple_steps(mut keep: impl FnMut(&mut Job, u32)) -> Trace {
     job.into_trace()
 }
 
-/// What is kept is of another place each time, by every step or by some.
+/// The kept block is from another call site each time. Every step keeps one, or some steps do.
 #[test]
 fn growth_in_many_places_is_growth_of_all() {
     for every in [1, 3] {
@@ -191,7 +190,7 @@ fn growth_in_many_places_is_growth_of_all() {
         let (_, leaks) = find(&trace);
         assert_eq!(leaks.leaks().count(), 0, "{:?}", leaks.growths);
         let spread = leaks.spread.unwrap();
-        // By chance it came in few of the last steps.
+        // By chance it grew in few of the last steps.
         assert!(spread.confidence > 0.5, "{every}: {spread:?}");
         assert_eq!(spread.is_steady(), every == 1, "{spread:?}");
         assert_eq!(spread.grown_steps == spread.steps, every == 1);
@@ -199,7 +198,7 @@ fn growth_in_many_places_is_growth_of_all() {
     }
 }
 
-/// A list of losses is a leak that can be named, and has next to nothing of what grows.
+/// A list of losses is a leak that can be named, but only a small part of the growth.
 #[test]
 fn growth_in_many_places_is_told_beside_a_leak() {
     let trace = simple_steps(|job, step| {
@@ -212,14 +211,14 @@ fn growth_in_many_places_is_told_beside_a_leak() {
     let spread = leaks.spread.unwrap();
     assert_eq!(spread.bytes, spread.steps as u64 * MIB);
     assert!(spread.is_steady(), "{spread:?}");
-    // What a leak has alone is not told twice.
+    // The growth of a leak alone is not reported twice.
     let trace = simple_steps(|job, _| {
         job.alloc(MIB, "losses", 1);
     });
     assert_eq!(find(&trace).1.spread, None);
 }
 
-/// Half of the recording had more and more, and the rest as much as that: no leak, and not nothing.
+/// Memory grew in the first half of the recording only. This is reported, but not called a leak.
 #[test]
 fn growth_that_stopped_is_told_and_called_no_leak() {
     let trace = simple_steps(|job, step| {
@@ -234,7 +233,7 @@ fn growth_that_stopped_is_told_and_called_no_leak() {
     assert_eq!(spread.end_bytes, 30 * MIB);
 }
 
-/// A list that grew until the program ended is a leak, though what the end freed was recorded, too.
+/// A list that grew until the program ended is a leak, even if its frees at the end are recorded.
 #[test]
 fn what_only_the_end_frees_is_a_leak() {
     for gives_back in [false, true] {
@@ -257,8 +256,8 @@ fn what_only_the_end_frees_is_a_leak() {
     }
 }
 
-/// Returns the recording of `steps` steps in which no request is made once: a network's layers, and an optimizer.
-/// After its forward pass each step does `keep`.
+/// Returns the recording of `steps` steps without a request that is made once: a network's layers, and an
+/// optimizer. Each step calls `keep` after its forward pass.
 fn train_layers(steps: u32, layers: u32, mut keep: impl FnMut(&mut Job, u32)) -> Trace {
     let mut job = Job::new(true);
     for step in 0..steps {
@@ -334,7 +333,7 @@ fn a_cache_that_had_its_fill_before_the_end_is_no_leak() {
     assert_eq!(find(&trace).1.leaks().next(), None);
 }
 
-/// Two steps that do not grow behind 68 that do may be the end of it, or not.
+/// Two steps without growth after 68 with growth may be its end, or not.
 #[test]
 fn a_cache_that_had_its_fill_just_before_the_end_may_be_a_leak() {
     let trace = train_layers(70, 6, |job, step| {
@@ -348,7 +347,7 @@ fn a_cache_that_had_its_fill_just_before_the_end_may_be_a_leak() {
     assert_eq!(leaks.spread.unwrap().bytes, growth.trend.bytes);
 }
 
-/// What Python's garbage collector has to find is kept until it runs, which may be once, or again and again.
+/// Reference cycles are kept until Python's garbage collector runs, once or repeatedly.
 #[test]
 fn what_was_given_back_before_may_be_given_back_again() {
     for collects_at in [
@@ -368,7 +367,7 @@ fn what_was_given_back_before_may_be_given_back_again() {
         let (_, leaks) = find(&trace);
         let trend = leaks.growths.first().map(|growth| growth.trend);
         match collects_at {
-            // 61 steps of growth after nine are another matter than 45 after 25.
+            // 61 steps of growth after nine are enough, 45 after 25 are not.
             [8] => assert!(leaks.growths[0].is_leak(), "{trend:?}"),
             _ => assert_eq!(leaks.leaks().next(), None, "{collects_at:?}"),
         }
@@ -377,7 +376,7 @@ fn what_was_given_back_before_may_be_given_back_again() {
     }
 }
 
-/// Every second block of a place is kept, and the others until the garbage collector runs.
+/// Every second block of a call site is kept. The garbage collector frees the others.
 #[test]
 fn a_leak_is_named_though_most_of_its_place_is_given_back() {
     let mut cycles = Vec::new();
@@ -407,7 +406,7 @@ fn a_leak_every_tenth_step_is_named() {
     }
 }
 
-/// A hundred blocks are in use at any time, each for long, and none of them in a step of its own.
+/// A hundred blocks are in use at any time. Each lives long, and none lies within one step.
 #[test]
 fn a_leak_among_blocks_that_live_long_is_named_by_what_is_kept() {
     for leaks in [true, false] {
@@ -438,7 +437,7 @@ fn a_leak_among_blocks_that_live_long_is_named_by_what_is_kept() {
     }
 }
 
-/// Requests of a few sizes, among which are those of the leak, come and go as chance has it; how many, too.
+/// Makes requests of a few sizes, the leak's among them, and frees them at random.
 fn work_at_random(job: &mut Job, requests: u64) {
     let mut held: Vec<Held> = Vec::new();
     for _ in 0..requests {
@@ -480,7 +479,7 @@ fn a_leak_among_requests_of_its_size_is_named_though_no_step_is_found() {
     }
 }
 
-/// Returns a sample, and its optimizer's steps.
+/// Returns a sample, and the boundaries of its optimizer's steps.
 fn sample(name: &str) -> (Trace, Vec<u32>) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let path = root.join(format!("traces/{name}.pickle.zst"));
@@ -509,7 +508,7 @@ fn recorded_jobs_are_not_accused() {
     }
 }
 
-/// The smaller recordings, of which some hold what chance has them hold, and more at the end than before.
+/// The smaller recordings. Some hold random blocks, and more at the end than before.
 #[test]
 fn what_goes_up_and_down_is_no_leak() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data");
@@ -525,7 +524,7 @@ fn what_goes_up_and_down_is_no_leak() {
     }
 }
 
-/// The same jobs, each step of which keeps a block of a megabyte, and no mark says where the steps are.
+/// The same jobs, each step of which keeps a block of 1 MiB, with and without marks of the steps.
 #[test]
 fn a_leak_in_a_recorded_job_is_named_alone() {
     for name in ["gpt2_train", "llama_varlen", "mnist_mlp"] {

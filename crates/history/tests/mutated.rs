@@ -1,8 +1,9 @@
-//! Recordings of real jobs with numbers and bytes changed at random, as files from others may have them: each is refused
-//! in one line, or becomes a page, replays and files that read back. Overflow checks are on, as in all tests.
+//! Tests recordings of real jobs with numbers and bytes changed at random, as files from outside may have them.
+//! Each is refused in one line, or becomes a page, replays and files that read back. Overflow checks are on, as in
+//! all tests.
 //!
-//! The inputs are the same in every run. `LOWTIDE_MUTATED_INPUTS` says how many there are, for a night with
-//! more; `LOWTIDE_MUTATED_FROM` says which is the first, to see one again.
+//! The inputs are the same in every run. `LOWTIDE_MUTATED_INPUTS` sets their number, for a longer run.
+//! `LOWTIDE_MUTATED_FROM` sets the first one, to repeat an input.
 //!
 //! Not covered: files of millions of events, and damage to compressed bytes, which their checksums find.
 
@@ -21,16 +22,16 @@ use lowtide_trace::{
     AllocatorSettings, Snapshot, StreamWriter, Trace, TraceEvent, read, write_compact, write_pickle,
 };
 
-/// How many inputs there are if nobody asks for more.
+/// The default number of inputs.
 const INPUTS: u64 = 2000;
 
-/// How many events of each recording are kept, the last ones: all that can go wrong goes wrong with few.
+/// The number of last events that are kept of each recording: few events are enough for every error.
 const EVENTS: usize = 150;
 
-/// How much memory a process may take that makes everything of one input after the other.
+/// The most memory of a process that runs everything on one input after another.
 const PEAK_KIB_MAX: u64 = 1 << 20;
 
-/// Numbers that are at the ends of something.
+/// Numbers at the edges of ranges.
 const EDGES: [u64; 18] = [
     0,
     1,
@@ -52,7 +53,7 @@ const EDGES: [u64; 18] = [
     u64::MAX,
 ];
 
-/// Numbers at random, the same ones for each seed (SplitMix64).
+/// Random numbers, the same for each seed (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -68,7 +69,7 @@ impl Random {
         usize::try_from(self.next() % end.max(1) as u64).expect("it is below a usize")
     }
 
-    /// Returns another number in the place of `old`: at an end, near, opposite, or any.
+    /// Returns a replacement for `old`: an edge, a number nearby, its negation, or any number.
     fn instead_of(&mut self, old: u64) -> u64 {
         match self.below(6) {
             0 | 1 => EDGES[self.below(EDGES.len())],
@@ -80,7 +81,7 @@ impl Random {
     }
 }
 
-/// A recording to begin with.
+/// A recording to change.
 struct Base {
     name: String,
     snapshot: Snapshot,
@@ -92,7 +93,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Returns the recordings in the tree, in the order of their names, as far as they are good.
+/// Returns the recordings in the tree that can be read and written, sorted by name.
 fn bases() -> Vec<Base> {
     let directories = [
         "crates/replay/tests/data",
@@ -122,13 +123,13 @@ fn base(path: &Path) -> Option<Base> {
         pickle: Vec::new(),
         compact: Vec::new(),
     };
-    // Several snapshots that were gathered are no file that lowtide writes.
+    // lowtide cannot write several gathered snapshots into one file.
     write_pickle(&base.snapshot, &mut base.pickle).ok()?;
     write_compact(&base.snapshot, &mut base.compact).ok()?;
     Some(base)
 }
 
-/// Returns an input: which recording it is made of and how, and its bytes.
+/// Returns an input: the name of its recording and of the change, and its bytes.
 fn input(bases: &[Base], number: u64) -> (String, Vec<u8>) {
     let mut random = Random(number);
     let base = &bases[random.below(bases.len())];
@@ -171,7 +172,7 @@ fn changed_bytes(bytes: &[u8], changes: usize, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Changes bytes within sections, whose checksums are right again then.
+/// Changes bytes within sections, and corrects their checksums.
 fn changed_sections(bytes: &[u8], changes: usize, random: &mut Random) -> Vec<u8> {
     const HEADER: usize = 10;
     let mut sections = Vec::new();
@@ -207,7 +208,7 @@ fn changed_sections(bytes: &[u8], changes: usize, random: &mut Random) -> Vec<u8
     changed
 }
 
-/// Changes integers of a pickle that lowtide wrote.
+/// Changes integers of a pickle by lowtide.
 fn changed_numbers(pickle: &[u8], changes: usize, random: &mut Random) -> Vec<u8> {
     let numbers = numbers(pickle);
     let mut chosen: Vec<usize> = (0..changes).map(|_| random.below(numbers.len())).collect();
@@ -219,12 +220,12 @@ fn changed_numbers(pickle: &[u8], changes: usize, random: &mut Random) -> Vec<u8
         let (start, end, old) = numbers[index];
         changed.extend(&pickle[done..start]);
         done = end;
-        // One of the same kind: of events of one shape, all numbers but the small ones are as far apart.
+        // Sometimes another number of the file, which is likelier to be of the same kind.
         let new = match random.below(3) {
             0 => numbers[random.below(numbers.len())].2,
             _ => random.instead_of(old),
         };
-        // With a ninth byte it is from 0 to 2^64, without it has a sign.
+        // With a ninth byte it is from 0 to 2^64 - 1, without it is signed.
         match random.below(2) {
             0 => changed.extend([&[0x8a, 8][..], &new.to_le_bytes()].concat()),
             _ => changed.extend([&[0x8a, 9][..], &new.to_le_bytes(), &[0]].concat()),
@@ -234,14 +235,14 @@ fn changed_numbers(pickle: &[u8], changes: usize, random: &mut Random) -> Vec<u8
     changed
 }
 
-/// Returns where the integers of a pickle that lowtide wrote begin and end, and their values.
+/// Returns the start, end and value of each integer of a pickle by lowtide.
 fn numbers(pickle: &[u8]) -> Vec<(usize, usize, u64)> {
     let mut numbers = Vec::new();
     let mut at = 0;
     while at < pickle.len() {
         let operand = &pickle[at + 1..];
         let (length, is_number) = match pickle[at] {
-            // A string: its length in four bytes, and so many more.
+            // A string: its length in four bytes, and that many bytes.
             b'X' => {
                 let count = operand[..4].try_into().expect("four bytes");
                 (4 + u32::from_le_bytes(count) as usize, false)
@@ -269,7 +270,8 @@ fn numbers(pickle: &[u8]) -> Vec<(usize, usize, u64)> {
     numbers
 }
 
-/// Changes events, and writes them as a job does that is recorded: what was there before is not known then.
+/// Changes events, and writes them like a job that is being recorded. The memory before the first event is then
+/// unknown.
 fn changed_events(snapshot: &Snapshot, changes: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = StreamWriter::new(&mut bytes).expect("memory takes everything");
@@ -280,7 +282,7 @@ fn changed_events(snapshot: &Snapshot, changes: usize, random: &mut Random) -> V
         }
         let paused = &trace.initial.paused;
         let held = match random.below(3) {
-            // As if what is there at the end had been there from the beginning.
+            // As if the segments at the end had existed from the start.
             0 => &trace.segments[..],
             _ => &[],
         };
@@ -388,7 +390,7 @@ fn whatever_a_file_says_it_is_refused_or_everything_is_made_of_it() {
     assert!(peak <= PEAK_KIB_MAX, "{peak} KiB");
 }
 
-/// Returns the most memory that this process had, as Linux counts it; 0 elsewhere.
+/// Returns the peak memory of this process by Linux's count, in KiB; 0 on other systems.
 fn peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

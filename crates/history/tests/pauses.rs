@@ -1,4 +1,4 @@
-//! Memory that leaves the device for a while.
+//! Tests of memory that is paused.
 
 mod common;
 
@@ -11,7 +11,7 @@ use lowtide_trace::{
     Frame, InitialBlock, InitialSegment, Note, StackId, StackTable, Trace, TraceEvent,
 };
 
-/// Returns the recording of some events: what happened, where, and how long it is.
+/// Returns a recording of events, each with its action, address and size.
 fn trace(events: &[(Action, u64, u64)]) -> Trace {
     let mut stacks = StackTable::new();
     let mut line = 0;
@@ -46,7 +46,7 @@ fn history_of(events: &[(Action, u64, u64)]) -> History {
     history(&trace(&events.collect::<Vec<_>>()))
 }
 
-/// Returns what is reserved, live and paused at the end, in MiB.
+/// Returns the reserved, live and paused bytes at the end, in MiB.
 fn at_end(history: &History) -> [u64; 3] {
     let end = history.end;
     [end.gap.reserved, end.gap.live, end.paused].map(|bytes| bytes.get() / MIB)
@@ -90,7 +90,7 @@ fn a_part_of_what_is_paused_may_go_back() {
             .collect();
         pauses.sort_unstable();
         assert_eq!(pauses, left);
-        // The whole is told to be back, as the whole was told to be away.
+        // The resume is of the whole range, as the pause was.
         events.push((Action::SegmentResumed, 100, 60));
         let back = history_of(&events);
         assert_eq!(at_end(&back), [46, live, 0]);
@@ -180,7 +180,7 @@ fn what_cannot_go_back_stays_paused() {
     assert_eq!(at_end(&history_of(&events)), [40, 5, 0]);
 }
 
-/// With a look at all the blocks for each pause this takes more than a minute.
+/// Takes more than a minute if each pause visits all blocks.
 #[test]
 fn pauses_among_many_blocks_and_requests_count_what_is_paused() {
     let blocks = 50_000;
@@ -203,7 +203,7 @@ fn pauses_among_many_blocks_and_requests_count_what_is_paused() {
     assert_eq!(history.contradictions, 0);
     assert_eq!(history.end.gap.live, Bytes(1024 + blocks * 512));
     assert_eq!(history.pauses.len(), 20_000);
-    // The last block is there with the others while the paused one is not, and the other way round.
+    // The last block exists while the paused segment is away, and the other way round.
     assert_eq!(history.peak_live.gap.live, Bytes(1024 + (blocks + 1) * 512));
 }
 

@@ -1,5 +1,5 @@
-//! Generated programs: the history of an allocator's events says at every instant what the allocator
-//! itself lists.
+//! Tests with generated programs that the history of an allocator's events equals the allocator's own state at
+//! every instant.
 
 use lowtide_core::{
     Action, Bytes, Config, DeviceAddress, DeviceAllocator, Event, Gap, MempoolId, PoolSetting,
@@ -25,7 +25,7 @@ const CONFIGS: [&str; 12] = [
     "direct",
 ];
 
-/// A private pool that some requests are for.
+/// The private pool of some requests.
 const POOL: MempoolId = MempoolId(0, 7);
 
 #[derive(Clone, Copy, Debug)]
@@ -42,15 +42,15 @@ enum Op {
     FreeWhileUsed {
         index: usize,
     },
-    /// The streams are done with all that was freed.
+    /// The streams finish their work on all freed blocks.
     Pass,
     EmptyCache,
-    /// The private pool's memory leaves the device, or is back.
+    /// Pauses or resumes the private pool's memory.
     PauseOrResume,
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    // Most are small, so that several pages for small requests come and go.
+    // Most are small, so that several pages for small requests are mapped and unmapped.
     let size = prop_oneof![
         1 => 1_u64..3000,
         4 => 1_u64..1_048_577,
@@ -69,16 +69,16 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// An allocator, and what is noted of it.
+/// An allocator, and its recorded events and states.
 struct Job {
     allocator: DeviceAllocator<SimDriver>,
     held: Vec<DeviceAddress>,
     events: Vec<Event>,
     sizes: Vec<Bytes>,
-    /// After how many events the allocator listed what, for requests in each stream, and what was away.
+    /// The states by the number of events: the gap for requests in each stream, and the paused bytes.
     listed: Vec<(u32, [Gap; 3], Bytes)>,
     large_page: Bytes,
-    /// Whether the private pool's memory is away.
+    /// Whether the private pool's memory is paused.
     is_away: bool,
 }
 
@@ -167,7 +167,7 @@ impl Job {
         self.listed.push((instant, gaps, self.paused_bytes()));
     }
 
-    /// Does what a region does with its pools. A region's segments do not grow.
+    /// Pauses or resumes the pool like a region. A region's segments do not grow.
     fn pause_or_resume(&mut self) {
         let mut segments = self.allocator.segments();
         segments.retain(|segment| segment.pool == POOL);
@@ -176,7 +176,7 @@ impl Job {
         }
         let is_back = self.is_away;
         self.is_away = !is_back;
-        // Those that went back while they were away are not there any more.
+        // Segments that were released while they were paused do not exist any more.
         let told = segments.into_iter().map(|segment| Event {
             action: match is_back {
                 true => Action::SegmentResumed,
@@ -233,7 +233,7 @@ fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
     prop_assert_eq!(history.contradictions, 0);
     if !trace.settings.strategy.is_empty() {
         let sizes = BlockSizes::of(&trace, &());
-        // Where a share of the limit may be wasted, the recording does not say how much that was.
+        // If a share of the limit may be wasted, the recording does not have that share.
         let is_known = !trace
             .settings
             .strategy
@@ -253,7 +253,7 @@ fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
         curves.extend(gap.causes);
         curves.push(paused);
         for (curve, bytes) in curves.into_iter().enumerate() {
-            // So few events are parts of their own.
+            // So few events have a part each.
             prop_assert_eq!(history.levels.least(curve)[part], bytes.get());
             prop_assert_eq!(history.levels.most(curve)[part], bytes.get());
         }

@@ -1,5 +1,5 @@
-//! Real recordings, counted anew: at the end by PyTorch's own list of segments, in between block by block
-//! and segment by segment.
+//! Tests real recordings against independent counts: at the end by PyTorch's own list of segments, in between block
+//! by block and segment by segment.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
@@ -9,7 +9,7 @@ use lowtide_core::{Action, Bytes, Gap};
 use lowtide_history::{BlockSizes, History};
 use lowtide_trace::Trace;
 
-/// Returns the project's recordings, those of the samples and those that replays are verified with.
+/// Returns the paths of the project's recordings: the samples and those for verifying replays.
 fn recordings() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let directories = ["traces", "crates/replay/tests/data"].map(|directory| root.join(directory));
@@ -27,8 +27,8 @@ fn large_page(trace: &Trace) -> Bytes {
     trace.config_in_force().unwrap().large_segment_size
 }
 
-/// Returns what is live and reserved after `instant` events, as the events alone say: what was there at
-/// the beginning, plus what came, minus what went.
+/// Returns the live and reserved bytes after `instant` events, from the events alone: the initial bytes, plus
+/// allocated, minus freed.
 fn count_events(trace: &Trace, instant: u32) -> (u64, u64) {
     let rounded = |size: Bytes| size.get().next_multiple_of(512);
     let held =
@@ -54,7 +54,7 @@ fn count_events(trace: &Trace, instant: u32) -> (u64, u64) {
     (live, reserved)
 }
 
-/// Returns instants that a report looks at, and others from all over the recording.
+/// Returns the instants that a report shows, and others from the whole recording.
 fn instants(history: &History) -> Vec<u32> {
     let mut instants = vec![0, history.peak_live.instant, history.peak_reserved.instant];
     instants.extend(
@@ -113,7 +113,7 @@ fn check(path: &Path) {
         trace.peak_live_bytes(),
         "{name}"
     );
-    // Of the end PyTorch lists every segment and block itself.
+    // For the end, PyTorch lists every segment and block itself.
     let listed = Gap::of(&trace.segments, history.main_stream, large_page(trace));
     assert_eq!(history.end.gap, listed, "{name}");
 }
@@ -125,7 +125,7 @@ fn every_recording_agrees_with_an_independent_count() {
     }
 }
 
-/// Also where garbage was collected under a limit that the recording does not say.
+/// Also holds if garbage was collected under a limit that is not recorded.
 #[test]
 fn how_long_the_blocks_were_is_known() {
     for path in recordings() {
@@ -136,7 +136,7 @@ fn how_long_the_blocks_were_is_known() {
     }
 }
 
-/// What is not known is rounded as little as addresses allow, and never less than was asked for.
+/// Unknown sizes are rounded as little as addresses allow, and never below the request.
 #[test]
 fn estimates_keep_the_sums() {
     for path in recordings() {

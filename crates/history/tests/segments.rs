@@ -1,4 +1,4 @@
-//! What is kept of a segment: since when it is there, who asked for it, and what was free of all when a request failed.
+//! Tests of what is kept of segments: their start and stack, and the free bytes when a request failed.
 
 mod common;
 
@@ -55,11 +55,11 @@ fn the_largest_free_block_is_that_of_the_stream_and_pool_of_what_failed() {
     other_pool.event.pool = MempoolId(1, 1);
     let mut later = event(Action::OutOfMemory, 5, 90);
     later.event.pool = MempoolId(1, 1);
-    // All blocks are looked at for each that is told one by one: of a fourth it is not known.
+    // Each of the first refusals visits all blocks. For a fourth, the largest free block is not computed.
     let fourth = event(Action::OutOfMemory, 6, 90);
     let trace = Trace {
         events: vec![
-            // Of a segment, what lies between blocks; of neighbours that grow in place, all of both.
+            // In a plain segment, the space between blocks counts. Adjacent ranges that grow in place count as one.
             event(Action::SegmentAlloc, 100, 20),
             event(Action::Alloc, 108, 4),
             event(Action::SegmentAlloc, 120, 9),
@@ -93,7 +93,7 @@ fn the_largest_free_block_is_that_of_the_stream_and_pool_of_what_failed() {
     assert_eq!(refusals.collect::<Vec<_>>(), expected);
 }
 
-/// Returns what is made of a block for which `requested` MiB were asked, in a segment of 2 MiB.
+/// Returns the history of a block with a request of `requested` MiB, in a segment of 2 MiB.
 fn history_of_block(requested: u64, at_end: Vec<SegmentSnapshot>) -> History {
     let none = StackId::NONE;
     let trace = Trace {
@@ -108,7 +108,7 @@ fn history_of_block(requested: u64, at_end: Vec<SegmentSnapshot>) -> History {
     let history = History::new(&trace, &sizes);
     let leaks = Leaks::find(&trace, &history);
     let mut page = PageData::new("0");
-    // A page has of each block how much longer it is than its request.
+    // A page stores how much each block exceeds its request.
     page.add(&PageTrace {
         name: "made up",
         trace: &trace,
@@ -127,11 +127,11 @@ fn history_of_block(requested: u64, at_end: Vec<SegmentSnapshot>) -> History {
 #[test]
 fn a_block_is_no_shorter_than_its_request() {
     let block = |history: &History| (history.blocks[0].requested, history.blocks[0].size);
-    // It reaches beyond its segment: what does is left out.
+    // The part of the block beyond its segment is left out.
     let history = history_of_block(3, Vec::new());
     assert_eq!(block(&history), (Bytes::mib(2), Bytes::mib(2)));
     assert_eq!(history.contradictions, 1);
-    // What the end shows there is another.
+    // The block at the end is another one.
     let other = BlockSnapshot {
         address: DeviceAddress(100 * MIB),
         size: Bytes(512),

@@ -1,4 +1,4 @@
-//! The steps of jobs that mark none are found by what repeats, and are not claimed where nothing does.
+//! Tests that steps without marks are found by what repeats, and are not claimed if nothing does.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
@@ -14,7 +14,7 @@ fn steps(trace: &Trace) -> Steps {
     Steps::find(trace, &History::new(trace, &BlockSizes::estimated(trace)))
 }
 
-/// Checks that so many whole steps, or two fewer, are found by the period of the allocations.
+/// Checks that `expected` whole steps, or up to two fewer, are found by the period of the allocations.
 fn check_steps(trace: &Trace, expected: usize, what: &str) {
     let found = steps(trace);
     assert!(
@@ -29,7 +29,7 @@ fn check_steps(trace: &Trace, expected: usize, what: &str) {
     );
 }
 
-/// A network: forward it keeps what backward needs.
+/// Trains a network. Its forward pass keeps the memory that backward needs.
 fn train_network(job: &mut Job, name: &str, layers: u32, width: u64, has_temporary: bool) {
     let mut activations: Vec<Held> = Vec::new();
     for layer in 0..layers {
@@ -46,7 +46,7 @@ fn train_network(job: &mut Job, name: &str, layers: u32, width: u64, has_tempora
     }
 }
 
-/// Two networks in turns, of which the second does what the first does and half as much again.
+/// Two networks take turns. The second makes the first one's requests and half as many more.
 #[test]
 fn halves_that_alternate_are_one_step() {
     for has_stacks in [true, false] {
@@ -60,7 +60,7 @@ fn halves_that_alternate_are_one_step() {
     }
 }
 
-/// Gradients are gathered over three batches before the optimizer makes its step.
+/// Gradients accumulate over three batches before the optimizer's step.
 #[test]
 fn batches_that_are_gathered_are_one_step() {
     for has_stacks in [true, false] {
@@ -80,8 +80,8 @@ fn batches_that_are_gathered_are_one_step() {
     }
 }
 
-/// Tokens for several prompts, each of another length and in batches of another size: every token makes
-/// each layer's cache longer by one.
+/// Generates tokens for several prompts, each of another length and in batches of another size. Every token extends
+/// each layer's cache by one.
 fn generate(has_stacks: bool, layers: u32) -> Trace {
     let mut job = Job::new(has_stacks);
     for _ in 0..12 {
@@ -135,7 +135,7 @@ fn tokens_are_steps_though_caches_grow() {
     }
 }
 
-/// Requests of a few kinds that come and go as chance has it.
+/// Returns a recording of requests of a few kinds that are made and freed at random.
 fn at_random(has_stacks: bool, kinds: u64, held_max: usize) -> Trace {
     let mut job = Job::new(has_stacks);
     let mut held: Vec<Held> = Vec::new();
@@ -171,7 +171,7 @@ fn nothing_is_claimed_where_nothing_repeats() {
     }
 }
 
-/// The samples, whose programs marked their steps: those marks are taken away.
+/// The samples, whose programs marked their steps, without those marks.
 #[test]
 fn steps_of_recorded_jobs_are_those_that_the_programs_marked() {
     let samples = [
@@ -206,7 +206,7 @@ fn what_is_found_is_what_was_marked() {
         }
         trace.annotations.clear();
         let found = steps(&trace);
-        // Of a job that is refused memory halfway through each third step, 24 of 49 steps are found.
+        // For a job with an out-of-memory error halfway through each third step, 24 of 49 steps are found.
         let is_refused = path.to_string_lossy().contains("/shrinking");
         if found.source != StepSource::Parts && !is_refused {
             compared += 1;
@@ -225,7 +225,7 @@ fn what_is_found_is_what_was_marked() {
     );
 }
 
-/// A block a step that is never given back does not hide where the steps are.
+/// A block per step that is never freed does not hide the steps.
 #[test]
 fn a_leak_does_not_hide_the_steps() {
     let mut job = Job::new(false);
@@ -236,7 +236,7 @@ fn a_leak_does_not_hide_the_steps() {
     check_steps(&job.into_trace(), 40, "a leak");
 }
 
-/// A step is two loops over the same operations, whose blocks live longer than one time round.
+/// A step of two loops over the same operations. Blocks live longer than one iteration.
 #[test]
 fn a_loop_of_like_operations_within_a_step_is_no_step() {
     for has_stacks in [true, false] {

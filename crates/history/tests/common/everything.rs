@@ -1,5 +1,5 @@
-//! Everything that is made of a recording, made of any file's bytes. Shared by `tests/mutated.rs` and the fuzz target
-//! `snapshot`.
+//! Runs everything that lowtide does with a recording, on any file's bytes. Shared by `tests/mutated.rs` and the
+//! fuzz target `snapshot`.
 
 use std::io;
 
@@ -8,21 +8,21 @@ use lowtide_history::{BlockSizes, Difference, History, Leaks, PageData, PageTrac
 use lowtide_replay::{Job, Options, Outcome};
 use lowtide_trace::{OneLine, Snapshot, Trace, TraceError, read_from, write_compact, write_pickle};
 
-/// What became of a file.
+/// The result for a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Made {
     /// The file is refused, in one line.
     Refused,
-    /// The file is a recording of so many devices.
+    /// The file is a recording of this many devices.
     Recording(usize),
 }
 
-/// Reads `bytes`, and makes of a recording all that lowtide makes: the page, leaks, a difference, replays, files that
-/// read back.
+/// Reads `bytes`, and does everything with the recording that lowtide can: the page, leaks, a difference, replays,
+/// and files that read back.
 ///
 /// # Panics
 ///
-/// If a step panics, a strategy breaks off, or what is written does not read back.
+/// If a step panics, a strategy fails, or a written file does not read back.
 pub(crate) fn make_everything(bytes: &[u8]) -> Made {
     let snapshot = match read_from(bytes) {
         Ok(snapshot) => snapshot,
@@ -65,7 +65,7 @@ fn replay(trace: &Trace) -> Vec<(String, Outcome)> {
             verify: true,
             timeline_points: 0,
         };
-        // A recording of another allocator need not be one of PyTorch's.
+        // A recording of another allocator may differ from PyTorch's.
         if let Err(error) = job.replay(&Config::Caching(config.clone()), &options, &()) {
             check_line(&error.to_string());
         }
@@ -73,7 +73,7 @@ fn replay(trace: &Trace) -> Vec<(String, Outcome)> {
     replayed
 }
 
-/// Makes the page of `lowtide report`, and what `leaks` and `diff` print from.
+/// Makes the page of `lowtide report`, and the data that `leaks` and `diff` print.
 fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
     let sizes = BlockSizes::of(trace, &());
     let history = History::new(trace, &sizes);
@@ -98,18 +98,18 @@ fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
         .expect("a sink takes everything");
 }
 
-/// Writes both formats, and reads what is written.
+/// Writes both formats, and reads the files.
 fn write(snapshot: &Snapshot) {
     let mut pickle = Vec::new();
     match write_pickle(snapshot, &mut pickle) {
         Ok(()) => check_same(snapshot, read_from(&pickle[..]), "pickle"),
-        // A snapshot of PyTorch has one set of settings.
+        // A PyTorch snapshot has one set of settings.
         Err(error) => assert!(snapshot.traces.len() > 1, "{error}"),
     }
     let mut compact = Vec::new();
     match write_compact(snapshot, &mut compact) {
         Ok(()) => check_same(snapshot, read_from(&compact[..]), "lowtide's own format"),
-        // Of snapshots that were gathered, two may be of one device, or of the host.
+        // Two gathered snapshots may be of one device, or of the host.
         Err(error) => assert!(snapshot.traces.len() + snapshot.host.len() > 1, "{error}"),
     }
 }
@@ -124,7 +124,7 @@ fn check_same(snapshot: &Snapshot, again: Result<Snapshot, TraceError>, format: 
     assert_eq!(before.len(), after.len(), "{format}: devices");
     for (before, after) in before.iter().zip(&after) {
         assert_eq!(before.device, after.device, "{format}");
-        // What is written says the pools of more events, by which those of others are told.
+        // A written file has the pools of more events, from which those of others are inferred.
         let pools = || before.events.iter().map(|recorded| recorded.pool_known);
         let events = |trace: &Trace| -> Vec<_> {
             let events = trace.events.iter().zip(pools());

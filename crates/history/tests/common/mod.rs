@@ -1,4 +1,4 @@
-//! A recording that is made up.
+//! A simulated recording.
 
 #![allow(dead_code, reason = "each test uses a part of this")]
 
@@ -11,7 +11,7 @@ use lowtide_trace::{
 
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Returns an event of the default pool and stream as a recording has it.
+/// Returns an event of the default pool and stream, as in a recording.
 pub(crate) fn recorded(action: Action, address: u64, size: u64, stack: StackId) -> TraceEvent {
     let event = Event {
         action,
@@ -29,7 +29,7 @@ pub(crate) fn recorded(action: Action, address: u64, size: u64, stack: StackId) 
     }
 }
 
-/// A job that is written down as it goes.
+/// A job that is recorded as it runs.
 pub(crate) struct Job {
     trace: Trace,
     stacks: StackTable,
@@ -64,12 +64,12 @@ impl Job {
         self.trace.events.push(TraceEvent { time_us, ..event });
     }
 
-    /// Returns the time of the last event: each takes a microsecond.
+    /// Returns the time of the last event. Each event takes a microsecond.
     fn now(&self) -> i64 {
         i64::try_from(self.trace.events.len()).unwrap_or(i64::MAX)
     }
 
-    /// Marks that something begins or ends.
+    /// Marks the start or end of a range.
     pub(crate) fn mark(&mut self, name: &str, stage: AnnotationStage) {
         let time_us = self.now();
         self.trace.annotations.push(Annotation {
@@ -84,7 +84,7 @@ impl Job {
         self.alloc_in(size, &frames)
     }
 
-    /// Allocates in a stack of functions with their files and lines, innermost first.
+    /// Allocates with a stack of functions, files and lines, innermost first.
     pub(crate) fn alloc_in(&mut self, size: u64, frames: &[(&str, &str, u32)]) -> Held {
         let frame = |&(name, filename, line)| Frame {
             name: RecordedStr::from(name),
@@ -117,7 +117,7 @@ impl Job {
         );
     }
 
-    /// Returns a number below `limit`, always the same ones.
+    /// Returns a pseudo-random number below `limit`, the same in each run.
     pub(crate) fn random(&mut self, limit: u64) -> u64 {
         self.random = self
             .random
