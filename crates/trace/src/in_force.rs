@@ -228,8 +228,8 @@ mod tests {
         );
     }
 
-    /// Checks the inferred option of a job that took segments by `events`, had an expandable or other segment at
-    /// the end, and whose option was on or off at the end; and whether its segments are mixed.
+    /// Checks the option inferred for a job, and whether its segments are mixed. The job took segments by `events`.
+    /// At its end it had an expandable or other segment, and its option was on or off.
     #[track_caller]
     fn check(events: &[(Action, u64)], at_end: Option<bool>, option: bool, expected: (bool, bool)) {
         let recorded = |&(action, mib)| TraceEvent {

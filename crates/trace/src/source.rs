@@ -16,8 +16,8 @@ use crate::error::{ErrorKind, TraceError};
 /// second-level cache together with the tables that are filled from it.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// The most memory of an xz decoder, in KiB: the dictionary, of the size that zstd's `--ultra` levels use at most
-/// and twice that of `xz -9`, and what a decoder takes beside it.
+/// The most memory of an xz decoder, in KiB: the dictionary, and what a decoder takes beside it. The dictionary is as
+/// large as the window of zstd's `--ultra` levels, and twice that of `xz -9`.
 const XZ_MEMORY_KIB: u32 = (128 << 10) + 1024;
 
 /// How a file is compressed.

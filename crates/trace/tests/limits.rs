@@ -77,7 +77,7 @@ fn bombs_of_other_compressions() {
         assert!(error.is_limit(), "{error}");
         assert!(error.to_string().contains("more than a thousandfold"));
     }
-    // Of two nested compressions, only the outer one is undone.
+    // Only the outer one of two nested compressions is undone.
     let error = refused(&gzip(&bzip2, b"x", 0));
     assert!(error.to_string().contains("compressed twice"), "{error}");
 }

@@ -10,7 +10,7 @@ use crate::error::TraceError;
 use crate::model::{InitialState, TraceEvent};
 
 /// Returns an error if an allocation takes memory of an earlier block that was not freed. `events` are all events
-/// of a device, in order, and `initial` is the memory before them. O(n log m) for n events and m blocks at once.
+/// of a device, in order. `initial` is the memory before them. O(n log m) for n events and m blocks at once.
 ///
 /// # Errors
 ///

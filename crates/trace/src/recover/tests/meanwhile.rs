@@ -584,8 +584,8 @@ fn touched(events: &[TraceEvent], range: (u64, u64)) -> bool {
     events.any(|it| overlap((it.address.get(), it.size.get()), range))
 }
 
-/// Returns the bytes of each block that nothing in the recording shows, and whether the block is live: a block of
-/// `one` that is not in `other`, in memory without events.
+/// Returns the bytes of each block that nothing in the recording shows, and whether the block is live. Such a block
+/// is in `one` and not in `other`, and its memory has no events.
 fn unknowable(events: &[TraceEvent], one: &Moment, other: &Moment) -> Vec<(u64, bool)> {
     let segment_events = events.iter().filter(|it| it.event.action.is_segment());
     let segment_events: Vec<TraceEvent> = segment_events.copied().collect();
