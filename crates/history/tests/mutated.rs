@@ -282,7 +282,7 @@ fn changed_events(snapshot: &Snapshot, changes: usize, random: &mut Random) -> V
         }
         let paused = &trace.initial.paused;
         let held = match random.below(3) {
-            // As if the segments at the end had existed from the start.
+            // The segments at the end, as if they had existed from the start.
             0 => &trace.segments[..],
             _ => &[],
         };

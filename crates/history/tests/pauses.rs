@@ -203,7 +203,7 @@ fn pauses_among_many_blocks_and_requests_count_what_is_paused() {
     assert_eq!(history.contradictions, 0);
     assert_eq!(history.end.gap.live, Bytes(1024 + blocks * 512));
     assert_eq!(history.pauses.len(), 20_000);
-    // The last block exists while the paused segment is away, and the other way round.
+    // The last block exists only while the other segment is paused.
     assert_eq!(history.peak_live.gap.live, Bytes(1024 + (blocks + 1) * 512));
 }
 

@@ -56,7 +56,7 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// As [`Directory::open`].
+    /// Like [`Directory::open`].
     pub(crate) fn open_path(path: &Path) -> io::Result<Directory> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(ErrorKind::InvalidInput.into());
@@ -68,7 +68,7 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// As [`Directory::open`].
+    /// Like [`Directory::open`].
     pub(crate) fn open_or_make(parent: impl AsFd, name: &str) -> io::Result<Directory> {
         match mkdirat(&parent, name, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => Directory::open(parent, name),

@@ -101,7 +101,7 @@ pub fn read(path: &Path) -> Result<Snapshot, TraceError> {
 ///
 /// # Errors
 ///
-/// As for [`read`].
+/// Like [`read`].
 pub fn read_from(reader: impl Read) -> Result<Snapshot, TraceError> {
     form::read(&mut Input::open(reader)?)
 }

@@ -149,7 +149,7 @@ pub struct AllocatorSettings {
     /// The number of steps between powers of two, by size: (MiB, steps), ascending; 0 steps means no rounding.
     /// Empty if the recording does not have it.
     pub roundup_power2_divisions: Vec<(u64, u64)>,
-    /// Which of several free blocks of a size served a request. It follows from PyTorch's release.
+    /// The order in which free blocks of one size serve requests. It follows from PyTorch's release.
     pub free_block_order: Option<FreeBlockOrder>,
     /// The recorded strategy of lowtide, as `NAME:CONF` or `NAME`; empty for PyTorch's own allocator. Only files of
     /// lowtide's own format have it.
@@ -167,7 +167,7 @@ pub struct Annotation {
     pub time_us: i64,
 }
 
-/// Which end of a range an [`Annotation`] marks.
+/// The end of a range that an [`Annotation`] marks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AnnotationStage {
     /// The start.

@@ -75,7 +75,7 @@ fn no_pickle_takes_more_than_its_size_justifies() {
     }
 }
 
-/// What each compressed file claims in a few kilobytes, and the most memory that it may take, in MiB.
+/// The claim of each compressed file in a few kilobytes, and the most memory that the file may take, in MiB.
 const COMPRESSED: [(&str, usize); 5] = [
     ("a string of 200 MB", 64),
     ("bytes of 200 MB", 64),

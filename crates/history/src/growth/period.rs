@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn what_repeats_in_half_of_very_many_steps_repeats_in_half_of_them() {
-        // Of four steps, two have one request and two have two, so every other pair is equal.
+        // Two of every four steps have one request and two have two, so every other pair is equal.
         let pairs = 1_000_003_u32;
         let boundaries: Vec<u32> = (0..pairs + 2).map(|step| step * 4).collect();
         let requests = (0..pairs + 1).flat_map(|step| {

@@ -18,7 +18,7 @@ pub(super) struct Folded {
     pub(super) size_max: Bytes,
     /// The longest lifetime of a folded block, in events.
     pub(super) events_max: u32,
-    /// What they add to the gap.
+    /// Their part of the gap.
     changes: GapChanges,
 }
 

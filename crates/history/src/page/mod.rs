@@ -83,7 +83,7 @@ pub struct PageSize {
     pub traces: usize,
 }
 
-/// The blocks that are not listed one by one, which the user is told.
+/// The blocks that are not listed one by one. They are reported to the user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FoldedBlocks {
     /// The number of blocks.
