@@ -1,4 +1,5 @@
-//! Which strategy allocates, and its options, as plain data; and the text form of both.
+//! Which strategy allocates, and its options, as plain data; and the text form of both. Each strategy's options lie
+//! beside it.
 //!
 //! Every strategy's options are written as PyTorch writes `PYTORCH_CUDA_ALLOC_CONF`: `key:value` pairs
 //! between commas, lists in brackets, white space without meaning, booleans exactly `True` or
@@ -6,16 +7,17 @@
 //!
 //! **Invariant:** nothing here reads the environment. Whoever does passes the text in.
 
-mod caching;
-mod classic;
-mod error;
-mod tokens;
+pub(crate) mod error;
+pub(crate) mod tokens;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub use caching::{CachingConfig, FreeBlockOrder};
-pub use classic::{BfcConfig, BuddyConfig, PoolConfig, SlabConfig};
+use crate::strategy::bfc::options::BfcConfig;
+use crate::strategy::buddy::options::BuddyConfig;
+use crate::strategy::caching::options::{CachingConfig, FreeBlockOrder};
+use crate::strategy::pool::options::PoolConfig;
+use crate::strategy::slab::options::SlabConfig;
 pub use error::ConfigError;
 use tokens::Reader;
 

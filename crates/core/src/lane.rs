@@ -179,31 +179,32 @@ impl<D: Driver> Lane<D> {
         stream: Stream,
     ) -> Result<DomainId, AllocError> {
         self.release_unused_pools(None)?;
-        self.end_domains_without_memory();
+        self.end_domains_without_memory()?;
         if let Some(domain) = self.heap.domains.find_or_insert(pool, stream) {
             return Ok(domain);
         }
         // As where memory runs out, nothing goes back in a capture.
         if self.captures == 0 {
             self.release_cached(None)?;
-            self.end_domains_without_memory();
+            self.end_domains_without_memory()?;
         }
         let domain = self.heap.domains.find_or_insert(pool, stream);
         domain.ok_or(AllocError::TooManyStreams)
     }
 
     /// Ends every domain that has no memory, whose number a new one may then have.
-    fn end_domains_without_memory(&mut self) {
+    fn end_domains_without_memory(&mut self) -> Result<(), DriverError> {
         let ended = self.heap.domains_without_memory(&self.physical);
         if ended.is_empty() {
-            return;
+            return Ok(());
         }
         debug_assert!(!ended.contains(&DomainId::DEFAULT));
         for &domain in &ended {
-            Strategy::forget_domain(&mut self.strategy, domain);
+            self.release(Release::Domain(domain))?;
         }
         self.heap.log.recent.forget();
         self.heap.domains.remove(&ended);
+        Ok(())
     }
 
     /// Returns what the job itself has freed, if that serves a request. Never calls the driver.
@@ -336,7 +337,9 @@ impl<D: Driver> Lane<D> {
         if address == DeviceAddress::NULL {
             return Ok(());
         }
-        let Some((id, block)) = self.heap.blocks.free_held(address) else {
+        let found = self.strategy.find(&self.heap.blocks, address);
+        let Some((id, block)) = found.and_then(|id| Some((id, self.heap.blocks.free_held(id)?)))
+        else {
             return Err(AllocError::NotAllocated { address });
         };
         let Block {
@@ -637,7 +640,7 @@ impl<D: Driver> Lane<D> {
     }
 
     fn find_allocated(&self, address: DeviceAddress) -> Result<BlockId, AllocError> {
-        match self.heap.blocks.find(address) {
+        match self.strategy.find(&self.heap.blocks, address) {
             Some(id) if self.heap.blocks.state(id) == BlockState::Allocated => Ok(id),
             _ => Err(AllocError::NotAllocated { address }),
         }

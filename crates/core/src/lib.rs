@@ -77,10 +77,7 @@ mod stream;
 mod units;
 
 pub use check::CheckLevel;
-pub use config::{
-    BfcConfig, BuddyConfig, CachingConfig, Config, ConfigError, FreeBlockOrder, PoolConfig,
-    SlabConfig, StrategyName,
-};
+pub use config::{Config, ConfigError, StrategyName};
 pub use device::{Device, DeviceAllocator, DevicePast, DeviceState, Lanes, OneLane};
 pub use domain::SegmentSource;
 pub use driver::{CapturePoint, Driver, DriverError, EventHandle, GraphNode, Handle, MemoryInfo};
@@ -96,4 +93,9 @@ pub use number_table::SearchHint;
 pub use recent_events::{EventClock, RecentPast};
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 pub use stats::{PoolStats, Stat, Stats};
+pub use strategy::bfc::options::BfcConfig;
+pub use strategy::buddy::options::BuddyConfig;
+pub use strategy::caching::options::{CachingConfig, FreeBlockOrder};
+pub use strategy::pool::options::PoolConfig;
+pub use strategy::slab::options::SlabConfig;
 pub use units::{Bytes, Count, DeviceAddress, MempoolId, Stream, TorchRelease};

@@ -6,7 +6,7 @@ use crate::units::Bytes;
 /// Returns the words of `conf` and its separators `,` `:` `[` `]`, each separator a token of its own.
 ///
 /// White space disappears, inside words too: PyTorch reads `3 0` as `30`.
-pub(super) fn split(conf: &str) -> Vec<String> {
+pub(crate) fn split(conf: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut word = String::new();
     for character in conf.chars() {
@@ -27,14 +27,14 @@ pub(super) fn split(conf: &str) -> Vec<String> {
 
 /// Reads tokens from the first to the last.
 #[derive(Clone, Debug)]
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     tokens: &'a [String],
     /// The token to read next.
     next: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(tokens: &'a [String]) -> Reader<'a> {
+    pub(crate) fn new(tokens: &'a [String]) -> Reader<'a> {
         Reader { tokens, next: 0 }
     }
 
@@ -42,7 +42,7 @@ impl<'a> Reader<'a> {
     ///
     /// A comma may follow the last pair, as PyTorch allows. `owner` names the configuration in the
     /// error about an unknown key.
-    pub(super) fn pairs(
+    pub(crate) fn pairs(
         &mut self,
         owner: &str,
         mut set: impl FnMut(&str, &mut Reader<'a>) -> Result<bool, ConfigError>,
@@ -61,14 +61,14 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the next token and moves past it; `None` at the end.
-    pub(super) fn word(&mut self) -> Option<&'a str> {
+    pub(crate) fn word(&mut self) -> Option<&'a str> {
         let token = self.peek()?;
         self.next += 1;
         Some(token)
     }
 
     /// Returns the next token and stays before it; `None` at the end.
-    pub(super) fn peek(&self) -> Option<&'a str> {
+    pub(crate) fn peek(&self) -> Option<&'a str> {
         self.tokens.get(self.next).map(String::as_str)
     }
 
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
     ///
     /// PyTorch up to 2.8 refuses anything else; later ones take any token in a separator's place, which
     /// only hides a typing error.
-    pub(super) fn separator(&mut self, separator: &str) -> Result<(), ConfigError> {
+    pub(crate) fn separator(&mut self, separator: &str) -> Result<(), ConfigError> {
         if self.required()? == separator {
             Ok(())
         } else {
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the next token, where there has to be one.
-    pub(super) fn required(&mut self) -> Result<&'a str, ConfigError> {
+    pub(crate) fn required(&mut self) -> Result<&'a str, ConfigError> {
         self.word().ok_or_else(|| {
             let last = self.tokens.last().map_or("", String::as_str);
             ConfigError::new(format!(
@@ -97,28 +97,28 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the value after a key's colon.
-    pub(super) fn value(&mut self) -> Result<&'a str, ConfigError> {
+    pub(crate) fn value(&mut self) -> Result<&'a str, ConfigError> {
         self.separator(":")?;
         self.required()
     }
 
     /// Returns the whole number after a key's colon.
-    pub(super) fn number(&mut self) -> Result<u64, ConfigError> {
+    pub(crate) fn number(&mut self) -> Result<u64, ConfigError> {
         whole_number(self.value()?)
     }
 
     /// Returns the number of MiB after a key's colon.
-    pub(super) fn mib(&mut self) -> Result<u64, ConfigError> {
+    pub(crate) fn mib(&mut self) -> Result<u64, ConfigError> {
         Ok(self.number()?.min(MIB_MAX))
     }
 
     /// Returns the number after a key's colon.
-    pub(super) fn decimal(&mut self) -> Result<f64, ConfigError> {
+    pub(crate) fn decimal(&mut self) -> Result<f64, ConfigError> {
         decimal(self.value()?)
     }
 
     /// Returns the boolean after a key's colon.
-    pub(super) fn boolean(&mut self) -> Result<bool, ConfigError> {
+    pub(crate) fn boolean(&mut self) -> Result<bool, ConfigError> {
         match self.value()? {
             "True" => Ok(true),
             "False" => Ok(false),
@@ -136,7 +136,7 @@ const MIB_MAX: u64 = Bytes::REQUEST_MAX.get() >> 20;
 
 /// Returns the number that `token` begins with, as C's `strtoull` reads it: what follows the digits is
 /// ignored, and a minus sign wraps around.
-pub(super) fn whole_number(token: &str) -> Result<u64, ConfigError> {
+pub(crate) fn whole_number(token: &str) -> Result<u64, ConfigError> {
     let digits = token.strip_prefix(['+', '-']).unwrap_or(token);
     let end = digits
         .find(|character: char| !character.is_ascii_digit())
@@ -185,4 +185,27 @@ fn decimal_length(token: &[u8]) -> usize {
         }
     }
     length
+}
+
+/// Returns a size of one or more MiB, the value of option `key` of the strategy that is called `owner`.
+pub(crate) fn positive_size(
+    owner: &str,
+    key: &str,
+    reader: &mut Reader<'_>,
+) -> Result<Bytes, ConfigError> {
+    match reader.mib()? {
+        0 => Err(ConfigError::new(format!(
+            "{owner} option {key} too small, must be >= 1"
+        ))),
+        mib => Ok(Bytes::mib(mib)),
+    }
+}
+
+/// Returns an option that is a size as a `key:value` pair in MiB, unless it is the default.
+pub(crate) fn size_pair(key: &str, size: Bytes, default: Bytes) -> Vec<String> {
+    if size == default {
+        Vec::new()
+    } else {
+        vec![format!("{key}:{}", size.get() >> 20)]
+    }
 }

@@ -50,6 +50,7 @@ impl<D: Driver> Lane<D> {
                     segment: number,
                     serial: segment.serial,
                     offset: block.address.offset_from(segment.address),
+                    domain: block.domain,
                     is_held: block.state == BlockState::Allocated,
                 }
             })

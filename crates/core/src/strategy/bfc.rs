@@ -13,6 +13,7 @@
 //! limit that the program set or, without one, all of the device's memory.
 
 mod frontier;
+pub(crate) mod options;
 mod regions;
 mod report;
 mod timing;
@@ -22,13 +23,13 @@ use std::collections::BTreeSet;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
-use crate::config::BfcConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
+use options::BfcConfig;
 use timing::Timing;
 
 /// Sizes are rounded up to this, and no chunk is smaller.
@@ -291,8 +292,14 @@ impl Strategy for Bfc {
         physical: &mut Physical<D>,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
-        let Release::Pool(pool, failing) = wanted else {
-            return Ok(false);
+        let (pool, failing) = match wanted {
+            Release::Pool(pool, failing) => (pool, failing),
+            Release::Domain(domain) => {
+                // Regions start small again, as those of a new stream do.
+                self.chunks_of(domain).next_region_size = None;
+                return Ok(true);
+            }
+            Release::Idle | Release::For(_) => return Ok(false),
         };
         if failing.is_some_and(|request| !self.gains_by_release(heap, request)) {
             return Ok(false);
@@ -305,11 +312,6 @@ impl Strategy for Bfc {
         // Also where the driver refused one: others went back before.
         self.double_from_what_is_left(heap, &domains);
         released.map(|()| true)
-    }
-
-    fn forget_domain(&mut self, domain: DomainId) {
-        // Regions start small again, as those of a new stream do.
-        self.chunks_of(domain).next_region_size = None;
     }
 
     fn largest_free(&self, _heap: &Heap, domain: DomainId) -> Bytes {

@@ -11,6 +11,8 @@
 pub(super) mod arenas;
 pub(super) mod forest;
 
+pub(crate) mod options;
+
 use arenas::{Arenas, GRANULE, is_arena};
 use forest::Run;
 
@@ -18,13 +20,13 @@ use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
-use crate::config::BuddyConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
 use crate::units::Bytes;
+use options::BuddyConfig;
 
 /// The strategy.
 #[derive(Debug)]
@@ -167,7 +169,7 @@ impl Placement for Buddy {
         wanted: &CheckpointBlock,
         _around: Option<BlockId>,
     ) -> BlockId {
-        let domain = heap.segments.get(wanted.segment).domain;
+        let domain = wanted.domain;
         self.merge_recent(heap, domain);
         let own = self.arenas.take_own_segment_again(domain, wanted);
         own.unwrap_or_else(|| {

@@ -11,6 +11,7 @@
 //! ([`CachingConfig::search_after_wait`]).
 
 mod expandable;
+pub(crate) mod options;
 mod ranks;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,6 @@ use std::collections::BTreeMap;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
-use crate::config::CachingConfig;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::physical::Physical;
@@ -26,6 +26,7 @@ use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
+use options::CachingConfig;
 use ranks::Ranks;
 
 /// No block is smaller.
@@ -65,7 +66,11 @@ struct SizePool {
 }
 
 impl Caching {
-    pub(crate) fn new(config: CachingConfig) -> Caching {
+    /// Returns the strategy with these options, of which `heap` counts oversize blocks.
+    pub(crate) fn new(config: CachingConfig, heap: &mut Heap) -> Caching {
+        heap.set_max_split_size(config.max_split_size);
+        // Few of the parts that blocks are cut into are ever asked for by their addresses.
+        heap.blocks.list_when_handed_out();
         Caching {
             ranks: Ranks::new(config.free_block_order.unwrap_or_default()),
             config,
@@ -76,7 +81,8 @@ impl Caching {
     }
 
     /// Takes over other options. Segments of both kinds may be there from then on.
-    pub(crate) fn reconfigure(&mut self, config: CachingConfig) {
+    pub(crate) fn reconfigure(&mut self, config: CachingConfig, heap: &mut Heap) {
+        heap.set_max_split_size(config.max_split_size);
         self.config = config;
     }
 
@@ -483,6 +489,7 @@ impl Strategy for Caching {
             Release::Idle => self.collect_garbage(heap, physical)?,
             Release::For(request) => return self.release_for(heap, physical, request),
             Release::Pool(pool, _) => self.release_pool(heap, physical, pool)?,
+            Release::Domain(_) => {}
         }
         Ok(true)
     }

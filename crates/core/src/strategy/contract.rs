@@ -1,6 +1,6 @@
 //! What is asked of a strategy, and what it may rely on.
 
-use crate::block::{Block, BlockId, SegmentId};
+use crate::block::{Block, BlockId, BlockTable, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
@@ -26,6 +26,8 @@ pub(crate) enum Release<'r> {
     Idle,
     /// Just enough for a request to fit. Only `caching` with `max_split_size_mb` does that.
     For(&'r Request),
+    /// What the strategy knows of a domain that has no memory: the domain's number may be given to another.
+    Domain(DomainId),
     /// Every wholly free segment of a pool. BFC may be told to keep them where they do not help a request that would
     /// fail otherwise.
     Pool(PoolIndex, Option<&'r Request>),
@@ -42,6 +44,13 @@ pub(crate) trait Strategy {
 
     /// Returns the size that the driver will be asked for when nothing free serves a request.
     fn segment_size(&self, request: &Request) -> Bytes;
+
+    /// Returns the block in use that starts at `address`, if there is one. A strategy whose addresses say which block
+    /// they are in looks it up by arithmetic; others have it found in the table's map. Constant time.
+    #[inline(always)]
+    fn find(&self, blocks: &BlockTable, address: DeviceAddress) -> Option<BlockId> {
+        blocks.find(address)
+    }
 
     /// Returns a free block that serves the request, or `None`. Never calls the driver.
     fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId>;
@@ -77,10 +86,6 @@ pub(crate) trait Strategy {
         physical: &mut Physical<D>,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError>;
-
-    /// Forgets what it knows of a domain that has no memory: its number may be given to another. Most
-    /// strategies know nothing of such a domain.
-    fn forget_domain(&mut self, _domain: DomainId) {}
 
     /// Returns the size of the largest free block of a domain. Linear time is fine: this is asked
     /// when memory has run out.
@@ -184,6 +189,8 @@ pub(crate) struct CheckpointBlock {
     pub(crate) serial: u64,
     /// What lies in front of it in the segment.
     pub(crate) offset: Bytes,
+    /// The pool and stream that it belonged to.
+    pub(crate) domain: DomainId,
     /// Whether the program held it.
     pub(crate) is_held: bool,
 }

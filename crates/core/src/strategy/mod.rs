@@ -8,17 +8,17 @@
     reason = "a call costs a request a fortieth of its time"
 )]
 
-mod bfc;
+pub(crate) mod bfc;
 mod bit_set;
-mod buddy;
-mod caching;
+pub(crate) mod buddy;
+pub(crate) mod caching;
 mod contract;
 mod direct;
 mod free_blocks;
-mod pool;
+pub(crate) mod pool;
 mod recent_blocks;
 mod shared_segment;
-mod slab;
+pub(crate) mod slab;
 
 #[cfg(test)]
 pub(crate) mod test_driver;
@@ -26,7 +26,7 @@ pub(crate) mod test_driver;
 pub use contract::Request;
 pub(crate) use contract::{CheckpointBlock, Placement, Release, Strategy};
 
-use crate::block::{Block, BlockId, SegmentId};
+use crate::block::{Block, BlockId, BlockTable, SegmentId};
 use crate::config::Config;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
@@ -83,8 +83,7 @@ macro_rules! dispatch {
 }
 
 impl ActiveStrategy {
-    /// Returns the strategy that a configuration asks for, and tells the heap what it should know of
-    /// it: the one option that `torch.cuda.memory_stats` reports, and who asks for blocks by address.
+    /// Returns the strategy that a configuration asks for, on a heap that is empty.
     pub(crate) fn new(config: &Config, heap: &mut Heap) -> ActiveStrategy {
         match config {
             Config::Direct => ActiveStrategy::Direct(direct::Direct),
@@ -93,9 +92,7 @@ impl ActiveStrategy {
             Config::Slab(config) => ActiveStrategy::Slab(slab::Slabs::new(config)),
             Config::Bfc(config) => ActiveStrategy::Bfc(bfc::Bfc::new(config.clone())),
             Config::Caching(config) => {
-                heap.set_max_split_size(config.max_split_size);
-                heap.blocks.list_when_handed_out();
-                ActiveStrategy::Caching(caching::Caching::new(config.clone()))
+                ActiveStrategy::Caching(caching::Caching::new(config.clone(), heap))
             }
         }
     }
@@ -105,8 +102,7 @@ impl ActiveStrategy {
     pub(crate) fn reconfigure(&mut self, config: &Config, heap: &mut Heap) -> bool {
         match (self, config) {
             (ActiveStrategy::Caching(caching), Config::Caching(config)) => {
-                caching.reconfigure(config.clone());
-                heap.set_max_split_size(config.max_split_size);
+                caching.reconfigure(config.clone(), heap);
                 true
             }
             _ => false,
@@ -122,6 +118,11 @@ impl Strategy for ActiveStrategy {
 
     fn segment_size(&self, request: &Request) -> Bytes {
         dispatch!(self, strategy => Strategy::segment_size(strategy, request))
+    }
+
+    #[inline(always)]
+    fn find(&self, blocks: &BlockTable, address: DeviceAddress) -> Option<BlockId> {
+        dispatch!(self, strategy => strategy.find(blocks, address))
     }
 
     #[inline(always)]
@@ -150,10 +151,6 @@ impl Strategy for ActiveStrategy {
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         dispatch!(self, strategy => strategy.release(heap, physical, wanted))
-    }
-
-    fn forget_domain(&mut self, domain: DomainId) {
-        dispatch!(self, strategy => Strategy::forget_domain(strategy, domain));
     }
 
     fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes {

@@ -5,12 +5,13 @@
 //! block has covered yet, the *rest* of a slab. Slabs are large so that the driver is rarely asked;
 //! what this costs is memory that stays with sizes that nothing asks for any more.
 
+pub(crate) mod options;
+
 use std::num::NonZeroU32;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
-use crate::config::PoolConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::number_table::{NumberTable, hash_of};
@@ -18,6 +19,7 @@ use crate::physical::Physical;
 use crate::segment::{Heap, Segment};
 use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
 use crate::units::{Bytes, DeviceAddress};
+use options::PoolConfig;
 
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);

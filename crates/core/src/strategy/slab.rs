@@ -11,6 +11,7 @@
 //! Of the slabs of a class that have a free object, the one with the lowest number serves, so that
 //! those that came later become empty.
 
+pub(crate) mod options;
 mod size_class;
 
 use size_class::{OBJECT_CLASSES, SizeClass};
@@ -21,13 +22,13 @@ use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
-use crate::config::SlabConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
 use crate::units::{Bytes, DeviceAddress};
+use options::SlabConfig;
 
 /// The strategy.
 #[derive(Debug)]
@@ -225,7 +226,7 @@ impl Placement for Slabs {
         wanted: &CheckpointBlock,
         _around: Option<BlockId>,
     ) -> BlockId {
-        let domain = heap.segments.get(wanted.segment).domain;
+        let domain = wanted.domain;
         self.merge_recent(heap, domain);
         let own = self.layers.arenas.take_own_segment_again(domain, wanted);
         own.unwrap_or_else(|| self.layers.take_at(heap, domain, wanted))

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
+use super::options::BfcConfig;
 use crate::check::CheckLevel;
-use crate::config::{BfcConfig, Config};
+use crate::config::Config;
 use crate::device::DeviceAllocator;
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;

@@ -2,8 +2,8 @@
 //! page by page, so that what is left over at its end can grow instead of being stranded.
 
 use super::Caching;
+use super::options::CachingConfig;
 use crate::block::{BlockId, BlockState};
-use crate::config::CachingConfig;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::physical::Physical;

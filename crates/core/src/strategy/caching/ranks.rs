@@ -1,7 +1,7 @@
 //! Which of several free blocks of a size is taken, which PyTorch changed twice.
 
+use super::options::FreeBlockOrder;
 use crate::block::{Block, BlockId};
-use crate::config::FreeBlockOrder;
 use crate::segment::Heap;
 use crate::strategy::free_blocks::FreeBlock;
 

@@ -1,7 +1,7 @@
 //! The options of PyTorch's caching allocator.
 
-use super::error::ConfigError;
-use super::tokens::{self, Reader};
+use crate::config::error::ConfigError;
+use crate::config::tokens::{self, Reader};
 use crate::units::{Bytes, TorchRelease};
 
 /// The options of `PYTORCH_CUDA_ALLOC_CONF` that decide where a request goes. The defaults are
@@ -42,7 +42,7 @@ pub struct CachingConfig {
     pub free_block_order: Option<FreeBlockOrder>,
     /// Whether a request that waited for other streams looks among the free blocks once more before it fails. PyTorch
     /// does not, and such a request fails though it fits (pytorch#189504). No option of PyTorch's either: `None` is as
-    /// PyTorch does, and in a job that lowtide serves ([`Config::in_job`](super::Config::in_job)) `true`.
+    /// PyTorch does, and in a job that lowtide serves ([`Config::in_job`](crate::Config::in_job)) `true`.
     pub search_after_wait: Option<bool>,
 }
 
@@ -176,12 +176,12 @@ impl CachingConfig {
         }
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
         CachingConfig::default().reread(reader)
     }
 
     /// Returns these options as a text changes them while they are in force.
-    pub(super) fn reread(&self, reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
+    pub(crate) fn reread(&self, reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
         let mut config = CachingConfig {
             max_split_size: None,
             roundup_power2_divisions: [0; 16],
@@ -271,7 +271,7 @@ impl CachingConfig {
     }
 
     /// Returns the `key:value` texts of what is not the default.
-    pub(super) fn pairs(&self) -> Vec<String> {
+    pub(crate) fn pairs(&self) -> Vec<String> {
         let default = CachingConfig::default();
         let mut pairs = Vec::new();
         let mut pair = |differs: bool, text: String| {

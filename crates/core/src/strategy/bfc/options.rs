@@ -1,0 +1,105 @@
+//! The options of `bfc`.
+
+use crate::config::error::ConfigError;
+use crate::config::tokens::{self, Reader};
+use crate::units::Bytes;
+
+/// The options of `bfc`, named and set as TensorFlow's GPU allocator has them, but for
+/// [`BfcConfig::allow_growth`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct BfcConfig {
+    /// Whether regions are asked of the driver as they are needed, each twice the one before, instead
+    /// of all memory at the start. True unless set: TensorFlow's own default takes the whole card.
+    pub allow_growth: bool,
+    /// The first region's size when regions grow, `initial_region_mb`: 2 MiB unless set.
+    pub initial_region_size: Bytes,
+    /// Whether a request that does not fit waits for memory to be freed before it fails.
+    pub allow_retry_on_failure: bool,
+    /// How long it waits, in milliseconds: 10,000 unless set.
+    pub retry_ms: u64,
+    /// Whether regions without a live block go back to the driver before a request fails.
+    pub garbage_collection: bool,
+    /// How much of the memory limit may be lost to chunks larger than their request, in [0.0, 1.0];
+    /// 0.0: 128 MiB in each chunk, TensorFlow's fixed bound.
+    pub fragmentation_fraction: f64,
+    /// How many frees the device is behind the program, `safe_frontier_lag`: a chunk is merged with its neighbours once
+    /// so many more were freed, or before a request fails. None unless set: chunks are merged at once. TensorFlow's
+    /// safe frontier, by the count of frees in place of the device's own.
+    pub safe_frontier_lag: Option<u64>,
+}
+
+impl Default for BfcConfig {
+    fn default() -> BfcConfig {
+        BfcConfig {
+            allow_growth: true,
+            initial_region_size: Bytes::mib(2),
+            allow_retry_on_failure: true,
+            retry_ms: 10_000,
+            garbage_collection: true,
+            fragmentation_fraction: 0.0,
+            safe_frontier_lag: None,
+        }
+    }
+}
+
+impl BfcConfig {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<BfcConfig, ConfigError> {
+        let mut config = BfcConfig::default();
+        reader.pairs("bfc", |key, reader| {
+            match key {
+                "allow_growth" => config.allow_growth = reader.boolean()?,
+                "initial_region_mb" => {
+                    config.initial_region_size = tokens::positive_size("bfc", key, reader)?;
+                }
+                "allow_retry_on_failure" => config.allow_retry_on_failure = reader.boolean()?,
+                "retry_ms" => config.retry_ms = reader.number()?,
+                "garbage_collection" => config.garbage_collection = reader.boolean()?,
+                "fragmentation_fraction" => {
+                    config.fragmentation_fraction = reader.decimal()?;
+                    if !(0.0..=1.0).contains(&config.fragmentation_fraction) {
+                        return Err(ConfigError::new(
+                            "bfc option fragmentation_fraction is invalid, set it in [0.0, 1.0]",
+                        ));
+                    }
+                }
+                "safe_frontier_lag" => config.safe_frontier_lag = Some(reader.number()?),
+                _ => return Ok(false),
+            }
+            Ok(true)
+        })?;
+        Ok(config)
+    }
+
+    pub(crate) fn pairs(&self) -> Vec<String> {
+        let default = BfcConfig::default();
+        let mut pairs = Vec::new();
+        if self.allow_growth != default.allow_growth {
+            pairs.push("allow_growth:False".into());
+        }
+        pairs.extend(tokens::size_pair(
+            "initial_region_mb",
+            self.initial_region_size,
+            default.initial_region_size,
+        ));
+        if self.allow_retry_on_failure != default.allow_retry_on_failure {
+            pairs.push("allow_retry_on_failure:False".into());
+        }
+        if self.retry_ms != default.retry_ms {
+            pairs.push(format!("retry_ms:{}", self.retry_ms));
+        }
+        if self.garbage_collection != default.garbage_collection {
+            pairs.push("garbage_collection:False".into());
+        }
+        if self.fragmentation_fraction != default.fragmentation_fraction {
+            pairs.push(format!(
+                "fragmentation_fraction:{}",
+                self.fragmentation_fraction
+            ));
+        }
+        pairs.extend(
+            self.safe_frontier_lag
+                .map(|lag| format!("safe_frontier_lag:{lag}")),
+        );
+        pairs
+    }
+}
