@@ -261,6 +261,7 @@ impl<L: Lanes> Device<L> {
         let (state, lanes) = self.lanes.parts_mut();
         let figures = lanes.map(|lane| &mut lane.heap.stats);
         state.peaks.write_ceilings(figures);
+        debug_assert_eq!(state.peaks.count(), count);
     }
 
     fn has_one_lane(&self) -> bool {

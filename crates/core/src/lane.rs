@@ -338,6 +338,7 @@ impl<D: Driver> Lane<D> {
             return Ok(());
         }
         let found = self.strategy.find(&self.heap.blocks, address);
+        debug_assert!(found.is_none_or(|id| self.heap.blocks.get(id).address == address));
         let Some((id, block)) = found.and_then(|id| Some((id, self.heap.blocks.free_held(id)?)))
         else {
             return Err(AllocError::NotAllocated { address });

@@ -55,7 +55,9 @@ impl<L: Lanes> Device<L> {
         if !self.has_one_lane() {
             state.peaks.write_to(&mut sum);
         }
-        sum.stats()
+        let stats = sum.stats();
+        debug_assert!(stats.allocated() <= stats.reserved());
+        stats
     }
 
     /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
@@ -92,6 +94,12 @@ impl<L: Lanes> Device<L> {
         let lanes = self.lanes.parts().1;
         let mut segments: Vec<_> = lanes.flat_map(Lane::segments).collect();
         segments.sort_unstable_by_key(|segment| segment.address);
+        let ends_before =
+            |one: &SegmentSnapshot, next: &SegmentSnapshot| one.address + one.size <= next.address;
+        debug_assert!(
+            segments.is_sorted_by(ends_before),
+            "segments of lanes do not overlap"
+        );
         segments
     }
 

@@ -82,6 +82,7 @@ impl<L: Lanes> Device<L> {
     fn is_rejected(&mut self, own: usize, request: &Request) -> Result<bool, DriverError> {
         let lane = self.lanes.lane(own);
         let size = lane.segment_size(request);
+        debug_assert!(size >= request.size, "a segment has room for the block");
         let rejects_above = lane.config.rejects_above();
         let Some(fraction) = rejects_above.filter(|_| !lane.heap.exceeds_limit(size)) else {
             return Ok(false);

@@ -51,7 +51,8 @@ impl Strategy for Direct {
         Ok(segment.map(|segment| heap.insert_whole_block(segment)))
     }
 
-    fn put(&mut self, heap: &mut Heap, id: BlockId, _block: Block) -> Option<SegmentId> {
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
+        debug_assert!(block.previous.is_none() && block.next.is_none());
         Some(heap.blocks.segment(id))
     }
 

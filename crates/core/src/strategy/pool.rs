@@ -105,6 +105,7 @@ impl PoolStrategy {
             }
         }
         for &id in gone {
+            debug_assert_eq!(heap.blocks.state(id), BlockState::Free);
             heap.blocks.remove(id);
         }
     }
@@ -148,6 +149,10 @@ impl Strategy for PoolStrategy {
             return Ok(None);
         };
         let rest = heap.insert_whole_block(slab);
+        debug_assert!(
+            heap.blocks.get(rest).size >= least,
+            "a slab has what is needed"
+        );
         let domain = self.domain(request.domain);
         Ok(Some(domain.carve(heap, rest, request.size)))
     }
@@ -192,6 +197,10 @@ impl Strategy for PoolStrategy {
             gone.extend(blocks);
         }
         gone.sort_unstable();
+        debug_assert!(
+            gone.is_sorted_by(|one, next| one < next),
+            "a block is in one slab"
+        );
         self.forget(heap, &domains, &gone);
         result.map(|()| true)
     }
@@ -314,6 +323,7 @@ impl SizeLists {
 
     /// Cuts a block of `size` from a rest that is not in `rests`, and puts what is left there.
     fn carve(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> BlockId {
+        debug_assert!(size <= heap.blocks.get(id).size);
         if size < heap.blocks.get(id).size {
             let rest = heap.blocks.split(id, size);
             self.rests

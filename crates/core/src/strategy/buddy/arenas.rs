@@ -81,6 +81,9 @@ impl Arenas {
     pub(in crate::strategy) fn take(&mut self, domain: DomainId, run: Run) -> Option<Place> {
         let domain = self.domains.get_mut(domain.index())?;
         let position = domain.forest.take(run)?;
+        debug_assert!(
+            bytes(position.granule + run.granules()) <= domain.arenas[position.tree].size
+        );
         Some(Place {
             arena: position.tree as u64,
             segment: domain.arenas[position.tree].segment,
@@ -101,7 +104,9 @@ impl Arenas {
             tree: index(arena),
             granule: offset.get() / GRANULE.get(),
         };
-        self.domains[domain.index()].forest.put(position, run);
+        let domain = &mut self.domains[domain.index()];
+        debug_assert!(offset + bytes(run.granules()) <= domain.arenas[position.tree].size);
+        domain.forest.put(position, run);
     }
 
     /// Takes a run at its place, where everything is free, and returns the place.
@@ -166,6 +171,9 @@ impl Arenas {
         let arena = domain.arenas[index(mark)];
         let place = (mark, block.address.offset_from(arena.address));
         let (domain, run) = (block.domain, run_of(block.size));
+        debug_assert_eq!(bytes(run.granules()), block.size, "the run is the block");
+        debug_assert_eq!(arena.segment, heap.blocks.segment(id));
+        debug_assert_eq!(heap.blocks.state(id), BlockState::Free);
         self.put(domain, place, run);
         heap.blocks.remove(id);
     }
@@ -188,6 +196,7 @@ impl Arenas {
             return Ok(false);
         };
         let &crate::segment::Segment { address, size, .. } = heap.segments.get(segment);
+        debug_assert!(size >= least && is_arena(size, self.arena_size));
         let arena = Arena {
             segment,
             address,
@@ -201,6 +210,10 @@ impl Arenas {
             .arenas
             .resize(domain.arenas.len().max(number + 1), arena);
         domain.arenas[number] = arena;
+        debug_assert!(
+            domain.forest.is_free(number),
+            "a new arena is free as a whole"
+        );
         Ok(true)
     }
 
@@ -225,12 +238,14 @@ impl Arenas {
             best.size == request.size || waste <= Bytes(best.size.get() / 8)
         };
         let best = own_segments.take_first_at_least(request.size, serves)?;
+        debug_assert!(best.size >= request.size);
         Some(best.id)
     }
 
     /// Puts a block back that is a segment, to be kept until [`Arenas::release`].
     #[inline(never)]
     pub(in crate::strategy) fn put_own_segment(&mut self, domain: DomainId, segment: FreeBlock) {
+        debug_assert!(segment.size >= self.arena_size.min(SEGMENT_ROUNDING));
         let domain = &mut self.domains[domain.index()];
         domain.own_segments.insert(segment);
     }
@@ -244,6 +259,7 @@ impl Arenas {
         let own_segments = &mut self.domains[domain.index()].own_segments;
         // Here a block's rank is its address.
         let found = { own_segments.iter() }.find(|block| block.rank == wanted.address.get())?;
+        debug_assert_eq!(found.size, wanted.size, "it was kept as it was");
         own_segments.remove(found);
         Some(found.id)
     }
@@ -268,6 +284,7 @@ impl Arenas {
         self.domain(request.domain);
         let id = heap.insert_whole_block(segment);
         heap.blocks.set_mark(id, OWN_SEGMENT);
+        debug_assert!(self.is_own_segment(heap, id, request.size));
         Ok(Some(id))
     }
 
@@ -299,10 +316,12 @@ impl Arenas {
             let domain = &mut self.domains[id.index()];
             match idle {
                 Idle::Arena(tree) => {
+                    debug_assert!(domain.forest.is_free(tree));
                     heap.free_segment(physical, domain.arenas[tree].segment)?;
                     domain.forest.remove_tree(tree);
                 }
                 Idle::OwnSegment(block) => {
+                    debug_assert_eq!(heap.blocks.state(block.id), BlockState::Free);
                     heap.free_segment(physical, heap.blocks.segment(block.id))?;
                     domain.own_segments.remove(block);
                     heap.blocks.remove(block.id);
