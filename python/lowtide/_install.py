@@ -28,7 +28,7 @@ _OTHER_BACKEND = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\s*(,|$)")
 # Setters of PyTorch's pluggable allocator, and what is handed to each. Those of `_PYTHON_HOOKS` are written here.
 _HOOKS = {
     "set_init_fn": "lowtide_init",
-    "set_reset_fn": "lowtide_hook_reset",
+    "set_reset_fn": "lowtide_reset",
     "set_memory_fraction_fn": "lowtide_hook_set_memory_fraction",
     "set_base_alloc_fn": "lowtide_base_alloc",
     "set_record_stream_fn": "lowtide_hook_record_stream",

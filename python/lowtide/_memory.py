@@ -57,8 +57,8 @@ def dump_snapshot(path: str | os.PathLike[str] = "dump_snapshot.pickle") -> None
 
 
 def empty_cache() -> None:
-    """Gives everything that is not in use back to the driver, on every device."""
-    check(library().lowtide_reset())
+    """Releases everything that is not in use to the driver, on every device."""
+    check(library().lowtide_empty_cache(-1))
 
 
 def version() -> str:

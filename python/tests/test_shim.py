@@ -144,7 +144,7 @@ def test_trackers_register_what_is_resumed_anew(gpu: Machine) -> None:
         print(registrations.registered_count())
         for memory in kept, outside:
             check(library().lowtide_deallocate(memory))
-        check(library().lowtide_reset())
+        check(library().lowtide_empty_cache(-1))
         print(registrations.registered_count(), registrations.wrong_count())
         """,
     )

@@ -33,7 +33,7 @@ def install(path):
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
 
     hooks.set_init_fn(address("lowtide_init"))
-    hooks.set_reset_fn(address("lowtide_hook_reset"))
+    hooks.set_reset_fn(address("lowtide_reset"))
     hooks.set_record_stream_fn(address("lowtide_hook_record_stream"))
     hooks.set_base_alloc_fn(address("lowtide_base_alloc"))
     hooks.set_memory_fraction_fn(address("lowtide_hook_set_memory_fraction"))

@@ -720,8 +720,8 @@ enum lowtide_status lowtide_record_stream(void *memory,
 enum lowtide_status lowtide_init(int device_count);
 
 /**
- * Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
- * each. One that fails does not keep the others from it; its error is the answer.
+ * As `lowtide_empty_cache` for every device, and reports the first failure of a kind on standard error, too.
+ * PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
  */
 enum lowtide_status lowtide_reset(void);
 
@@ -738,12 +738,6 @@ enum lowtide_status lowtide_set_memory_fraction(double fraction,
  */
 enum lowtide_status lowtide_hook_record_stream(void *memory,
                                                void *stream);
-
-/**
- * As `lowtide_reset`, and tells the first failure of a kind on standard error, too. PyTorch's hook
- * `set_reset_fn`, which `torch.cuda.empty_cache` calls.
- */
-enum lowtide_status lowtide_hook_reset(void);
 
 /**
  * As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
@@ -1349,9 +1343,11 @@ enum lowtide_status lowtide_settings_in_force(const char *given,
                                               struct lowtide_caching_settings *settings);
 
 /**
- * Gives everything of a device that is not in use back to the driver, and waits for the streams that
- * still use what was freed, unless one is being captured. What went back before a failure is gone. A
- * device that nothing was asked of is left alone.
+ * Releases everything of a device that is not in use to the driver, or, for -1, of every device in use. Waits for the
+ * streams that still use what was freed, unless one is being captured.
+ *
+ * What was released before a failure is gone. A device that fails does not keep others from it; the first error is
+ * returned. A device that nothing was asked of is left alone.
  */
 enum lowtide_status lowtide_empty_cache(int device);
 

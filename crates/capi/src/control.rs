@@ -8,6 +8,7 @@ use lowtide_core::{Bytes, CachingConfig, Config, DevicePast, Stats, TorchRelease
 use lowtide_trace::{Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
+use crate::devices::Allocator;
 use crate::error::{Error, Status};
 use crate::settings::Choice;
 use crate::{cuda, devices, pauses, settings, start};
@@ -183,14 +184,22 @@ fn settings_in_force(config: &Config, given: &str) -> CachingSettings {
     }
 }
 
-/// Gives everything of a device that is not in use back to the driver, and waits for the streams that
-/// still use what was freed, unless one is being captured. What went back before a failure is gone. A
-/// device that nothing was asked of is left alone.
+/// Every device in use, where a function takes that for a device's number.
+pub(crate) const EVERY_DEVICE: c_int = -1;
+
+/// Releases everything of a device that is not in use to the driver, or, for -1, of every device in use. Waits for the
+/// streams that still use what was freed, unless one is being captured.
+///
+/// What was released before a failure is gone. A device that fails does not keep others from it; the first error is
+/// returned. A device that nothing was asked of is left alone.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
-    run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.with_all(|device| device.empty_cache())??),
-        None => Ok(()),
+    let empty = |_, allocator: &Allocator| -> Result<(), Error> {
+        Ok(allocator.with_all(|device| device.empty_cache())??)
+    };
+    run(|| match device {
+        EVERY_DEVICE => devices::for_each(empty),
+        _ => devices::get_checked(device)?.map_or(Ok(()), |allocator| empty(device, allocator)),
     })
 }
 

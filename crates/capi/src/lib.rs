@@ -75,8 +75,8 @@ pub use held::{
 pub use peers::lowtide_enable_peer_access;
 pub use pluggable::{
     lowtide_allocate, lowtide_allocate_at, lowtide_base_alloc, lowtide_deallocate, lowtide_free,
-    lowtide_hook_record_stream, lowtide_hook_reset, lowtide_hook_set_memory_fraction, lowtide_init,
-    lowtide_malloc, lowtide_record_stream, lowtide_reset, lowtide_set_memory_fraction,
+    lowtide_hook_record_stream, lowtide_hook_set_memory_fraction, lowtide_init, lowtide_malloc,
+    lowtide_record_stream, lowtide_reset, lowtide_set_memory_fraction,
 };
 pub use pools::{
     ContextEnd, SegmentAllocate, SegmentRelease, StreamFilter, lowtide_begin_allocate_to_pool,

@@ -15,6 +15,7 @@ use std::ptr;
 use lowtide_core::{AllocError, Bytes, DeviceAddress};
 
 use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
+use crate::control::{EVERY_DEVICE, lowtide_empty_cache};
 use crate::devices::{self, Lane};
 use crate::error::{Error, Status};
 use crate::explain;
@@ -147,13 +148,12 @@ pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
     run(|| cuda::library().map(drop))
 }
 
-/// Gives everything that is not in use back to the driver, on every device: `lowtide_empty_cache` for
-/// each. One that fails does not keep the others from it; its error is the answer.
+/// As `lowtide_empty_cache` for every device, and reports the first failure of a kind on standard error, too.
+/// PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
-    run(|| {
-        devices::for_each(|_, allocator| Ok(allocator.with_all(|device| device.empty_cache())??))
-    })
+    static TOLD: Told = Told::nothing();
+    tell_once(&TOLD, lowtide_empty_cache(EVERY_DEVICE))
 }
 
 /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
@@ -176,14 +176,6 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
 pub extern "C" fn lowtide_hook_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
     static TOLD: Told = Told::nothing();
     tell_once(&TOLD, lowtide_record_stream(memory, stream))
-}
-
-/// As `lowtide_reset`, and tells the first failure of a kind on standard error, too. PyTorch's hook
-/// `set_reset_fn`, which `torch.cuda.empty_cache` calls.
-#[unsafe(no_mangle)]
-pub extern "C" fn lowtide_hook_reset() -> Status {
-    static TOLD: Told = Told::nothing();
-    tell_once(&TOLD, lowtide_reset())
 }
 
 /// As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
