@@ -61,17 +61,17 @@ pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
 /// Runs the body of an exported function whose caller does not ask why it failed: the first line of the
 /// text goes to standard error, too, or the user would see only what goes wrong later.
 #[inline]
-pub(crate) fn run_and_tell(body: impl FnOnce() -> Result<(), Error>) -> Status {
+pub(crate) fn run_and_report(body: impl FnOnce() -> Result<(), Error>) -> Status {
     let status = run(body);
-    if status != Status::Ok && !is_told(status) {
-        tell();
+    if status != Status::Ok && !is_reported(status) {
+        report();
     }
     status
 }
 
 /// Returns whether it is told already. That the process was forked is told once in each: every call fails for it.
 #[cold]
-fn is_told(status: Status) -> bool {
+fn is_reported(status: Status) -> bool {
     // Which process has told it: a child of that one has not.
     static FORK_TOLD_BY: AtomicU32 = AtomicU32::new(0);
     let is_told_by = |process| FORK_TOLD_BY.swap(process, Ordering::Relaxed) == process;
@@ -79,7 +79,7 @@ fn is_told(status: Status) -> bool {
 }
 
 #[cold]
-fn tell() {
+fn report() {
     let line = LAST_ERROR.try_with(|last| {
         let text = last.borrow();
         let text = String::from_utf8_lossy(text.to_bytes());
@@ -122,22 +122,22 @@ fn message_of(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// The statuses that were told of a function's failures, one bit each.
-pub(crate) struct Told(AtomicU32);
+pub(crate) struct Reported(AtomicU32);
 
-impl Told {
-    pub(crate) const fn nothing() -> Told {
-        Told(AtomicU32::new(0))
+impl Reported {
+    pub(crate) const fn nothing() -> Reported {
+        Reported(AtomicU32::new(0))
     }
 }
 
 /// Returns what became of a hook's call, whose caller ignores that: the first failure of each status is told
-/// as [`run_and_tell`] does. A loop that fails all the time would fill the screen.
+/// as [`run_and_report`] does. A loop that fails all the time would fill the screen.
 #[inline]
-pub(crate) fn tell_once(told: &'static Told, status: Status) -> Status {
+pub(crate) fn report_once(reported: &'static Reported, status: Status) -> Status {
     if status != Status::Ok {
         let bit = 1 << status as u32;
-        if told.0.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            tell();
+        if reported.0.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            report();
         }
     }
     status

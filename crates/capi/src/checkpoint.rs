@@ -118,11 +118,11 @@ pub unsafe extern "C" fn lowtide_restore_pool(
             return Err(Error::new(Status::InvalidArgument, text));
         }
         let restored = with_pools(device, |pools| pools.restore(&checkpoint.checkpoint))?;
-        let told = [(freed, &restored.freed), (allocated, &restored.allocated)];
-        for (visit, blocks) in told {
+        let lists = [(freed, &restored.freed), (allocated, &restored.allocated)];
+        for (visit, blocks) in lists {
             for block in blocks {
                 // SAFETY: it may be called with the context, by the contract of this function.
-                unsafe { tell(visit, context, block) };
+                unsafe { show(visit, context, block) };
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn lowtide_release_checkpoint(checkpoint: *mut Checkpoint)
 /// # Safety
 ///
 /// `visit` may be called with the context.
-unsafe fn tell(visit: BlockVisitor, context: *mut c_void, block: &Allocation) {
+unsafe fn show(visit: BlockVisitor, context: *mut c_void, block: &Allocation) {
     let Some(visit) = visit else {
         return;
     };

@@ -78,11 +78,11 @@ pub(crate) fn write_once() -> Option<String> {
     if IS_DONE.swap(true, Ordering::Relaxed) {
         return None;
     }
-    let told = match write(&directory) {
+    let report = match write(&directory) {
         Ok(what) => format!("Written: {what}."),
         Err(error) => format!("{VARIABLE}={}: {}.", shown(&directory), error.text),
     };
-    Some(told)
+    Some(report)
 }
 
 /// Writes the snapshot, and the report on it, into a directory, and returns what there is then.

@@ -38,7 +38,7 @@ pub(crate) fn start() {
     let Some(path) = environment::path_variable("LOWTIDE_METRICS") else {
         return;
     };
-    let _ = boundary::run_and_tell(|| {
+    let _ = boundary::run_and_report(|| {
         let rank = environment::variable("LOCAL_RANK").and_then(|rank| rank.trim().parse().ok());
         let started = Target::parse(&path, rank).and_then(|target| match target {
             Target::Address(address) => {

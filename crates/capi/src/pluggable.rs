@@ -14,7 +14,7 @@ use std::ptr;
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress};
 
-use crate::boundary::{Told, run, run_and_tell, tell_once, write_to_c};
+use crate::boundary::{Reported, report_once, run, run_and_report, write_to_c};
 use crate::control::{EVERY_DEVICE, lowtide_empty_cache};
 use crate::devices::{self, Lane};
 use crate::error::{Error, Status};
@@ -39,7 +39,7 @@ use crate::{cuda, shortage, start};
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let mut memory = ptr::null_mut();
-    let status = run_and_tell(|| {
+    let status = run_and_report(|| {
         memory = allocate(size, device, stream)?;
         Ok(())
     });
@@ -152,8 +152,8 @@ pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
 /// PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
-    static TOLD: Told = Told::nothing();
-    tell_once(&TOLD, lowtide_empty_cache(EVERY_DEVICE))
+    static REPORTED: Reported = Reported::nothing();
+    report_once(&REPORTED, lowtide_empty_cache(EVERY_DEVICE))
 }
 
 /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
@@ -174,16 +174,16 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
 /// `set_record_stream_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_hook_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
-    static TOLD: Told = Told::nothing();
-    tell_once(&TOLD, lowtide_record_stream(memory, stream))
+    static REPORTED: Reported = Reported::nothing();
+    report_once(&REPORTED, lowtide_record_stream(memory, stream))
 }
 
 /// As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
 /// hook `set_memory_fraction_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_hook_set_memory_fraction(fraction: f64, device: c_int) -> Status {
-    static TOLD: Told = Told::nothing();
-    tell_once(&TOLD, lowtide_set_memory_fraction(fraction, device))
+    static REPORTED: Reported = Reported::nothing();
+    report_once(&REPORTED, lowtide_set_memory_fraction(fraction, device))
 }
 
 /// Returns the start of the segment that holds a block, and writes the segment's size to `size`; null

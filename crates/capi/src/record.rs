@@ -110,7 +110,7 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     }
     let path = environment::path_variable(VARIABLE)?;
     let mut recorder = None;
-    let _ = boundary::run_and_tell(|| {
+    let _ = boundary::run_and_report(|| {
         let start = environment::variable(JobStart::VARIABLE);
         let start = start.and_then(|start| JobStart::parse(&start));
         let existing = Existing::IsReplacedIfBefore(start);

@@ -9,7 +9,7 @@ use crate::{boundary, environment};
 pub(crate) struct Switch {
     name: &'static str,
     default: bool,
-    has_told: AtomicBool,
+    has_reported: AtomicBool,
 }
 
 impl Switch {
@@ -17,7 +17,7 @@ impl Switch {
         Switch {
             name,
             default,
-            has_told: AtomicBool::new(false),
+            has_reported: AtomicBool::new(false),
         }
     }
 
@@ -30,15 +30,15 @@ impl Switch {
             "1" => true,
             "" => self.default,
             _ => {
-                self.tell(&text);
+                self.report(&text);
                 self.default
             }
         }
     }
 
     #[cold]
-    fn tell(&self, text: &str) {
-        if !self.has_told.swap(true, Ordering::Relaxed) {
+    fn report(&self, text: &str) {
+        if !self.has_reported.swap(true, Ordering::Relaxed) {
             let (name, default) = (self.name, u8::from(self.default));
             boundary::say(format_args!(
                 "{name} is '{text}', and can be 0 or 1; it is taken for {default}"

@@ -13,7 +13,7 @@ use std::ptr;
 use lowtide_core::Bytes;
 use lowtide_region::BackupKind;
 
-use crate::boundary::{path_from_c, run, run_and_tell, text_from_c};
+use crate::boundary::{path_from_c, run, run_and_report, text_from_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{lowtide_free, lowtide_malloc};
 use crate::pointers::address_of;
@@ -22,7 +22,7 @@ use crate::regions::{
     lowtide_resume, lowtide_retain_backups, table,
 };
 
-use process::{BACKENDS, ENVIRONMENT, backup, set_backup_directory, start, tell};
+use process::{BACKENDS, ENVIRONMENT, backup, report, set_backup_directory, start};
 
 thread_local! {
     /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn tms_set_cpu_backup_backend(backend: *const c_char) {
     let Some(backend) = (unsafe { owned("backend", backend) }) else {
         return;
     };
-    tell(|| {
+    report(|| {
         if !BACKENDS.contains(&backend.as_c_str()) {
             let text = format_args!("a backend is pinned or mmap, not {backend:?}");
             return Err(Error::new(Status::InvalidArgument, text));
@@ -196,7 +196,7 @@ pub extern "C" fn tms_get_cpu_backup_backend() -> *const c_char {
 /// `path` is null or ends with a zero byte. It is read before this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
-    tell(|| {
+    report(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
         set_backup_directory(path)
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
 /// As `lowtide_retain_backups`: what is retained can be read after a resume.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
-    tell(|| {
+    report(|| {
         start();
         succeed(lowtide_retain_backups(retain))
     });
@@ -222,7 +222,7 @@ pub extern "C" fn tms_get_retain_cpu_backup() -> bool {
 /// As `lowtide_set_memory_margin`.
 #[unsafe(no_mangle)]
 pub extern "C" fn set_memory_margin_bytes(bytes: u64) {
-    tell(|| succeed(regions::lowtide_set_memory_margin(bytes)));
+    report(|| succeed(regions::lowtide_set_memory_margin(bytes)));
 }
 
 /// As `lowtide_pause`; does nothing for a tag that was never entered, and takes the empty one for null.
@@ -290,7 +290,7 @@ fn look<R>(look: impl FnOnce(&Thread) -> R) -> R {
 /// Changes what this thread has said, and enters the region that it is in then.
 fn change(change: impl FnOnce(&mut Thread)) {
     start();
-    tell(|| {
+    report(|| {
         THREAD.with_borrow_mut(|thread| {
             change(thread);
             thread.enter()
@@ -305,7 +305,7 @@ fn change(change: impl FnOnce(&mut Thread)) {
 /// `text` is null, or ends with a zero byte and is not changed meanwhile.
 unsafe fn owned(name: &str, text: *const c_char) -> Option<CString> {
     let mut copy = None;
-    tell(|| {
+    report(|| {
         // SAFETY: by the contract of this function.
         let text = unsafe { text_from_c(name, text) }?.ok_or_else(|| Error::null(name))?;
         copy = CString::new(text).ok();
@@ -323,7 +323,7 @@ unsafe fn with_known(
     tag: *const c_char,
     act: unsafe extern "C" fn(*const c_char) -> Status,
 ) -> c_int {
-    let status = run_and_tell(|| {
+    let status = run_and_report(|| {
         // SAFETY: by the contract of this function.
         let named = unsafe { text_from_c("tag", tag) }?.filter(|tag| !tag.is_empty());
         match named {

@@ -9,7 +9,7 @@ use lowtide_cuda::{CaptureStatus, PrimaryContexts};
 use super::code;
 use super::order::{ANY_STREAM, Order, StreamFilter};
 use super::start::{start, started};
-use crate::boundary::{Told, run, tell_once};
+use crate::boundary::{Reported, report_once, run};
 use crate::devices;
 use crate::error::{Error, Status};
 use crate::pointers::{host_size, stream_of};
@@ -68,7 +68,7 @@ pub(super) fn allocate_async(
 
 /// Serves a request for a device whose primary context is in use.
 fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c_int> {
-    static TOLD: Told = Told::nothing();
+    static REPORTED: Reported = Reported::nothing();
     if is_lost(device) {
         return None;
     }
@@ -89,7 +89,7 @@ fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c
         // The driver tells the program of these itself.
         Status::OutOfMemory | Status::Driver | Status::Forked => None,
         status => {
-            let _ = tell_once(&TOLD, status);
+            let _ = report_once(&REPORTED, status);
             None
         }
     }

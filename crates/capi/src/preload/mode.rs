@@ -11,7 +11,7 @@ static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
 const LEFT_ALONE: u8 = 1;
 const SERVED: u8 = 2;
-const SERVED_AND_TOLD: u8 = 3;
+const SERVED_AND_REPORTED: u8 = 3;
 
 /// Looks at the environment before the program can change it.
 #[used]
@@ -30,8 +30,8 @@ pub(super) fn is_serving() -> bool {
 }
 
 /// Returns whether the user is told at the end what serving came to.
-pub(super) fn is_told() -> bool {
-    mode() == SERVED_AND_TOLD
+pub(super) fn reports() -> bool {
+    mode() == SERVED_AND_REPORTED
 }
 
 #[inline]
@@ -50,11 +50,11 @@ fn find_mode() -> u8 {
         paths.any(|path| path.ends_with(b"liblowtide.so"))
     });
     let mode = match variable(c"LOWTIDE_PRELOAD").map(CStr::to_bytes) {
-        Some(b"1") if is_preloaded => SERVED_AND_TOLD,
+        Some(b"1") if is_preloaded => SERVED_AND_REPORTED,
         Some(b"quiet") if is_preloaded => SERVED,
         _ => LEFT_ALONE,
     };
-    if mode == SERVED_AND_TOLD {
+    if mode == SERVED_AND_REPORTED {
         summary::look_at_standard_error();
     }
     MODE.store(mode, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use lowtide_core::Config;
 use lowtide_cuda::PrimaryContexts;
 
 use super::{mode, summary};
-use crate::boundary::run_and_tell;
+use crate::boundary::run_and_report;
 use crate::error::{Error, Status};
 use crate::settings::{self, Choice};
 use crate::{cuda, environment, fork};
@@ -19,14 +19,14 @@ static STARTED: OnceLock<Option<&PrimaryContexts>> = OnceLock::new();
 pub(super) fn start() -> Option<&'static PrimaryContexts> {
     let contexts = STARTED.get_or_init(|| {
         let mut contexts = None;
-        let status = run_and_tell(|| {
+        let status = run_and_report(|| {
             contexts = Some(prepare().map_err(|error| {
                 let text = format_args!("{}; the program runs without lowtide", error.text);
                 Error::new(error.status, text)
             })?);
             Ok(())
         });
-        if status == Status::Ok && mode::is_told() {
+        if status == Status::Ok && mode::reports() {
             summary::tell_at_exit();
         }
         contexts

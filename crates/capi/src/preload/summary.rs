@@ -40,10 +40,10 @@ pub(super) fn tell_at_exit() {
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     // Where the C library has no room for it, there is no summary.
     // SAFETY: the function is there until the end: what was preloaded is never unloaded.
-    let _ = unsafe { libc::atexit(tell) };
+    let _ = unsafe { libc::atexit(report) };
 }
 
-extern "C" fn tell() {
+extern "C" fn report() {
     // The child of a fork ends by `exit`, too, and has nothing to tell.
     // SAFETY: it only asks.
     if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {

@@ -6,7 +6,7 @@ use std::sync::{LazyLock, Once};
 
 use lowtide_region::BackupKind;
 
-use crate::boundary::{self, run_and_tell};
+use crate::boundary::{self, run_and_report};
 use crate::environment;
 use crate::error::{Error, Status};
 use crate::regions::{keeper, table};
@@ -62,9 +62,9 @@ pub(super) fn start() {
     STARTED.call_once(|| {
         let directory = environment::path_variable("TMS_DISK_BACKUP_DIR");
         if let Some(directory) = directory.filter(|_| !keeper::has_directory()) {
-            tell(|| set_backup_directory(&directory));
+            report(|| set_backup_directory(&directory));
         }
-        tell(|| {
+        report(|| {
             if ENVIRONMENT.retains && !keeper::has_retain() {
                 keeper::set_retain(true)?;
             }
@@ -89,8 +89,8 @@ pub(super) fn set_backup_directory(directory: &Path) -> Result<(), Error> {
 }
 
 /// Does something of whose failure nobody but the user is told.
-pub(super) fn tell(act: impl FnOnce() -> Result<(), Error>) {
-    let _ = run_and_tell(act);
+pub(super) fn report(act: impl FnOnce() -> Result<(), Error>) {
+    let _ = run_and_report(act);
 }
 
 fn backend_of_environment() -> &'static CStr {
