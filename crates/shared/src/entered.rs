@@ -148,9 +148,9 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Ends a visit after which others must know what was done.
     #[cold]
-    pub(crate) fn leave_with_news(&self, mut visit: LaneGuard<'_, D>) -> Result<(), AllocError> {
-        let has_new_peak = self.notify(&mut visit);
-        visit.end();
+    pub(crate) fn leave_with_news(&self, mut guard: LaneGuard<'_, D>) -> Result<(), AllocError> {
+        let has_new_peak = self.notify(&mut guard);
+        guard.end();
         if has_new_peak {
             let mut device = self.enter_device()?;
             device.lanes.enter_all()?;

@@ -169,23 +169,23 @@ impl<D: Driver> SharedAllocator<D> {
             return Ok(DeviceAddress::NULL);
         }
         let index = self.lane_of(stream)?;
-        let mut visit = self.enter(index)?;
-        let lane = &mut visit.state.lane;
+        let mut guard = self.enter(index)?;
+        let lane = &mut guard.state.lane;
         let request = match lane.request(requested, stream) {
             Ok(request) => request,
             Err(error) => {
-                self.leave(visit)?;
+                self.leave(guard)?;
                 return Err(error);
             }
         };
         match lane.take(&request) {
             Some(address) => {
-                self.leave(visit)?;
+                self.leave(guard)?;
                 Ok(address)
             }
             None => {
-                let visits = visit.state.visits;
-                self.leave(visit)?;
+                let visits = guard.state.visits;
+                self.leave(guard)?;
                 let has_freed = on_miss()?;
                 let searched = (!has_freed).then_some((request, visits));
                 self.allocate_new(index, requested, stream, searched)
@@ -206,10 +206,10 @@ impl<D: Driver> SharedAllocator<D> {
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
         let index = self.lane_of(stream)?;
-        let mut visit = self.enter(index)?;
-        let lane = &mut visit.state.lane;
+        let mut guard = self.enter(index)?;
+        let lane = &mut guard.state.lane;
         let result = lane.allocate_where(address, requested, stream);
-        self.leave(visit)?;
+        self.leave(guard)?;
         result
     }
 
@@ -260,10 +260,10 @@ impl<D: Driver> SharedAllocator<D> {
         lane: u8,
         act: impl FnOnce(&mut Lane<SharedDriver<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
-        let mut visit = self.enter(lane.into())?;
-        let result = act(&mut visit.state.lane);
-        let someone_waits = visit.state.waiting > 0;
-        self.leave(visit)?;
+        let mut guard = self.enter(lane.into())?;
+        let result = act(&mut guard.state.lane);
+        let someone_waits = guard.state.waiting > 0;
+        self.leave(guard)?;
         if someone_waits {
             self.notify_freed()?;
         }
@@ -341,8 +341,8 @@ impl<D: Driver> SharedAllocator<D> {
     /// A sentence that says what is wrong, and in which lane.
     pub fn check_invariants(&self, level: CheckLevel) -> Result<(), String> {
         for index in 0..self.lanes.len() {
-            let visit = self.enter(index).map_err(|error| error.to_string())?;
-            let checked = visit.state.lane.check_invariants(level);
+            let guard = self.enter(index).map_err(|error| error.to_string())?;
+            let checked = guard.state.lane.check_invariants(level);
             checked.map_err(|error| format!("lane {index}: {error}"))?;
         }
         Ok(())
@@ -384,9 +384,9 @@ impl<D: Driver> SharedAllocator<D> {
         // wherever they are. A lane that another thread is in does that itself.
         let waits = |&other: &usize| other != index && flags >> other & 1 == 1;
         for other in (0..self.lanes.len()).filter(waits) {
-            if let Some(mut visit) = self.try_enter(other)? {
-                let result = visit.state.lane.process_events();
-                self.leave(visit)?;
+            if let Some(mut guard) = self.try_enter(other)? {
+                let result = guard.state.lane.process_events();
+                self.leave(guard)?;
                 result?;
             }
         }
@@ -404,26 +404,26 @@ impl<D: Driver> SharedAllocator<D> {
 
     #[expect(
         clippy::inline_always,
-        reason = "a visit in an answer is copied through memory, which every request would wait for"
+        reason = "a guard in an answer is copied through memory, which every request would wait for"
     )]
     #[inline(always)]
     fn enter(&self, index: usize) -> Result<LaneGuard<'_, D>, AllocError> {
         let state = self.lanes[index].0.lock();
         // After the lock was taken: a thread that panicked inside said so before it gave it back.
         self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
-        Ok(self.visit(index, state))
+        Ok(self.guard(index, state))
     }
 
     /// Enters a lane unless another thread is in it.
     fn try_enter(&self, index: usize) -> Result<Option<LaneGuard<'_, D>>, AllocError> {
         let state = self.lanes[index].0.try_lock();
         self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
-        Ok(state.map(|state| self.visit(index, state)))
+        Ok(state.map(|state| self.guard(index, state)))
     }
 
     #[expect(clippy::inline_always, reason = "as `enter`, of which it is a part")]
     #[inline(always)]
-    fn visit<'a>(
+    fn guard<'a>(
         &'a self,
         index: usize,
         mut state: LockGuard<'a, LaneState<D>>,
@@ -442,25 +442,25 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Ends a visit, after which what it did is everybody's.
     #[inline]
-    fn leave(&self, visit: LaneGuard<'_, D>) -> Result<(), AllocError> {
-        let news = visit.state.lane.news();
-        let has_news = news.has_new_peak || news.has_waiting_blocks != visit.state.is_alert;
+    fn leave(&self, guard: LaneGuard<'_, D>) -> Result<(), AllocError> {
+        let news = guard.state.lane.news();
+        let has_news = news.has_new_peak || news.has_waiting_blocks != guard.state.is_alert;
         if has_news || news.is_observed {
-            return self.leave_with_news(visit);
+            return self.leave_with_news(guard);
         }
-        visit.end();
+        guard.end();
         Ok(())
     }
 
     /// Tells others what a visit has changed that they must know, but for new peaks of the device: whether
     /// there may be any is the answer.
-    fn notify(&self, visit: &mut LaneGuard<'_, D>) -> bool {
-        let state = &mut *visit.state;
+    fn notify(&self, guard: &mut LaneGuard<'_, D>) -> bool {
+        let state = &mut *guard.state;
         let has_waiting_blocks = state.lane.news().has_waiting_blocks;
         if has_waiting_blocks != state.is_alert {
             state.is_alert = has_waiting_blocks;
             // Nobody else changes this bit: the lane is locked.
-            self.flags.fetch_xor(1 << visit.index, Ordering::Release);
+            self.flags.fetch_xor(1 << guard.index, Ordering::Release);
         }
         state.lane.settle(self.count_in_use() == 1);
         state.lane.news().has_new_peak
