@@ -56,9 +56,10 @@ impl Choice {
     ) -> Result<Config, Error> {
         let of_variable = |name| Some((variable(name)?, Some(name)));
         let ours = |name| of_variable(name).filter(|(text, _)| !text.is_empty());
-        let (variable_of_strategy, variable_of_conf) = match self.is_of_environment {
-            true => (Some("LOWTIDE_STRATEGY"), Some("LOWTIDE_CONF")),
-            false => (None, None),
+        let (variable_of_strategy, variable_of_conf) = if self.is_of_environment {
+            (Some("LOWTIDE_STRATEGY"), Some("LOWTIDE_CONF"))
+        } else {
+            (None, None)
         };
         let named = self
             .strategy
@@ -314,9 +315,10 @@ mod tests {
                 let advised = (variable, "expandable_segments:True");
                 let others = environment.iter().filter(|(name, _)| *name != variable);
                 let changed: Vec<_> = others.copied().chain([advised]).collect();
-                let choice = match choice.is_of_environment {
-                    true => Choice::of_environment_alone(in_environment(&changed)),
-                    false => choice,
+                let choice = if choice.is_of_environment {
+                    Choice::of_environment_alone(in_environment(&changed))
+                } else {
+                    choice
                 };
                 let config = choice.resolve(in_environment(&changed)).unwrap();
                 assert_eq!(config.to_string(), "caching:expandable_segments:True");

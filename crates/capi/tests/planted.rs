@@ -69,9 +69,10 @@ impl Shared {
     /// Runs a job once the attacker has planted something by `line` as `name`, where `$$` is the number of the job's
     /// process. A job that waits for somebody is killed.
     fn attack(&self, line: &str, name: &str, acts: &[&str], variables: &[(&str, &str)]) -> Output {
-        let attacker = match is_root() {
-            true => "setpriv --reuid=65534 --regid=65534 --clear-groups ",
-            false => "",
+        let attacker = if is_root() {
+            "setpriv --reuid=65534 --regid=65534 --clear-groups "
+        } else {
+            ""
         };
         let script =
             format!("{attacker}sh -c '{line}' sh \"{name}\" || exit 99; exec \"$0\" \"$@\"");

@@ -260,9 +260,12 @@ fn choose<'t>(ranking: Ranking, now: Option<&'t Tried>, tried: &'t [Tried]) -> O
         .min()?;
     // To keep the settings costs the user nothing.
     let is_now = |tried: &Tried| now.is_some_and(|now| now.candidate == tried.candidate);
-    let price = |tried: &Tried| match is_now(tried) {
-        true => 0,
-        false => 1 + tried.candidate.settings.len(),
+    let price = |tried: &Tried| {
+        if is_now(tried) {
+            0
+        } else {
+            1 + tried.candidate.settings.len()
+        }
     };
     let about_least = usable
         .into_iter()

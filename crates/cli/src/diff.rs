@@ -42,9 +42,10 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     let jobs = [job(0), job(1)];
     let [has_before, has_after] = difference.has_stacks;
     let sizes = Sizes::new(&histories, has_before != has_after);
-    output::print(&match args.json {
-        true => json::text(&DiffReport::new(&jobs, &difference, traces, &sizes))?,
-        false => text(&jobs, &difference, traces, &sizes),
+    output::print(&if args.json {
+        json::text(&DiffReport::new(&jobs, &difference, traces, &sizes))?
+    } else {
+        text(&jobs, &difference, traces, &sizes)
     })
 }
 

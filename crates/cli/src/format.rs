@@ -77,9 +77,10 @@ pub(crate) fn percent_change(size: Bytes, base: Bytes) -> String {
 
 /// Returns how far `size` is above or below `base`, for example `20.00 MiB less`.
 pub(crate) fn difference(size: Bytes, base: Bytes) -> String {
-    match size > base {
-        true => format!("{} more", size - base),
-        false => format!("{} less", base - size),
+    if size > base {
+        format!("{} more", size - base)
+    } else {
+        format!("{} less", base - size)
     }
 }
 

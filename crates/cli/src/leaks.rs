@@ -42,9 +42,10 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
         stacks: &trace.stacks,
         sizes: Sizes::new(&histories, false),
     };
-    output::print(&match args.json {
-        true => json::text(&LeaksReport::new(&job, &told))?,
-        false => told.text(&job),
+    output::print(&if args.json {
+        json::text(&LeaksReport::new(&job, &told))?
+    } else {
+        told.text(&job)
     })
 }
 
@@ -146,9 +147,10 @@ impl<'a> Told<'a> {
         let [least, most] = total
             .confidence
             .map(|confidence| format!("{confidence:.2}"));
-        let confidence = match least == most {
-            true => most,
-            false => format!("{least} to {most}"),
+        let confidence = if least == most {
+            most
+        } else {
+            format!("{least} to {most}")
         };
         let common = match total.common {
             Some(Common::Function(frame)) => {

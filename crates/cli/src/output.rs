@@ -121,9 +121,10 @@ fn write_straight(out: impl Write, write: impl FnOnce(&mut dyn Write) -> Result<
     drop(writer.into_parts());
     result.or_else(|error| {
         let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
-        match causes.any(|cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe) {
-            true => Ok(()),
-            false => Err(error),
+        if causes.any(|cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe) {
+            Ok(())
+        } else {
+            Err(error)
         }
     })
 }

@@ -170,9 +170,10 @@ pub(crate) fn verdict(ranked: &[Outcome], capacity: Option<Bytes>) -> Option<Str
         ));
     }
     let takes_less = |outcome: &Outcome| outcome.completed && outcome.peak_reserved_bytes < peak;
-    let none = match ranked.iter().any(takes_less) {
-        true => "none here that is not slow takes less",
-        false => "none here takes less",
+    let none = if ranked.iter().any(takes_less) {
+        "none here that is not slow takes less"
+    } else {
+        "none here takes less"
     };
     Some(format!(
         "PyTorch's default is best: it takes {peak}, and {none}"

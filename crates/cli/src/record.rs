@@ -110,12 +110,11 @@ fn what_is_missing(file: &Path, start: JobStart) -> Option<&'static str> {
     if files.iter().any(|file| has_any(file)) {
         return None;
     }
-    Some(match files.is_empty() {
-        true => {
-            "used no GPU, or does not run on lowtide, as `python -m lowtide run SCRIPT` and \
+    Some(if files.is_empty() {
+        "used no GPU, or does not run on lowtide, as `python -m lowtide run SCRIPT` and \
              `lowtide run --preload PROGRAM` do"
-        }
-        false => "asked for no GPU memory",
+    } else {
+        "asked for no GPU memory"
     })
 }
 

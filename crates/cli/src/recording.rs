@@ -215,9 +215,10 @@ impl Recording {
         let file = RecordedFile::read(path)?;
         let (name, is_cut_off) = (file.name.clone(), file.snapshot.is_cut_off);
         let has_requests = file.snapshot.traces.iter().any(|trace| trace.allocs() > 0);
-        let mut notes = match has_requests {
-            true => file.missing_notes(),
-            false => Vec::new(),
+        let mut notes = if has_requests {
+            file.missing_notes()
+        } else {
+            Vec::new()
         };
         let trace = file.take_device(device, &mut notes);
         Ok(Recording {

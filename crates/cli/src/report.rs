@@ -67,9 +67,10 @@ fn path_line(path: &Path) -> Vec<u8> {
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
         line.extend(OneLine(chunk.valid()).to_string().into_bytes());
         let escaped = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
-        match io::stdout().is_terminal() {
-            true => line.extend(escaped.collect::<String>().into_bytes()),
-            false => line.extend(chunk.invalid()),
+        if io::stdout().is_terminal() {
+            line.extend(escaped.collect::<String>().into_bytes())
+        } else {
+            line.extend(chunk.invalid())
         }
     }
     line.push(b'\n');
@@ -116,26 +117,34 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
     let mut lengths = lengths_of(&traces, lengths);
     for (index, trace) in traces.iter().enumerate() {
         let is_host = index >= devices;
-        let label = match is_host {
-            true => format!("{}, pinned host memory", trace_name(name, trace, 1)),
-            false => trace_name(name, trace, devices),
+        let label = if is_host {
+            format!("{}, pinned host memory", trace_name(name, trace, 1))
+        } else {
+            trace_name(name, trace, devices)
         };
         let progress = Progress::new("replaying", trace.events.len() as u64);
         let (findings, (replayed, failures)) = rayon::join(
-            || match is_host {
-                true => Findings::of_host(trace),
-                false => Findings::of(trace, &progress),
+            || {
+                if is_host {
+                    Findings::of_host(trace)
+                } else {
+                    Findings::of(trace, &progress)
+                }
             },
             // Only allocators of device memory can be replayed.
-            || match is_host {
-                true => Default::default(),
-                false => replay_all(trace, &progress),
+            || {
+                if is_host {
+                    Default::default()
+                } else {
+                    replay_all(trace, &progress)
+                }
             },
         );
         drop(progress);
-        let mut notes = match replayed.is_empty() {
-            true => Vec::new(),
-            false => recording::replay_notes(trace),
+        let mut notes = if replayed.is_empty() {
+            Vec::new()
+        } else {
+            recording::replay_notes(trace)
         };
         notes.extend(failures);
         for note in &notes {

@@ -114,9 +114,10 @@ pub(crate) fn find_program(program: &OsStr) -> io::Result<()> {
 
 fn check_executable(path: &Path) -> io::Result<()> {
     rustix::fs::access(path, Access::EXEC_OK)?;
-    match path.is_dir() {
-        true => Err(Errno::ACCESS.into()),
-        false => Ok(()),
+    if path.is_dir() {
+        Err(Errno::ACCESS.into())
+    } else {
+        Ok(())
     }
 }
 

@@ -78,9 +78,10 @@ fn outcomes_table(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Table 
         row.extend(reserved_and_ratio(outcome, unit));
         if let Some(baseline) = baseline {
             let (peak, default) = (outcome.peak_reserved_bytes, baseline.peak_reserved_bytes);
-            row.push(match outcome.completed {
-                true => format::percent_change(peak, default),
-                false => NONE.into(),
+            row.push(if outcome.completed {
+                format::percent_change(peak, default)
+            } else {
+                NONE.into()
             });
         }
         row.push(format::count(driver_calls(outcome)));

@@ -35,9 +35,10 @@ fn shared(name: &str, mode: u32) -> Scratch {
 /// Runs a command after the attacker has run `line` for the file `name`. In `name`, `$$` is the process id of the
 /// command. A command that waits is killed.
 fn attack(scratch: &Scratch, line: &str, name: &str, arguments: &[&str]) -> Output {
-    let attacker = match is_root() {
-        true => "setpriv --reuid=65534 --regid=65534 --clear-groups ",
-        false => "",
+    let attacker = if is_root() {
+        "setpriv --reuid=65534 --regid=65534 --clear-groups "
+    } else {
+        ""
     };
     let script = format!("{attacker}sh -c '{line}' sh \"{name}\" || exit 99; exec \"$0\" \"$@\"");
     Command::new("timeout")

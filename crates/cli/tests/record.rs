@@ -114,9 +114,10 @@ fn a_signal_ends_the_command_and_what_was_not_recorded_is_said() {
             .unwrap();
         let process = Pid::from_child(&started);
         wait_until_handled(process, signal);
-        match to_group {
-            true => kill_process_group(process, signal).unwrap(),
-            false => kill_process(process, signal).unwrap(),
+        if to_group {
+            kill_process_group(process, signal).unwrap()
+        } else {
+            kill_process(process, signal).unwrap()
         }
         let output = started.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(128 + signal.as_raw()));

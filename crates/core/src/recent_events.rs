@@ -96,9 +96,10 @@ impl RecentEvents {
         self.count += 1;
         // The lane's lock, and the driver's, put the times in order.
         let is_of_driver = action.is_segment() || action.is_pause();
-        let time = match is_of_driver || self.count.is_multiple_of(PER_TICK) {
-            true => clock.tick(),
-            false => clock.time.load(Ordering::Relaxed),
+        let time = if is_of_driver || self.count.is_multiple_of(PER_TICK) {
+            clock.tick()
+        } else {
+            clock.time.load(Ordering::Relaxed)
         };
         let record = Record {
             time,
@@ -148,9 +149,10 @@ impl RecentEvents {
     /// Returns what is known of the past.
     pub(crate) fn past(&self, domains: &Domains) -> RecentPast {
         let first = self.first();
-        let since = match first > self.oldest {
-            true => self.records[first % KEPT].time,
-            false => self.forgotten_at,
+        let since = if first > self.oldest {
+            self.records[first % KEPT].time
+        } else {
+            self.forgotten_at
         };
         let records = (first..self.count).map(|number| self.records[number % KEPT]);
         let mut waiting = BTreeSet::new();

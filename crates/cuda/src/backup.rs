@@ -263,9 +263,10 @@ impl CudaBackups {
         let block_bytes = memory.block_bytes();
         let rest = start..layout.bytes();
         let blocks = rest.start / block_bytes..rest.end.div_ceil(block_bytes);
-        match memory.locked_blocks()[blocks].contains(&false) {
-            true => rest,
-            false => layout.step(start, self.sizes.step_bytes, block_bytes),
+        if memory.locked_blocks()[blocks].contains(&false) {
+            rest
+        } else {
+            layout.step(start, self.sizes.step_bytes, block_bytes)
         }
     }
 

@@ -28,9 +28,12 @@ pub(crate) fn of(running: &Config, configured: Configured) -> Vec<(String, Confi
     let of_pytorch = matches!(running, Config::Caching(_));
     let caching = variants_of(&base).map(Config::Caching);
     let caching = caching.into_iter().filter(|variant| variant != running);
-    let caching = caching.map(|variant| match of_pytorch {
-        true => (with_options(&variant.to_conf(), configured), variant),
-        false => (with_strategy(&variant, configured), variant),
+    let caching = caching.map(|variant| {
+        if of_pytorch {
+            (with_options(&variant.to_conf(), configured), variant)
+        } else {
+            (with_strategy(&variant, configured), variant)
+        }
     });
     let others = [
         Config::Bfc(BfcConfig::default()),
@@ -65,9 +68,10 @@ fn with_options(conf: &str, configured: Configured) -> String {
 
 /// Returns the text that sets another strategy, with its options.
 fn with_strategy(config: &Config, configured: Configured) -> String {
-    match configured.is_by_program {
-        true => format!("lowtide.install(strategy=\"{config}\")"),
-        false => format!("--strategy {}", ShellWord(&config.to_string())),
+    if configured.is_by_program {
+        format!("lowtide.install(strategy=\"{config}\")")
+    } else {
+        format!("--strategy {}", ShellWord(&config.to_string()))
     }
 }
 

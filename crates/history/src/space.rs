@@ -137,10 +137,8 @@ impl Space {
             free += Bytes(unit.end - from - unit.used);
             releasable += Bytes(if unit.used == 0 { unit.end - from } else { 0 });
         }
-        let change = |bytes: &mut Bytes, by: Bytes| match is_away {
-            true => *bytes -= by,
-            false => *bytes += by,
-        };
+        let change =
+            |bytes: &mut Bytes, by: Bytes| if is_away { *bytes -= by } else { *bytes += by };
         change(&mut self.gap.reserved, size);
         self.change_free(domain, |of_domain| {
             change(&mut of_domain.free, free);
@@ -181,9 +179,10 @@ impl Space {
     /// Returns the page size of a domain of expandable segments; `None` for other domains.
     fn page(&self, domain: usize) -> Option<u64> {
         let (domain, _) = self.domains[domain];
-        let page = match domain.is_large {
-            true => self.large_page,
-            false => FreeBytes::SMALL_PAGE,
+        let page = if domain.is_large {
+            self.large_page
+        } else {
+            FreeBytes::SMALL_PAGE
         };
         domain.is_expandable.then_some(page.get())
     }

@@ -528,9 +528,10 @@ impl<'a> Walk<'a> {
         }
         for pause in cut {
             let pause_end = pause.address + pause.size.get();
-            let rest = match is_removed {
-                true => [(pause.address, address), (end, pause_end)],
-                false => [(pause.address, pause_end), (end, end)],
+            let rest = if is_removed {
+                [(pause.address, address), (end, pause_end)]
+            } else {
+                [(pause.address, pause_end), (end, end)]
             };
             for (from, to) in rest.into_iter().filter(|(from, to)| from < to) {
                 let is_away = self.start_pause(Pause {
@@ -685,10 +686,7 @@ fn count_block(gap: &mut Gap, block: &Block, is_there: bool) {
 }
 
 fn change(bytes: &mut Bytes, by: Bytes, is_more: bool) {
-    match is_more {
-        true => *bytes += by,
-        false => *bytes -= by,
-    }
+    if is_more { *bytes += by } else { *bytes -= by }
 }
 
 /// Returns by how much a gap exceeds another: live and causes.

@@ -178,9 +178,10 @@ impl Job {
         self.is_away = !is_back;
         // Segments that were released while they were paused do not exist any more.
         let told = segments.into_iter().map(|segment| Event {
-            action: match is_back {
-                true => Action::SegmentResumed,
-                false => Action::SegmentPaused,
+            action: if is_back {
+                Action::SegmentResumed
+            } else {
+                Action::SegmentPaused
             },
             pool: segment.pool,
             address: segment.address,

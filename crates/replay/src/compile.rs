@@ -229,20 +229,21 @@ impl<'a> Compiler<'a> {
         self.end_group(index, true);
         self.hold_pool(pool);
         let slot = self.occupy(address);
-        let step = match self.restores(index, pool) {
-            true => Step::AllocateAt {
+        let step = if self.restores(index, pool) {
+            Step::AllocateAt {
                 slot,
                 address,
                 size,
                 stream,
                 pool,
-            },
-            false => Step::Allocate {
+            }
+        } else {
+            Step::Allocate {
                 slot,
                 size,
                 stream,
                 pool,
-            },
+            }
         };
         self.push(index + 1, step);
         self.finish_uses(index + 1);
@@ -356,9 +357,10 @@ impl<'a> Compiler<'a> {
         }
         self.finish(group.finished.drain(..group.finished_first));
         for pool in group.released_from {
-            let step = match pool.is_default() {
-                true => Step::EmptyCache,
-                false => Step::EmptyPool { pool },
+            let step = if pool.is_default() {
+                Step::EmptyCache
+            } else {
+                Step::EmptyPool { pool }
             };
             self.push(group.release_end, step);
             self.hold_again(pool);

@@ -19,9 +19,10 @@ impl Extents {
         let mut extents = Extents::default();
         for segment in &trace.initial.segments {
             let (start, end) = (segment.address, segment.address + segment.size);
-            match segment.is_expandable {
-                true => extents.map(start, end),
-                false => drop(extents.segments.insert(start, end)),
+            if segment.is_expandable {
+                extents.map(start, end)
+            } else {
+                drop(extents.segments.insert(start, end))
             }
         }
         extents

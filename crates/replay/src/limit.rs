@@ -74,9 +74,10 @@ fn bisect(
         if miss.difference.event > latest {
             (latest, found) = (miss.difference.event, Some(limit));
         }
-        match miss.lets_go_too_much {
-            true => low = limit + STEP,
-            false => high = limit.saturating_sub(STEP),
+        if miss.lets_go_too_much {
+            low = limit + STEP
+        } else {
+            high = limit.saturating_sub(STEP)
         }
         limit = low + Bytes(high.saturating_sub(low).get() / 2);
     }

@@ -457,9 +457,10 @@ impl Layout {
     /// Merges two segments into the one with more mapped memory, and returns it.
     fn join(&mut self, one: usize, other: usize) -> usize {
         let held = |segment: usize| self.segments[segment].held_bytes;
-        let (into, part) = match held(one) < held(other) {
-            true => (other, one),
-            false => (one, other),
+        let (into, part) = if held(one) < held(other) {
+            (other, one)
+        } else {
+            (one, other)
         };
         let (start, end) = (self.segments[part].start, self.segments[part].end);
         for (&address, block) in self.blocks.range_mut(start..end) {
@@ -509,9 +510,10 @@ impl Layout {
         self.remove_free(address);
         let rest = block.size - size;
         let segment = &self.segments[block.segment];
-        let least = match segment.owner.is_large && !segment.is_expandable {
-            true => SMALL_REQUEST_MAX + BLOCK_MIN,
-            false => BLOCK_MIN,
+        let least = if segment.owner.is_large && !segment.is_expandable {
+            SMALL_REQUEST_MAX + BLOCK_MIN
+        } else {
+            BLOCK_MIN
         };
         let unsplit =
             segment.owner.is_large && self.config.max_split_size.is_some_and(|max| size >= max);
@@ -562,9 +564,10 @@ impl Layout {
             }
             self.looked_at += 1;
             let other = self.blocks.get(&candidate)?.segment;
-            let serves = match is_fresh {
-                true => self.config.block_serves(candidate_size, size),
-                false => !self.can_grow(candidate, candidate_size, other),
+            let serves = if is_fresh {
+                self.config.block_serves(candidate_size, size)
+            } else {
+                !self.can_grow(candidate, candidate_size, other)
             };
             let are_of_one_pool = self.are_of_one_pool(other, taken.segment);
             if serves && are_of_one_pool.is_none() {
@@ -584,9 +587,10 @@ impl Layout {
     /// Returns whether two segments are in the same pool; `None` if unknown.
     fn are_of_one_pool(&self, one: usize, other: usize) -> Option<bool> {
         let (pool, other_pool) = (self.segments[one].pool, self.segments[other].pool);
-        match one == other {
-            true => Some(true),
-            false => Some(pool? == other_pool?),
+        if one == other {
+            Some(true)
+        } else {
+            Some(pool? == other_pool?)
         }
     }
 
@@ -730,9 +734,10 @@ impl Layout {
         if !segment.is_expandable {
             return size == segment.held_bytes;
         }
-        let page_size = match segment.owner.is_large {
-            true => self.config.large_segment_size,
-            false => SMALL_SEGMENT,
+        let page_size = if segment.owner.is_large {
+            self.config.large_segment_size
+        } else {
+            SMALL_SEGMENT
         };
         let offset = address.offset_from(segment.start);
         offset.round_up(page_size) < (offset + size).round_down(page_size)

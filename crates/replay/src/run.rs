@@ -98,18 +98,20 @@ impl<'a> Run<'a> {
             program,
             peak_live_bytes,
         } = job;
-        let addresses = match options.verify {
-            true => Addresses::Recorded(Script::new(&trace.events, large_page_size(job))),
-            false => Addresses::Likely(Likely::new(&trace.events)),
+        let addresses = if options.verify {
+            Addresses::Recorded(Script::new(&trace.events, large_page_size(job)))
+        } else {
+            Addresses::Likely(Likely::new(&trace.events))
         };
         // A fraction in the configuration is a fraction of the capacity.
         let has_fraction = matches!(
             config,
             Config::Caching(options) if options.per_process_memory_fraction < 1.0
         );
-        let capacity = match options.verify && !has_fraction {
-            true => recorded_capacity(options.capacity, program),
-            false => options.capacity,
+        let capacity = if options.verify && !has_fraction {
+            recorded_capacity(options.capacity, program)
+        } else {
+            options.capacity
         };
         let is_bound_by_card = options.verify && capacity.is_none() && !has_fraction;
         let sim = SimConfig {

@@ -64,9 +64,10 @@ impl Device {
             size: Bytes(PAGE),
             stream: Stream(u64::from(!is_expandable(page)) * 0x50),
         };
-        let [comes, goes] = match is_expandable(page) {
-            true => [Action::SegmentMap, Action::SegmentUnmap],
-            false => [Action::SegmentAlloc, Action::SegmentFree],
+        let [comes, goes] = if is_expandable(page) {
+            [Action::SegmentMap, Action::SegmentUnmap]
+        } else {
+            [Action::SegmentAlloc, Action::SegmentFree]
         };
         match self.pages.get_mut(&page) {
             None => {

@@ -180,9 +180,10 @@ fn circle<'t>(
 fn files_of(path: &str, is_root: bool, module: &ItemMod) -> Vec<String> {
     let (directory, file) = path.rsplit_once('/').unwrap_or(("", path));
     let stem = file.strip_suffix(".rs").unwrap_or(file);
-    let own = match is_root || stem == "mod" {
-        true => directory.to_owned(),
-        false => format!("{directory}/{stem}"),
+    let own = if is_root || stem == "mod" {
+        directory.to_owned()
+    } else {
+        format!("{directory}/{stem}")
     };
     let name = module.ident.unraw();
     vec![format!("{own}/{name}.rs"), format!("{own}/{name}/mod.rs")]
@@ -238,9 +239,10 @@ impl Reader<'_> {
             UseTree::Name(name) => self.add_named(is_public, &with(&name.ident), None),
             UseTree::Rename(rename) => {
                 let other = Some(rename.rename.unraw().to_string());
-                let path = match rename.ident == "self" {
-                    true => prefix.to_vec(),
-                    false => with(&rename.ident),
+                let path = if rename.ident == "self" {
+                    prefix.to_vec()
+                } else {
+                    with(&rename.ident)
                 };
                 self.add_named(is_public, &path, other);
             }

@@ -93,9 +93,10 @@ impl Phase<'_> {
     /// Has work of another stream use a block, which may be freed after that.
     fn use_elsewhere(&self, memory: *mut c_void, size: usize, stream: *mut c_void) {
         insist("set bytes", || {
-            match self.fake.sets_bytes(memory, size, stream) {
-                true => Status::Ok,
-                false => Status::Driver,
+            if self.fake.sets_bytes(memory, size, stream) {
+                Status::Ok
+            } else {
+                Status::Driver
             }
         });
         insist("record a stream", || lowtide_record_stream(memory, stream));

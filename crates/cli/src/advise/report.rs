@@ -85,9 +85,10 @@ fn keep(advice: &Advice<'_>, now: &Tried) -> &'static str {
     let saves = |other: &Tried| {
         other.outcome.completed && advice::saves(other.outcome.peak_reserved_bytes, now)
     };
-    match advice.others.iter().any(saves) {
-        true => "What takes less would slow the job down: keep it.",
-        false => "That is about the best that PyTorch's allocator can do: keep it.",
+    if advice.others.iter().any(saves) {
+        "What takes less would slow the job down: keep it."
+    } else {
+        "That is about the best that PyTorch's allocator can do: keep it."
     }
 }
 

@@ -104,9 +104,10 @@ pub(super) fn show(text: &str) -> std::io::Result<()> {
 fn cells(process: &Process, device: &Device, is_first: bool) -> [String; COLUMNS.len() - 1] {
     let command = process.command.to_string();
     let command = truncate_str(&command, COMMAND_COLUMNS, "…").into_owned();
-    let [pid, command] = match is_first {
-        true => [process.pid.to_string(), command],
-        false => [String::new(), String::new()],
+    let [pid, command] = if is_first {
+        [process.pid.to_string(), command]
+    } else {
+        [String::new(), String::new()]
     };
     let rate =
         |rate: Option<f64>| rate.map_or_else(|| NONE.to_owned(), |rate| format!("{rate:.0}"));

@@ -209,9 +209,10 @@ impl<D: Driver> Lane<D> {
 
     /// Keeps among the last events that all of a pool's memory left, or is back.
     fn keep_pause(&mut self, pool: PoolIndex, is_paused: bool) {
-        let action = match is_paused {
-            true => Action::SegmentPaused,
-            false => Action::SegmentResumed,
+        let action = if is_paused {
+            Action::SegmentPaused
+        } else {
+            Action::SegmentResumed
         };
         // A pool in which nothing ever was has no memory either.
         if let Some(&domain) = self.heap.domains.of_pool(pool).first() {

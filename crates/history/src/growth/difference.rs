@@ -79,9 +79,10 @@ impl Difference {
             blocks.any(|block| block.stack != StackId::NONE)
         });
         // A stack never matches a size, so every site would seem to have disappeared or appeared.
-        let sites = match has_stacks[0] == has_stacks[1] {
-            true => Sites::new,
-            false => Sites::by_size,
+        let sites = if has_stacks[0] == has_stacks[1] {
+            Sites::new
+        } else {
+            Sites::by_size
         };
         let sides = recordings.map(|(trace, history)| Side {
             history,

@@ -147,9 +147,10 @@ impl Watch<'_> {
             at_end: sites.live_at(self.history, number, self.history.events, &[]),
             unseen_steps: self.unseen_steps,
         };
-        let trend = match self.are_parts {
-            false => course.trend(),
-            true => of_parts(course),
+        let trend = if self.are_parts {
+            of_parts(course)
+        } else {
+            course.trend()
         };
         Some(trend?.over_spans_of(self.span_steps))
     }
@@ -202,9 +203,10 @@ impl Watch<'_> {
             trend = trend.in_doubt();
         }
         let leaked: u64 = leaks().map(|leak| leak.trend.bytes).sum();
-        let least = match trend.is_steady() {
-            true => leaked,
-            false => leaked.max(trend.end_bytes),
+        let least = if trend.is_steady() {
+            leaked
+        } else {
+            leaked.max(trend.end_bytes)
         };
         let is_much = as_float(trend.bytes) >= MUCH * as_float(least);
         is_much.then_some((trend, verdict))
@@ -256,11 +258,12 @@ fn of_parts(course: Course<'_>) -> Option<Trend> {
         ..course
     };
     let part_by_part = course.trend_of_least();
-    match part_by_part.is_some_and(|trend| trend.is_steady()) {
-        true => part_by_part,
-        false => together
+    if part_by_part.is_some_and(|trend| trend.is_steady()) {
+        part_by_part
+    } else {
+        together
             .trend_of_kept()
             .filter(Trend::is_steady)
-            .or(part_by_part),
+            .or(part_by_part)
     }
 }

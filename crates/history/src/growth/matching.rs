@@ -63,9 +63,12 @@ fn around_equal_lines(before: &[Place], after: &[Place]) -> (u64, Pairs) {
         all.0 += cost;
         all.1.extend(pairs);
     };
-    let between = |before: &[Place], after: &[Place]| match has_table(before, after) {
-        true => by_cost(before, after),
-        false => in_order(before, after),
+    let between = |before: &[Place], after: &[Place]| {
+        if has_table(before, after) {
+            by_cost(before, after)
+        } else {
+            in_order(before, after)
+        }
     };
     while let (Some(first), Some(second)) = (before.get(left), after.get(right)) {
         match first.lines.cmp(&second.lines) {

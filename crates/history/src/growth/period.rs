@@ -248,10 +248,7 @@ fn whole_steps(anchor: &[u32], judges: &[Judge<'_>]) -> (f64, Vec<u32>) {
         .map(|boundaries| (likeness(&boundaries, judges), boundaries))
         .filter(|&(likeness, _)| likeness > likeness_min);
     // Among equals, the first: the fewest parts.
-    let best = taken_as_one.reduce(|best, other| match other.0 > best.0 {
-        true => other,
-        false => best,
-    });
+    let best = taken_as_one.reduce(|best, other| if other.0 > best.0 { other } else { best });
     let boundaries = best.map_or_else(|| anchor.to_vec(), |(_, boundaries)| boundaries);
     (score(&boundaries, judges), boundaries)
 }
@@ -355,9 +352,12 @@ fn repeated_share(boundaries: &[u32], requests: &[u32]) -> f64 {
     let pairs = boundaries.len() - 2;
     let looked_at = pairs.min(PAIRS_MAX);
     let same = (0..looked_at)
-        .map(|number| match pairs > PAIRS_MAX {
-            true => scattered(number, pairs),
-            false => number,
+        .map(|number| {
+            if pairs > PAIRS_MAX {
+                scattered(number, pairs)
+            } else {
+                number
+            }
         })
         .filter(|&pair| {
             let [first, second, third] = [0, 1, 2].map(|step| before(boundaries[pair + step]));

@@ -123,9 +123,10 @@ impl Course<'_> {
 
     /// Returns the number of unseen steps, if the last value is that of the end; otherwise 0.
     fn unseen_after(&self, values: &[u64]) -> usize {
-        match values.last() == Some(&self.at_end.0) {
-            true => self.unseen_steps,
-            false => 0,
+        if values.last() == Some(&self.at_end.0) {
+            self.unseen_steps
+        } else {
+            0
         }
     }
 
@@ -168,9 +169,10 @@ fn likeness(left: f64, right: f64) -> f64 {
 /// Returns the confidence that growth in `grown_steps` of `steps` is not by chance. If some steps did not grow, one
 /// growth does not count: it takes two to show their distance.
 fn evidence(grown_steps: usize, steps: usize, chance: f64) -> f64 {
-    let telling = match grown_steps == steps {
-        true => grown_steps,
-        false => grown_steps - 1,
+    let telling = if grown_steps == steps {
+        grown_steps
+    } else {
+        grown_steps - 1
     };
     1.0 - chance.powi(i32::try_from(telling).unwrap_or(i32::MAX))
 }

@@ -169,12 +169,11 @@ pub(super) mod tests {
             .map(|(_, block)| block)
             .collect();
         for block in &blocks {
-            match block.is_allocated_at(instant) {
-                true => {
-                    gap[0] += block.live_bytes().get();
-                    gap[1] += (block.size - block.live_bytes()).get();
-                }
-                false => gap[2] += block.size.get(),
+            if block.is_allocated_at(instant) {
+                gap[0] += block.live_bytes().get();
+                gap[1] += (block.size - block.live_bytes()).get();
+            } else {
+                gap[2] += block.size.get()
             }
         }
         for segment in history

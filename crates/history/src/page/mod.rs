@@ -446,13 +446,15 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         duration_us: None,
         has_stacks: false,
         settings: trace.settings.conf.raw().to_owned(),
-        strategy: match page.is_host {
-            true => String::new(),
-            false => recorded_strategy(trace),
+        strategy: if page.is_host {
+            String::new()
+        } else {
+            recorded_strategy(trace)
         },
-        sizes: match history.sizes_are_verified {
-            true => "verified",
-            false => "estimated",
+        sizes: if history.sizes_are_verified {
+            "verified"
+        } else {
+            "estimated"
         },
         main_stream: stream_number(history, history.main_stream),
         large_page: large_page(trace).get(),

@@ -510,13 +510,14 @@ impl Runner {
     }
 
     fn set_fault(&mut self, nth: u64, out_of_memory: bool) {
-        let error = match out_of_memory {
-            true => DriverError::OutOfMemory,
-            false => DriverError::Failed {
+        let error = if out_of_memory {
+            DriverError::OutOfMemory
+        } else {
+            DriverError::Failed {
                 call: "fault",
                 code: 999,
                 message: "injected".into(),
-            },
+            }
         };
         let plan = FaultPlan::nth_of_any(nth, error.clone());
         self.allocator.lane_mut().driver_mut().set_faults(plan);

@@ -177,9 +177,10 @@ impl<W: Write> StreamWriter<W> {
 
     /// Writes the device of the next section, if it is another device than the last section's.
     fn turn_to(&mut self, index: usize) -> io::Result<()> {
-        match std::mem::replace(&mut self.current, index) == index {
-            true => Ok(()),
-            false => self.writer.device(self.devices[index].number),
+        if std::mem::replace(&mut self.current, index) == index {
+            Ok(())
+        } else {
+            self.writer.device(self.devices[index].number)
         }
     }
 

@@ -145,9 +145,10 @@ impl<W: Write> CompactWriter<W> {
             let mut before = BEFORE_FIRST;
             for event in events {
                 let stack = self.tables.stack(table, event.stack);
-                let note = match event.note == before.note {
-                    true => 0,
-                    false => self.tables.note(table, event.note),
+                let note = if event.note == before.note {
+                    0
+                } else {
+                    self.tables.note(table, event.note)
                 };
                 put_event(&mut payload, event, &before, [stack, note]);
                 before = *event;
@@ -239,9 +240,10 @@ impl<W: Write> CompactWriter<W> {
             ..
         } = &self.tables;
         let tables = [new_strings, new_frames, new_stacks, new_notes];
-        match tables.iter().any(|table| table.len() > LONG_SECTION_BYTES) {
-            true => self.tables(section::EVENTS, &[]),
-            false => Ok(()),
+        if tables.iter().any(|table| table.len() > LONG_SECTION_BYTES) {
+            self.tables(section::EVENTS, &[])
+        } else {
+            Ok(())
         }
     }
 

@@ -229,9 +229,10 @@ impl<R: Copy> Heap<R> {
     ///
     /// If it is: no dict of a snapshot has so many keys.
     pub(crate) fn kept(&self, value: Value) -> Result<Value, TraceError> {
-        match self.all_pairs(value).len() > 2 * KEYS_MAX {
-            true => Err(too_many_keys()),
-            false => Ok(value),
+        if self.all_pairs(value).len() > 2 * KEYS_MAX {
+            Err(too_many_keys())
+        } else {
+            Ok(value)
         }
     }
 
@@ -239,9 +240,10 @@ impl<R: Copy> Heap<R> {
     /// more than [`KEYS_MAX`] keys.
     pub(crate) fn pairs(&self, value: Value) -> &[Value] {
         let pairs = self.all_pairs(value);
-        match pairs.len() > 2 * KEYS_MAX {
-            true => &[],
-            false => pairs,
+        if pairs.len() > 2 * KEYS_MAX {
+            &[]
+        } else {
+            pairs
         }
     }
 

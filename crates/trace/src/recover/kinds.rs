@@ -39,17 +39,19 @@ impl Kinds {
 
     /// Returns whether the recording has allocations of segments, or of pages of expandable segments.
     pub(super) fn tells_coming(self, is_expandable: bool) -> bool {
-        self.has(match is_expandable {
-            true => Action::SegmentMap,
-            false => Action::SegmentAlloc,
+        self.has(if is_expandable {
+            Action::SegmentMap
+        } else {
+            Action::SegmentAlloc
         })
     }
 
     /// Returns whether the recording has releases of segments, or of pages of expandable segments.
     pub(super) fn tells_going(self, is_expandable: bool) -> bool {
-        self.has(match is_expandable {
-            true => Action::SegmentUnmap,
-            false => Action::SegmentFree,
+        self.has(if is_expandable {
+            Action::SegmentUnmap
+        } else {
+            Action::SegmentFree
         })
     }
 

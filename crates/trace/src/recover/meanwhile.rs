@@ -416,9 +416,10 @@ impl Rewind {
         let is_away = |&address: &u64| self.segments.around(DeviceAddress(address)).is_none();
         let went = self.left.keys().any(is_away);
         self.restore_told(said, went)?;
-        match went || said.kinds.tells_all_going() {
-            true => self.restore_lost(said, events, granule),
-            false => Some(()),
+        if went || said.kinds.tells_all_going() {
+            self.restore_lost(said, events, granule)
+        } else {
+            Some(())
         }
     }
 
@@ -596,9 +597,10 @@ fn came_meanwhile(
 /// Returns whether a block of the segments can be the block that the events leave at its address. `next` is the
 /// start of the next block. If `has_requests` is false, the requested bytes are unknown.
 fn is_same(block: &BlockSnapshot, left: &Left, next: u64, has_requests: bool) -> bool {
-    let is_size = match has_requests {
-        true => block.requested == left.requested,
-        false => block.size >= left.requested,
+    let is_size = if has_requests {
+        block.requested == left.requested
+    } else {
+        block.size >= left.requested
     };
     is_size && block.address.get() + block.size.get() <= next
 }

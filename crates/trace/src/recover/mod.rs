@@ -151,11 +151,12 @@ pub(crate) fn check(
     }
     let copy = events.to_vec();
     let recovered = recover(device, copy, segments, false, block_stacks, &mut budget)?;
-    match recovered.events.len() == events.len() {
-        true => Ok(()),
-        false => Err(TraceError::contradiction(
+    if recovered.events.len() == events.len() {
+        Ok(())
+    } else {
+        Err(TraceError::contradiction(
             "a free has only one of its two events",
-        )),
+        ))
     }
 }
 
@@ -254,9 +255,10 @@ impl Past {
             for block in segment.blocks.iter().filter(|block| in_use(block.status)) {
                 // The recorded stack is that of a later block at this address.
                 let is_other = rewound.is_some_and(|it| it.younger.contains(&block.address));
-                let stack = match is_other {
-                    true => StackId::NONE,
-                    false => block_stacks.stack(block),
+                let stack = if is_other {
+                    StackId::NONE
+                } else {
+                    block_stacks.stack(block)
                 };
                 past.blocks.insert(
                     block.address.get(),
@@ -301,14 +303,15 @@ impl Past {
     /// Returns an error if an undone event shows that the end is of another moment, but the end was computed from
     /// the events.
     fn check_end(&self, event: Event) -> Result<(), TraceError> {
-        match self.end_follows && self.saw_younger {
-            true => Err(TraceError::contradiction(format!(
+        if self.end_follows && self.saw_younger {
+            Err(TraceError::contradiction(format!(
                 "{} of {} at {}, which other events contradict",
                 event.action.name(),
                 event.size,
                 event.address
-            ))),
-            false => Ok(()),
+            )))
+        } else {
+            Ok(())
         }
     }
 

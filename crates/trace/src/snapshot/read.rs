@@ -185,9 +185,10 @@ impl Reader {
                 .unwrap_or_default()
                 .first();
             let is_segment = |&segment: &Value| self.get(segment, "total_size") != Value::None;
-            return match first.is_none_or(is_segment) {
-                true => Ok(vec![(None, root)]),
-                false => Err(TraceError::foreign(NO_SNAPSHOTS)),
+            return if first.is_none_or(is_segment) {
+                Ok(vec![(None, root)])
+            } else {
+                Err(TraceError::foreign(NO_SNAPSHOTS))
             };
         }
         for (left, singular, plural) in [

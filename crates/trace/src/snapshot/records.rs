@@ -153,9 +153,10 @@ impl Fields {
     fn natural(&self, field: Field) -> Result<u64, TraceError> {
         natural(self.get(field)).ok_or_else(|| {
             let name = FIELD_NAMES[field as usize];
-            TraceError::malformed(match self.has(field) {
-                true => format!("`{name}` is not a number from 0 to 2^64"),
-                false => format!("`{name}` is missing"),
+            TraceError::malformed(if self.has(field) {
+                format!("`{name}` is not a number from 0 to 2^64")
+            } else {
+                format!("`{name}` is missing")
             })
         })
     }

@@ -166,9 +166,10 @@ impl<W: Write> SnapshotWriter<W> {
     fn events(&mut self, trace: &Trace, stacks: &mut StackWriter<'_>) -> io::Result<()> {
         self.append(&trace.events, |writer, event| {
             // The viewer does not know pauses. They are in a list of their own.
-            match event.event.action.is_pause() {
-                true => Ok(()),
-                false => writer.event(event, stacks),
+            if event.event.action.is_pause() {
+                Ok(())
+            } else {
+                writer.event(event, stacks)
             }
         })
     }

@@ -160,9 +160,10 @@ fn memory_that_copies_write_to_is_nobody_elses() {
             let ranges = world.ranges.clone();
             let mut backup = world.backups.begin(&ranges, BackupKind::Host).unwrap();
             assert!(world.backups.save_next(&mut backup).is_err());
-            match is_discarded {
-                true => world.backups.discard(backup),
-                false => drop(backup),
+            if is_discarded {
+                world.backups.discard(backup)
+            } else {
+                drop(backup)
             }
             world.backups.release_retained();
             assert!(world.backups.finish().is_err());

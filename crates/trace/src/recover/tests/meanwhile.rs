@@ -719,9 +719,10 @@ fn strict(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<(), Tra
     let past = Past::from_end(segments, None, &stacks).expect("segments of one moment");
     let budget = Budget::new(1 << 20);
     let walked = past.walk(0, &mut events.to_vec(), &budget)?;
-    match segments.is_empty() || walked.saw_younger {
-        true => refuse_overlaps(0, events, &walked.initial, &budget),
-        false => Ok(()),
+    if segments.is_empty() || walked.saw_younger {
+        refuse_overlaps(0, events, &walked.initial, &budget)
+    } else {
+        Ok(())
     }
 }
 

@@ -20,9 +20,10 @@ fn least(works: impl Fn(Budget) -> bool) -> u64 {
     let (mut low, mut high) = (0, 64 << 20);
     while low < high {
         let middle = (low + high) / 2;
-        match works(Budget::new(middle)) {
-            true => high = middle,
-            false => low = middle + 1,
+        if works(Budget::new(middle)) {
+            high = middle
+        } else {
+            low = middle + 1
         }
     }
     low
