@@ -112,7 +112,7 @@ const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
     figure(
         "gauge",
         "lowtide_inactive_split_bytes",
-        "Bytes of free blocks whose segment cannot go back as a whole.",
+        "Bytes of free blocks whose segment cannot be released as a whole; 0 unless the strategy is caching.",
         |stats| stats.inactive_split_bytes.all.current,
     ),
     figure(
