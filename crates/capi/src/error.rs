@@ -164,10 +164,7 @@ impl From<ConfigError> for Error {
 impl From<RegionError> for Error {
     fn from(error: RegionError) -> Error {
         match error {
-            RegionError::Pools(error) => match error.downcast::<AllocError>() {
-                Ok(error) => (*error).into(),
-                Err(error) => Error::new(Status::Internal, error),
-            },
+            RegionError::Pools(error) => error.into(),
             error => Error::new(status_of(&error), error),
         }
     }
@@ -179,7 +176,9 @@ fn status_of(error: &RegionError) -> Status {
         RegionError::Backup(_) => Status::Backup,
         // What is in the way of the resume that is next.
         RegionError::NotPutBack { putting_back, .. } => status_of(putting_back),
-        RegionError::NotTold { .. } | RegionError::Stopped => Status::Internal,
+        RegionError::NotTold { .. } | RegionError::PendingInCapture | RegionError::Stopped => {
+            Status::Internal
+        }
         _ => Status::Driver,
     }
 }

@@ -4,7 +4,7 @@
 //! lowtide_region_enter, leave       table.rs: every region, and which of them this thread is in
 //! lowtide_pause, resume             change.rs: every device of a region, at the same time
 //! ├─ RegionMemory::pause, resume    lowtide-region: one region's memory on one device
-//! ├─ RegionPools                    memory_pools.rs: the memory pools that its blocks are in
+//! ├─ Device                         device.rs: its allocator, and who is notified
 //! ├─ Keeper                         keeper.rs: one device's backups
 //! └─ scrubbing::begin               scrubbing.rs: the driver's own work after it, beside the job
 //! ```
@@ -15,9 +15,9 @@
 
 mod card;
 mod change;
+mod device;
 pub(crate) mod figures;
 pub(crate) mod keeper;
-mod memory_pools;
 mod scrubbing;
 pub(crate) mod table;
 
@@ -113,7 +113,8 @@ pub unsafe extern "C" fn lowtide_region_pool(
         let tag = unsafe { text_from_c("tag", tag) }?.ok_or_else(|| Error::null("tag"))?;
         let kind = kind_of(backup)?;
         let allocator = start::device(device)?;
-        change::add_pool(device, allocator, pool.id(), tag, kind)
+        let region = table::on_device(device, allocator, tag, kind)?;
+        Ok(region.memory.add_pool(pool.id())?)
     })
 }
 
@@ -250,13 +251,7 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
     let Some(region) = table::memory_of(device, block.pool)? else {
         return Ok(None);
     };
-    let is_mapped = region.memory.state()? == lowtide_region::RegionState::Mapped;
-    let allocator = devices::get(device).expect("it has a block");
-    if is_mapped && !allocator.with_pools(|lane| lane.is_watched(block.address))? {
-        // What was handed out since the pause is another block, whatever its place.
-        return Ok(None);
-    }
-    Ok(region.memory.host_copy(memory_pools::contents_of(block))?)
+    Ok(region.memory.host_copy(block)?)
 }
 
 /// Refuses what needs the memory of a device's block, if that is not on the device.

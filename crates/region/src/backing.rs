@@ -300,9 +300,19 @@ impl Piece {
     fn wait(&mut self, device: &impl Device, own: Option<Stream>) -> Result<(), DriverError> {
         while let Some(index) = self.streams.iter().position(|&stream| Some(stream) != own) {
             let stream = self.streams[index];
-            device.wait_for(stream)?;
+            wait_for(device, stream)?;
             self.streams.swap_remove(index);
         }
         Ok(())
     }
+}
+
+/// Waits for the work of a stream that used memory which is free by now, so that the program may have destroyed the stream:
+/// what is refused of one is waited for with all work of the device.
+fn wait_for(device: &impl Device, stream: Stream) -> Result<(), DriverError> {
+    let wait = |driver: &mut _| Driver::synchronize_stream(driver, stream);
+    if device.can_wait_for(stream) && device.with_driver(wait).is_ok() {
+        return Ok(());
+    }
+    device.synchronize()
 }

@@ -1,18 +1,18 @@
-//! What a region needs from outside: the device that its memory is on, and the pools that its blocks are in.
+//! The device that a region's memory is on: the trait [`Device`].
 
-use lowtide_core::{Bytes, Driver, DriverError, Stream};
-
-use crate::backup::MemoryRange;
-use crate::error::PoolsError;
+use lowtide_core::{Bytes, Driver, DriverError, MempoolId, Stream};
+use lowtide_shared::SharedAllocator;
 
 /// The device that a region's memory is on, which others use at the same time.
+///
+/// It is a trait as its process alone can find the allocator, which may not be in use yet when a region is made, and wait
+/// for the device without the driver's lock: others would be kept from the driver until the last kernel ends.
 pub trait Device {
     /// Its driver.
     type Driver: Driver;
 
-    /// Returns what `act` does with the driver. It is one call, or a few: others wait for the driver
-    /// meanwhile.
-    fn with_driver<R>(&self, act: impl FnOnce(&mut Self::Driver) -> R) -> R;
+    /// Returns the device's allocator, which has the region's pools.
+    fn allocator(&self) -> &SharedAllocator<Self::Driver>;
 
     /// Waits for all work of the device, without keeping others from the driver.
     ///
@@ -21,53 +21,23 @@ pub trait Device {
     /// What the driver says.
     fn synchronize(&self) -> Result<(), DriverError>;
 
-    /// Waits for the work of a stream that used memory which is free by now, so that the program may have
-    /// destroyed the stream: what is refused of one is waited for with all work of the device.
-    ///
-    /// # Errors
-    ///
-    /// What the driver says to that.
-    fn wait_for(&self, stream: Stream) -> Result<(), DriverError> {
-        let waited = self.with_driver(|driver| driver.synchronize_stream(stream));
-        waited.or_else(|_| self.synchronize())
+    /// Returns whether the driver can wait for a stream by this number. All work of the device is waited for otherwise.
+    fn can_wait_for(&self, _stream: Stream) -> bool {
+        true
     }
 
     /// Returns how much of the device regions leave free when they grow.
     fn margin(&self) -> Bytes {
         Bytes::ZERO
     }
-}
 
-/// The pools whose segments come from one region memory.
-pub trait Pools {
-    /// Says that their memory is away, so that nothing is allocated in them, or back.
-    ///
-    /// # Errors
-    ///
-    /// What their allocator says.
-    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError>;
+    /// Notifies observers that the memory of every segment of the region's pools is about to leave, or is back. `has_pool`
+    /// says which pools these are: it does not change under the lock of the pools.
+    fn notify(&self, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool);
 
-    /// Waits until no stream, of whatever device, uses what was freed in them. Comes after the device was waited for.
-    ///
-    /// # Errors
-    ///
-    /// What their allocator says.
-    fn wait_for_pending(&mut self) -> Result<(), PoolsError> {
-        Ok(())
+    /// Returns what `act` does with the driver. It is one call, or a few: others wait for the driver
+    /// meanwhile.
+    fn with_driver<R>(&self, act: impl FnOnce(&mut Self::Driver) -> R) -> R {
+        self.allocator().with_driver(act)
     }
-
-    /// Gives back the free segments of the pools that may lose them, and returns the blocks that the program
-    /// holds in all of them, by rising addresses.
-    ///
-    /// # Errors
-    ///
-    /// What their allocator says.
-    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError>;
-
-    /// Notes the held blocks that begin with ranges of which a copy stays: each until a block is handed out there,
-    /// which the copy is not of; or (`is_watched` false) forgets that they were noted.
-    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool);
-
-    /// Tells whoever wants to know that the memory of every segment of the pools is about to leave, or is back.
-    fn notify(&mut self, is_leaving: bool);
 }

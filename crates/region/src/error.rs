@@ -4,12 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::sync::PoisonError;
 
-use lowtide_core::{Bytes, DriverError};
+use lowtide_core::{AllocError, Bytes, DriverError};
 
 use crate::backup::BackupError;
-
-/// What the pools of a region said, whoever keeps them.
-pub type PoolsError = Box<dyn Error + Send + Sync>;
 
 /// Why a region was not paused or resumed. But for what three of these say, it is then as it was before the
 /// call, contents included, and the call may be made again. Memory that copies may still use stays on the device until
@@ -29,7 +26,9 @@ pub enum RegionError {
     /// The contents were not saved or not restored.
     Backup(BackupError),
     /// The allocator that the blocks are in refused a call.
-    Pools(PoolsError),
+    Pools(AllocError),
+    /// A graph is captured, and blocks of the region that were freed wait for its end.
+    PendingInCapture,
     /// The region is paused, but some of its memory is still on the device: it goes with the next pause.
     StillHeld {
         /// How much.
@@ -50,7 +49,7 @@ pub enum RegionError {
     /// and still refuses requests: it is told with the next resume.
     NotTold {
         /// What the allocator said.
-        error: PoolsError,
+        error: AllocError,
     },
     /// A thread panicked in the middle of a change.
     Stopped,
@@ -104,6 +103,12 @@ impl fmt::Display for RegionError {
             }
             RegionError::Backup(error) => error.fmt(f),
             RegionError::Pools(error) => error.fmt(f),
+            RegionError::PendingInCapture => {
+                write!(
+                    f,
+                    "a graph is captured, and memory that was freed waits for its end"
+                )
+            }
             RegionError::StillHeld { size, error } => write!(
                 f,
                 "it is paused, but the driver did not take {size} back ({error}): pause it again"
@@ -134,8 +139,10 @@ impl Error for RegionError {
             RegionError::Driver(error) | RegionError::StillHeld { error, .. } => Some(error),
             RegionError::NotPutBack { putting_back, .. } => Some(putting_back),
             RegionError::Backup(error) => Some(error),
-            RegionError::Pools(error) | RegionError::NotTold { error } => Some(&**error),
-            RegionError::NoRoom { .. } | RegionError::Stopped => None,
+            RegionError::Pools(error) | RegionError::NotTold { error } => Some(error),
+            RegionError::NoRoom { .. } | RegionError::PendingInCapture | RegionError::Stopped => {
+                None
+            }
         }
     }
 }
@@ -152,8 +159,8 @@ impl From<BackupError> for RegionError {
     }
 }
 
-impl From<PoolsError> for RegionError {
-    fn from(error: PoolsError) -> RegionError {
+impl From<AllocError> for RegionError {
+    fn from(error: AllocError) -> RegionError {
         RegionError::Pools(error)
     }
 }

@@ -8,18 +8,18 @@
 //! ├─ Reservation::reuse, grow            reservation.rs: where in the region's addresses
 //! └─ Backing::supply                     backing.rs: physical memory, in pieces larger than a segment
 //! RegionMemory::pause                    memory/leaving.rs: the state, and every step back where one fails
-//! ├─ Pools::set_paused                   device.rs: the pools' allocator hands out nothing more
-//! ├─ Device::synchronize                 any stream may use the memory, so all are waited for
-//! ├─ Pools::trim_and_list                what is free goes back; what the program holds is to be kept
+//! ├─ RegionPools::set_paused             pools.rs: the pools' allocator hands out nothing more
+//! ├─ Device::synchronize                 device.rs: any stream may use the memory, so all are waited for
+//! ├─ RegionPools::trim_and_list          what is free goes back; what the program holds is to be kept
 //! ├─ Backups::begin                      backup.rs: room for the contents of those blocks
-//! ├─ Pools::tell                         who registered the memory elsewhere lets go of it first
+//! ├─ Device::notify                      who registered the memory elsewhere lets go of it first
 //! ├─ Backups::save_next                  memory/saved.rs: some of them, and so on until all are saved
 //! │  └─ Backing::reduce_from             the pieces of which all is saved go back
 //! └─ Backing::unmap_all, reduce_to       the others: one call for each run of them, then one for each
 //! RegionMemory::resume
 //! ├─ Backing::supply                     as few pieces as possible for each run of segments
 //! ├─ Backups::restore
-//! └─ Pools::tell, set_paused
+//! └─ Device::notify, RegionPools::set_paused
 //! RegionMemory::trim                     what no block uses goes back, and its copy with the last of it
 //! ```
 //!
@@ -35,12 +35,13 @@ mod device;
 mod error;
 mod figures;
 mod memory;
+mod pools;
 mod reservation;
 mod state;
 
 pub use backup::{BackupError, BackupKind, Backups, MemoryRange};
-pub use device::{Device, Pools};
-pub use error::{PoolsError, RegionError};
+pub use device::Device;
+pub use error::RegionError;
 pub use figures::RegionFigures;
 pub use memory::{Copies, RegionMemory, RegionSource};
 pub use state::RegionState;

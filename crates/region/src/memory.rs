@@ -25,19 +25,24 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, SegmentSource, Stream};
+use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, MempoolId, Stream};
 
 use crate::backing::Backing;
 use crate::backup::{BackupKind, Backups, MemoryRange};
-use crate::device::{Device, Pools};
+use crate::device::Device;
 use crate::error::RegionError;
 use crate::figures::{Copied, RegionFigures};
+use crate::pools::{RegionPools, watch};
 use crate::reservation::Reservation;
 use crate::state::RegionState;
 use saved::Saved;
 
+pub use source::RegionSource;
+
+mod inspect;
 mod leaving;
 mod saved;
+mod source;
 
 /// New memory comes in pieces of at least this part of what the region has, so that many small segments are
 /// few pieces, but takes no more ahead of segments to come than this part of what the device has left.
@@ -54,14 +59,15 @@ pub enum Copies {
     Ended,
 }
 
-/// The memory of one region on one device. Its segments stay where they are, whether there is memory behind
-/// them or not.
+/// The memory of one region on one device, and the private pools whose segments it is. These stay where they are, whether
+/// there is memory behind them or not.
 ///
 /// Locks are taken in this order: the operation that is under way, those of the pools' allocator, the
 /// books, the driver's.
 pub struct RegionMemory<D, B: Backups> {
     device: D,
     kind: Option<BackupKind>,
+    pools: RegionPools,
     /// Held while the region is being paused or resumed.
     operation: Mutex<()>,
     books: Mutex<Books<B::Backup>>,
@@ -86,12 +92,19 @@ struct Books<K> {
 }
 
 impl<D: Device, B: Backups> RegionMemory<D, B> {
-    /// Returns a memory that has nothing yet. `kind` says what becomes of contents while it is paused: they
-    /// are lost where it is `None`.
-    pub fn new(device: D, kind: Option<BackupKind>) -> RegionMemory<D, B> {
+    /// Returns the memory of the region called `tag`, which has nothing yet. `kind` says what becomes of contents while it
+    /// is paused: they are lost where it is `None`. `own_pool` is the pool of requests in the region, which
+    /// [`RegionMemory::create_pool`] makes. The device is called for nothing yet.
+    pub fn new(
+        device: D,
+        tag: Arc<str>,
+        kind: Option<BackupKind>,
+        own_pool: MempoolId,
+    ) -> RegionMemory<D, B> {
         RegionMemory {
             device,
             kind,
+            pools: RegionPools::new(tag, own_pool),
             operation: Mutex::new(()),
             books: Mutex::new(Books {
                 state: RegionState::Mapped,
@@ -105,15 +118,30 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
     }
 
-    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of `pools` hold,
+    /// Returns the device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Returns every pool that has the region's memory.
+    pub fn pools(&self) -> Vec<MempoolId> {
+        self.pools.all()
+    }
+
+    /// Returns whether a pool has the region's memory, which does not change under the lock of the device's pools.
+    pub fn has_pool(&self, pool: MempoolId) -> bool {
+        self.pools.has(pool)
+    }
+
+    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of its pools hold,
     /// and gives everything back. Does nothing where that was done before. One call for each run of
     /// adjacent pieces of what is saved at once, and one for each piece.
     ///
     /// # Errors
     ///
     /// [`RegionError`]; the region is then mapped as before, but where the error says that it is not.
-    pub fn pause(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
-        self.take_away(pools, backups, self.kind)
+    pub fn pause(&self, backups: &mut B) -> Result<(), RegionError> {
+        self.take_away(backups, self.kind)
     }
 
     /// As [`RegionMemory::pause`], and keeps nothing, whatever the region's kind is: of a region that an earlier pause left
@@ -122,37 +150,33 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// # Errors
     ///
     /// As [`RegionMemory::pause`].
-    pub fn pause_and_drop(
-        &self,
-        pools: &mut impl Pools,
-        backups: &mut B,
-    ) -> Result<(), RegionError> {
-        self.take_away(pools, backups, None)
+    pub fn pause_and_drop(&self, backups: &mut B) -> Result<(), RegionError> {
+        self.take_away(backups, None)
     }
 
     /// Brings the memory back, and what the blocks held that the program still holds. Does nothing where
-    /// the region is mapped, but for telling pools that could not be told. Waits for no work of the device.
+    /// the region is mapped, but for pools that could not be set to serve requests again. Waits for no work of the device.
     ///
     /// # Errors
     ///
     /// [`RegionError`]; the region is then paused as before, but where the error says that it is not.
-    pub fn resume(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+    pub fn resume(&self, backups: &mut B) -> Result<(), RegionError> {
         let _operation = self.operation.lock()?;
         let finished = self.finish_copies(backups);
         if self.state()? == RegionState::Mapped {
-            return self.admit(pools);
+            return self.admit();
         }
         finished?;
-        self.come_back(pools, backups)
+        self.come_back(backups)
     }
 
     /// Resumes a region that is paused.
-    fn come_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+    fn come_back(&self, backups: &mut B) -> Result<(), RegionError> {
         let start = Instant::now();
         let mut books = self.books()?;
         books.state = RegionState::Resuming;
         drop(books);
-        let restored = self.bring_back(pools, backups);
+        let restored = self.bring_back(backups);
         let mut books = self.books()?;
         let copied = match restored {
             Ok(copied) => copied,
@@ -175,10 +199,10 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
         if let Some(ranges) = retained {
             // Before anything is handed out again.
-            pools.watch(&ranges, true);
+            watch(&self.device, &ranges, true);
         }
-        pools.notify(false);
-        self.admit(pools)
+        self.notify(false);
+        self.admit()
     }
 
     /// Discards what is retained of a region that is mapped, if it is one of those. Of another nothing is.
@@ -186,12 +210,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// # Errors
     ///
     /// [`RegionError::Stopped`].
-    pub fn release_retained(
-        &self,
-        copies: Copies,
-        pools: &mut impl Pools,
-        backups: &mut B,
-    ) -> Result<(), RegionError> {
+    pub fn release_retained(&self, copies: Copies, backups: &mut B) -> Result<(), RegionError> {
         let is_it = |saved: &Saved<_>| match copies {
             Copies::All => true,
             Copies::Unshown => saved.is_over || !saved.is_shown,
@@ -205,21 +224,21 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));
         drop(books);
         if let Some(saved) = saved {
-            pools.watch(saved.ranges(), false);
+            watch(&self.device, saved.ranges(), false);
             backups.discard(saved.backup);
         }
         Ok(())
     }
 
-    /// Gives back what no block of `pools` uses. Where that is all of it, the copy of its contents is discarded, too,
+    /// Gives back what no block uses. Where that is all of it, the copy of its contents is discarded, too,
     /// and a region that was paused is mapped: nothing is left to come back.
     ///
     /// # Errors
     ///
     /// [`RegionError`] of the pools; what was given back by then is, and the next call does the rest.
-    pub fn trim(&self, pools: &mut impl Pools, backups: &mut B) -> Result<(), RegionError> {
+    pub fn trim(&self, backups: &mut B) -> Result<(), RegionError> {
         let _operation = self.operation.lock()?;
-        pools.trim_and_list()?;
+        self.pools.trim_and_list(&self.device)?;
         // Where nobody can tell, the next call gives it back.
         let _ = self.finish_copies(backups);
         let mut books = self.books()?;
@@ -227,120 +246,43 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         books.tidy(&self.device);
         if !books.has_no_segments() {
             drop(books);
-            return self.admit(pools);
+            return self.admit();
         }
         let was_paused = mem::replace(&mut books.state, RegionState::Mapped) == RegionState::Paused;
         let saved = books.saved.take();
         drop(books);
         if let Some(saved) = saved {
-            pools.watch(saved.ranges(), false);
+            watch(&self.device, saved.ranges(), false);
             backups.discard(saved.backup);
         }
         if was_paused {
-            pools.notify(false);
+            self.notify(false);
         }
-        self.admit(pools)
-    }
-
-    /// Returns the figures as they are now.
-    ///
-    /// # Errors
-    ///
-    /// [`RegionError::Stopped`].
-    pub fn figures(&self) -> Result<RegionFigures, RegionError> {
-        let books = self.books()?;
-        let (host, disk) = match &books.saved {
-            Some(saved) if !saved.is_over => B::bytes(&saved.backup),
-            _ => (Bytes::ZERO, Bytes::ZERO),
-        };
-        let segments = books.reservations.iter().map(Reservation::bytes).sum();
-        let is_paused = books.state == RegionState::Paused;
-        Ok(RegionFigures {
-            state: books.state,
-            paused: if is_paused { segments } else { Bytes::ZERO },
-            host,
-            disk,
-            ..books.figures
-        })
-    }
-
-    /// Returns how much of the device's memory a resume of a region that is paused would take now, of another nothing.
-    /// `kept` are the ranges, by rising addresses, of the segments that its pools keep by
-    /// [`Pools::trim_and_list`]: the others do not come back. O(s log n) for s segments and n ranges.
-    ///
-    /// # Errors
-    ///
-    /// [`RegionError::Stopped`].
-    pub fn needed_to_resume(&self, kept: &[MemoryRange]) -> Result<Bytes, RegionError> {
-        let books = self.books()?;
-        if books.state != RegionState::Paused {
-            return Ok(Bytes::ZERO);
-        }
-        // A segment may be longer here than its pool asked for, and is a part of one there where several adjoin.
-        let is_kept = |address| {
-            let begun = kept.partition_point(|range| range.address <= address);
-            let last = kept[..begun].last();
-            last.is_some_and(|range| address < range.end())
-        };
-        let missing = |reservation: &Reservation| {
-            let needed = reservation.needed_for(is_kept);
-            reservation.backing.missing(&needed)
-        };
-        Ok(books.reservations.iter().map(missing).sum())
-    }
-
-    /// Returns where the region is.
-    ///
-    /// # Errors
-    ///
-    /// [`RegionError::Stopped`].
-    pub fn state(&self) -> Result<RegionState, RegionError> {
-        Ok(self.books()?.state)
-    }
-
-    /// Returns the address of the host's copy of a block, where there is one: while the region is paused, and
-    /// after that as long as the copy is retained, which is then of what lay at the block's address when the
-    /// region was paused, in a block of the same size. Whether it was the same block, [`Pools::watch`] was to note.
-    /// Valid until the copy is discarded.
-    ///
-    /// # Errors
-    ///
-    /// [`RegionError::Stopped`].
-    pub fn host_copy(&self, block: MemoryRange) -> Result<Option<usize>, RegionError> {
-        let mut books = self.books()?;
-        let state = books.state;
-        let Some(saved) = books.saved.as_mut().filter(|saved| !saved.is_over) else {
-            return Ok(None);
-        };
-        let range = match state {
-            RegionState::Paused => saved.around(block),
-            RegionState::Mapped => saved.exactly(block),
-            // It is being made, or read.
-            RegionState::Pausing | RegionState::Resuming => None,
-        };
-        let copy = range.and_then(|range| B::host_copy(&saved.backup, range));
-        saved.is_shown |= copy.is_some();
-        Ok(copy)
+        self.admit()
     }
 
     /// Has the pools of a region that is mapped serve requests again, where they may refuse them. Comes after the
     /// books say so, as a pool that served a request before would find no memory; and as blocks are handed out
     /// by the first pool while the second cannot be told, nothing is rolled back, but noted.
-    fn admit(&self, pools: &mut impl Pools) -> Result<(), RegionError> {
+    fn admit(&self) -> Result<(), RegionError> {
         let books = self.books()?;
         let is_owed = books.refuses && books.state == RegionState::Mapped;
         drop(books);
         if is_owed {
-            let told = pools.set_paused(false);
-            told.map_err(|error| RegionError::NotTold { error })?;
+            let set = self.pools.set_paused(&self.device, false);
+            set.map_err(|error| RegionError::NotTold { error })?;
             self.books()?.refuses = false;
         }
         Ok(())
     }
 
+    fn notify(&self, is_leaving: bool) {
+        self.device.notify(is_leaving, |pool| self.pools.has(pool));
+    }
+
     /// Makes memory for every segment and restores what it held. Returns what that was.
-    fn bring_back(&self, pools: &mut impl Pools, backups: &mut B) -> Result<Copied, RegionError> {
-        let mut held = pools.trim_and_list()?;
+    fn bring_back(&self, backups: &mut B) -> Result<Copied, RegionError> {
+        let mut held = self.pools.trim_and_list(&self.device)?;
         let mut books = self.books()?;
         // What an earlier pause left where no segment is any more would be missing elsewhere. Nobody used it since.
         let reservations = books.reservations.iter_mut();
@@ -442,61 +384,6 @@ impl<D, B: Backups> fmt::Debug for RegionMemory<D, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut memory = f.debug_struct("RegionMemory");
         memory.field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
-
-/// Where the segments of a pool come from that has a region's memory.
-#[derive(Debug)]
-pub struct RegionSource<D, B: Backups> {
-    memory: Arc<RegionMemory<D, B>>,
-    region: Arc<str>,
-}
-
-impl<D: Device, B: Backups> RegionSource<D, B> {
-    /// Returns a source of segments in the memory of the region of this name; there may be several.
-    pub fn new(memory: Arc<RegionMemory<D, B>>, region: Arc<str>) -> RegionSource<D, B> {
-        RegionSource { memory, region }
-    }
-}
-
-impl<D, B> SegmentSource for RegionSource<D, B>
-where
-    D: Device + Send + Sync,
-    B: Backups,
-    B::Backup: Send,
-{
-    fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
-        let mut books = self.memory.books().ok()?;
-        // Copies that put something back may go on, and would change what is written there.
-        if books.state != RegionState::Mapped || books.is_copied {
-            return None;
-        }
-        // The pool is told of no reason: what failed but for lack of memory is tried again with the next.
-        let device = &self.memory.device;
-        let address = books.allocate(device, size, stream, is_limited).ok();
-        books.count_mapped();
-        address
-    }
-
-    fn release(&mut self, address: DeviceAddress, _size: Bytes) {
-        let Ok(mut books) = self.memory.books() else {
-            return;
-        };
-        let mut reservations = books.reservations.iter_mut();
-        let _ = reservations.any(|reservation| reservation.remove(address));
-        if books.state == RegionState::Mapped {
-            books.tidy(&self.memory.device);
-            if books.has_no_segments()
-                && let Some(retained) = &mut books.saved
-            {
-                // To give its memory back takes a while, and the next backup may use it.
-                retained.is_over = true;
-            }
-        }
-    }
-
-    fn region(&self) -> Option<&Arc<str>> {
-        Some(&self.region)
     }
 }
 

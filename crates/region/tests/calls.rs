@@ -121,10 +121,13 @@ fn little_is_taken_ahead_where_little_is_left() {
     let allocator = common::allocator(&driver, &Config::default());
     let region = TestRegion::new(1, None, &driver, &allocator);
     let limit = Bytes::gib(2);
-    region.lane().set_limit(Some(limit));
+    let set = allocator.with_all(|device| device.set_limit(Some(limit)));
+    set.expect("no call panics");
     for _ in 0..64 {
         region.allocate(segment, Stream(0)).expect("there is room");
-        assert_eq!(driver.physical_bytes(), region.lane().stats().reserved());
+        let stats = allocator.with_all(|device| device.stats());
+        let reserved = stats.expect("no call panics").reserved();
+        assert_eq!(driver.physical_bytes(), reserved);
     }
     assert_eq!(driver.physical_bytes(), limit);
 }
@@ -145,7 +148,7 @@ fn memory_is_used_again_before_more_is_taken() {
         .collect();
     for &block in &blocks[..2] {
         driver.launch(block, Stream(1));
-        assert_eq!(region.lane().free(block.address), Ok(()));
+        assert_eq!(region.allocator.free(block.address), Ok(()));
     }
     let before = (calls(&driver), driver.calls(Call::SynchronizeStream));
     let own = region
@@ -165,7 +168,7 @@ fn memory_is_used_again_before_more_is_taken() {
     assert_eq!(driver.calls(Call::SynchronizeStream), before.1 + 1);
     assert_eq!(since(&driver, before.0), [0; 5]);
     for block in [own, other, blocks[2]] {
-        assert_eq!(region.lane().free(block.address), Ok(()));
+        assert_eq!(region.allocator.free(block.address), Ok(()));
     }
     assert_eq!(driver.wrongs(), [""; 0]);
     assert_eq!(

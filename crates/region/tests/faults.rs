@@ -5,7 +5,7 @@ mod common;
 
 use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
 use lowtide_core::{AllocError, Bytes, Config, DriverError, Stream};
-use lowtide_region::{BackupKind, MemoryRange, Pools, PoolsError, RegionError, RegionState};
+use lowtide_region::{BackupKind, MemoryRange, RegionError, RegionState};
 use lowtide_sim::{Call, FaultPlan};
 
 const KINDS: [Option<BackupKind>; 3] = [Some(BackupKind::Host), Some(BackupKind::Disk), None];
@@ -47,9 +47,9 @@ impl World {
             world.driver.launch(range, Stream(number % 2));
         }
         for hole in holes {
-            assert_eq!(world.region.lane().free(hole.address), Ok(()));
+            assert_eq!(world.region.allocator.free(hole.address), Ok(()));
         }
-        assert_eq!(world.region.lane().empty_cache(), Ok(()));
+        assert_eq!(world.region.allocator.empty_cache(), Ok(()));
         world
     }
 
@@ -83,12 +83,10 @@ impl World {
 
     fn end(self) {
         for (range, _) in self.held {
-            assert_eq!(self.region.lane().free(range.address), Ok(()));
+            assert_eq!(self.region.allocator.free(range.address), Ok(()));
         }
-        let mut lane = self.allocator.lock().expect("no call panics");
-        assert_eq!(lane.lane_mut().release_pool(self.region.pool), Ok(()));
-        assert_eq!(lane.empty_cache(), Ok(()));
-        drop(lane);
+        self.region.release_pools();
+        assert_eq!(self.allocator.empty_cache(), Ok(()));
         assert_eq!(self.driver.leaks(), [""; 0]);
         assert_eq!(self.driver.wrongs(), [""; 0]);
         assert_eq!(self.backups.count(), 0);
@@ -146,17 +144,12 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
                 );
                 world.resume().expect("nothing fails any more");
                 world.check_contents(true);
-                let extra = world
-                    .region
-                    .lane()
-                    .lane()
-                    .held_blocks(world.region.pool)
-                    .expect("it is there");
+                let extra = world.region.held_blocks();
                 for block in extra
                     .iter()
                     .filter(|block| block.requested == Bytes::kib(1))
                 {
-                    assert_eq!(world.region.lane().free(block.address), Ok(()));
+                    assert_eq!(world.region.allocator.free(block.address), Ok(()));
                 }
                 world.end();
                 has_failed
@@ -305,8 +298,8 @@ fn what_copies_may_use_stays_mapped() {
             }
             // What no segment uses any more stays, too.
             if let Some((range, _)) = world.held.pop() {
-                assert_eq!(world.region.lane().free(range.address), Ok(()));
-                assert_eq!(world.region.lane().empty_cache(), Ok(()));
+                assert_eq!(world.region.allocator.free(range.address), Ok(()));
+                assert_eq!(world.region.allocator.empty_cache(), Ok(()));
             }
             assert_eq!(world.driver.wrongs(), [""; 0], "{nth} {failing_waits}");
             (world.backups.fails_in, world.backups.failing_waits) = (None, 0);
@@ -329,7 +322,7 @@ fn requests_are_served_once_the_copies_of_a_failed_pause_have_ended() {
     assert_eq!(world.backups.failing_waits, 0);
     let request = world.region.allocate(Bytes::mib(24), Stream(0));
     let block = request.expect("nothing fails any more");
-    assert_eq!(world.region.lane().free(block.address), Ok(()));
+    assert_eq!(world.region.allocator.free(block.address), Ok(()));
     world.check_contents(false);
     world.end();
 }
@@ -348,13 +341,10 @@ fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
         (RegionState::Mapped, mapped)
     );
     for (range, _) in std::mem::take(&mut world.held) {
-        assert_eq!(world.region.lane().free(range.address), Ok(()));
+        assert_eq!(world.region.allocator.free(range.address), Ok(()));
     }
-    assert_eq!(world.region.lane().empty_cache(), Ok(()));
-    let trim = |world: &mut World| {
-        let pools = &mut world.region.pools();
-        world.region.memory.trim(pools, &mut world.backups)
-    };
+    assert_eq!(world.region.allocator.empty_cache(), Ok(()));
+    let trim = |world: &mut World| world.region.memory.trim(&mut world.backups);
     trim(&mut world).expect("what cannot go stays");
     assert_eq!(world.mapped(), mapped);
     let request = |world: &World| world.region.allocate(Bytes::mib(24), Stream(0));
@@ -363,7 +353,7 @@ fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
     trim(&mut world).expect("nothing fails any more");
     assert_eq!(world.mapped(), Bytes::ZERO);
     let served = request(&world).expect("the copies have ended");
-    assert_eq!(world.region.lane().free(served.address), Ok(()));
+    assert_eq!(world.region.allocator.free(served.address), Ok(()));
     world.end();
 }
 
@@ -496,10 +486,7 @@ fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
 fn what_is_partly_saved_can_be_dropped_without_room() {
     let mut world = World::partly_saved();
     let calls = [Call::Create, Call::Map].map(|call| world.driver.calls(call));
-    let paused = world
-        .region
-        .memory
-        .pause_and_drop(&mut world.region.pools(), &mut world.backups);
+    let paused = world.region.memory.pause_and_drop(&mut world.backups);
     paused.expect("it takes no memory");
     assert_eq!(
         calls,
@@ -522,10 +509,7 @@ fn what_is_partly_saved_can_be_dropped_without_room() {
 fn what_a_drop_could_not_put_back_is_saved_by_the_next_pause() {
     let mut world = World::new(Some(BackupKind::Host));
     world.driver.fail_unmap_then(2, Call::Map);
-    let dropped = world
-        .region
-        .memory
-        .pause_and_drop(&mut world.region.pools(), &mut world.backups);
+    let dropped = world.region.memory.pause_and_drop(&mut world.backups);
     assert!(matches!(dropped, Err(RegionError::NotPutBack { .. })));
     world.driver.set_faults(FaultPlan::none());
     world.pause().expect("nothing fails any more");
@@ -548,11 +532,10 @@ fn blocks_of_what_is_partly_saved_may_go() {
             .collect();
         assert!(!freed.is_empty() && !world.held.is_empty());
         for (range, _) in freed {
-            assert_eq!(world.region.lane().free(range.address), Ok(()));
+            assert_eq!(world.region.allocator.free(range.address), Ok(()));
         }
         if is_trimmed {
-            let pools = &mut world.region.pools();
-            let trimmed = world.region.memory.trim(pools, &mut world.backups);
+            let trimmed = world.region.memory.trim(&mut world.backups);
             trimmed.expect("nothing fails");
         }
         world.resume().expect("nothing fails");
@@ -580,53 +563,14 @@ fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
         matches!(paused, Err(RegionError::StillHeld { size, .. }) if size >= gone.size),
         "{paused:?}"
     );
-    assert_eq!(region.lane().free(gone.address), Ok(()));
-    let other = region.lane().allocate(Bytes::mib(128), Stream(0));
+    assert_eq!(region.allocator.free(gone.address), Ok(()));
+    let other = region.allocator.allocate(Bytes::mib(128), Stream(0));
     other.expect("there is room");
     let waits = driver.calls(Call::SynchronizeStream);
     region.resume(&mut backups).expect("there is room");
     assert_eq!(driver.calls(Call::SynchronizeStream), waits);
     assert!(driver.check(kept, 7));
     assert_eq!(driver.wrongs(), [""; 0]);
-}
-
-/// A region's pools, some of whose next calls fail: the first if the lowest bit is set, and so on.
-struct Refusing<'a> {
-    region: &'a TestRegion,
-    refused: u32,
-    failures: u32,
-}
-
-impl Refusing<'_> {
-    fn call(&mut self) -> Result<(), PoolsError> {
-        let is_refused = self.refused & 1 == 1;
-        self.refused >>= 1;
-        self.failures += u32::from(is_refused);
-        match is_refused {
-            true => Err("it was to fail".into()),
-            false => Ok(()),
-        }
-    }
-}
-
-impl Pools for Refusing<'_> {
-    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
-        self.call()?;
-        self.region.pools().set_paused(is_paused)
-    }
-
-    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
-        self.call()?;
-        self.region.pools().trim_and_list()
-    }
-
-    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
-        self.region.pools().watch(ranges, is_watched);
-    }
-
-    fn notify(&mut self, is_leaving: bool) {
-        self.region.pools().notify(is_leaving);
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -639,65 +583,85 @@ enum Act {
 }
 
 impl World {
-    fn act(&mut self, act: Act, refused: u32) -> (Result<(), RegionError>, u32) {
+    /// Some of the next uses of the allocator find no pools: the first if the lowest bit is set, and so on. Returns how
+    /// many did, too.
+    fn act(&mut self, act: Act, refused: u64) -> (Result<(), RegionError>, u64) {
         let memory = &self.region.memory;
-        let mut pools = Refusing {
-            region: &self.region,
-            refused,
-            failures: 0,
-        };
+        let before = self.region.device().refusals();
+        self.region.device().refuse(refused);
         let backups = &mut self.backups;
         let outcome = match act {
-            Act::Pause => memory.pause(&mut pools, backups),
-            Act::Resume => memory.resume(&mut pools, backups),
-            Act::Trim | Act::TrimPaused => memory.trim(&mut pools, backups),
+            Act::Pause => memory.pause(backups),
+            Act::Resume => memory.resume(backups),
+            Act::Trim | Act::TrimPaused => memory.trim(backups),
         };
-        (outcome, pools.failures)
+        self.region.device().refuse(0);
+        (outcome, self.region.device().refusals() - before)
     }
 }
 
 /// Whichever calls to the pools fail, what follows serves requests again: a resume, or the same call and a resume.
 #[test]
 fn pools_that_fail_do_not_refuse_requests_for_good() {
+    // Each of the first uses of the allocator, which a call of the driver is, too, and the first several together.
+    let refusals = (0..40).map(|nth| 1 << nth).chain(1..16);
+    let refusals: Vec<u64> = refusals.collect();
     for act in [Act::Pause, Act::Resume, Act::Trim, Act::TrimPaused] {
+        let (mut failures, mut not_told) = (0, 0);
         for (kind, is_retried) in KINDS
             .into_iter()
             .flat_map(|kind| [(kind, false), (kind, true)])
         {
-            for refused in 1..16 {
-                let mut world = World::new(kind);
-                if matches!(act, Act::Resume | Act::TrimPaused) {
-                    world.pause().expect("nothing fails yet");
-                }
-                if act == Act::TrimPaused {
-                    for (range, _) in world.held.drain(..) {
-                        assert_eq!(world.region.lane().free(range.address), Ok(()));
-                    }
-                }
-                let (outcome, failures) = world.act(act, refused);
-                let context = format!("{act:?} {kind:?} {is_retried} {refused:b} {outcome:?}");
-                assert_eq!(outcome.is_err(), failures > 0, "{context}");
-                if matches!(outcome, Err(RegionError::NotTold { .. })) {
-                    assert_eq!(world.state(), RegionState::Mapped, "{context}");
-                    world.check_contents(true);
-                    let answer = world.region.allocate(Bytes::kib(1), Stream(0));
-                    assert!(
-                        matches!(answer, Err(AllocError::Paused { .. })),
-                        "{context}"
-                    );
-                }
-                if is_retried {
-                    let (outcome, _) = world.act(act, 0);
-                    outcome.expect("nothing fails any more");
-                }
-                world.resume().expect("nothing fails any more");
-                assert_eq!(world.state(), RegionState::Mapped, "{context}");
-                world.check_contents(true);
-                let range = world.region.allocate(Bytes::kib(1), Stream(0));
-                let range = range.unwrap_or_else(|error| panic!("{context}: {error}"));
-                world.held.push((range, 0));
-                world.end();
+            for &refused in &refusals {
+                let outcome = refuse_and_go_on(act, kind, is_retried, refused);
+                failures += u32::from(outcome.is_err());
+                not_told += u32::from(matches!(outcome, Err(RegionError::NotTold { .. })));
             }
         }
+        // The pools of a region are two.
+        assert!(failures >= 12, "{act:?}: {failures}");
+        assert!(
+            act == Act::Trim || not_told >= 12 || act == Act::Pause,
+            "{act:?}: {not_told}"
+        );
     }
+}
+
+/// Returns what the call said whose pools failed.
+fn refuse_and_go_on(
+    act: Act,
+    kind: Option<BackupKind>,
+    is_retried: bool,
+    refused: u64,
+) -> Result<(), RegionError> {
+    let mut world = World::new(kind);
+    if matches!(act, Act::Resume | Act::TrimPaused) {
+        world.pause().expect("nothing fails yet");
+    }
+    if act == Act::TrimPaused {
+        for (range, _) in world.held.drain(..) {
+            assert_eq!(world.region.allocator.free(range.address), Ok(()));
+        }
+    }
+    let (outcome, failures) = world.act(act, refused);
+    let context = format!("{act:?} {kind:?} {is_retried} {refused:b} {outcome:?}");
+    assert!(outcome.is_ok() || failures > 0, "{context}");
+    if matches!(outcome, Err(RegionError::NotTold { .. })) {
+        assert_eq!(world.state(), RegionState::Mapped, "{context}");
+        world.check_contents(true);
+    }
+    if is_retried {
+        let (outcome, _) = world.act(act, 0);
+        outcome.expect("nothing fails any more");
+    }
+    world.resume().expect("nothing fails any more");
+    assert_eq!(world.state(), RegionState::Mapped, "{context}");
+    world.check_contents(true);
+    for pool in [world.region.pool, world.region.joined] {
+        let range = world.allocator.allocate_in(pool, Bytes::kib(1), Stream(0));
+        let range = range.unwrap_or_else(|error| panic!("{context}: {error}"));
+        world.held.push((range, 0));
+    }
+    world.end();
+    outcome
 }

@@ -31,7 +31,7 @@ fn what_is_copied_is_counted_each_time_and_in_all() {
         assert_eq!(restored, (kept(80), kept(80)));
 
         // A block that was freed is copied no more.
-        let freed = region.lane().free(blocks[0].address);
+        let freed = region.allocator.free(blocks[0].address);
         freed.expect("it is held");
         region.pause(&mut backups).expect("nothing fails");
         region.resume(&mut backups).expect("nothing fails");

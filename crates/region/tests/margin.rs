@@ -4,38 +4,19 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{TestBackups, TestDriver};
-use lowtide_core::{Bytes, DriverError, SegmentSource, Stream};
-use lowtide_region::{Device, RegionMemory, RegionSource};
+use common::{TestBackups, TestDevice, TestDriver, allocator};
+use lowtide_core::{Bytes, Config, MempoolId, SegmentSource, Stream};
+use lowtide_region::{RegionMemory, RegionSource};
 use lowtide_sim::Call;
 
-/// A device of which regions leave so much free.
-struct WithMargin {
-    driver: TestDriver,
-    margin: Bytes,
-}
-
-impl Device for WithMargin {
-    type Driver = TestDriver;
-
-    fn with_driver<R>(&self, act: impl FnOnce(&mut TestDriver) -> R) -> R {
-        self.driver.with_driver(act)
-    }
-
-    fn synchronize(&self) -> Result<(), DriverError> {
-        self.driver.synchronize()
-    }
-
-    fn margin(&self) -> Bytes {
-        self.margin
-    }
-}
-
 /// Returns a region's segments on a device of so much memory.
-fn source(driver: &TestDriver, margin: Bytes) -> RegionSource<WithMargin, TestBackups> {
-    let driver = driver.clone();
-    let memory = RegionMemory::new(WithMargin { driver, margin }, None);
-    RegionSource::new(Arc::new(memory), "kv".into())
+fn source(driver: &TestDriver, margin: Bytes) -> RegionSource<TestDevice, TestBackups> {
+    let allocator = allocator(driver, &Config::default());
+    let mut device = TestDevice::new(driver, &allocator);
+    device.margin = margin;
+    let pool = MempoolId(1, 1);
+    let memory = RegionMemory::new(device, "kv".into(), None, pool);
+    RegionSource::new(Arc::new(memory), pool)
 }
 
 #[test]

@@ -6,7 +6,9 @@
 mod common;
 
 use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
-use lowtide_core::{AllocError, Bytes, CheckLevel, DeviceAddress, DriverError, Stream};
+use lowtide_core::{
+    AllocError, Bytes, CheckLevel, DeviceAddress, DriverError, SegmentSnapshot, Stream,
+};
 use lowtide_region::{BackupKind, Copies, MemoryRange, RegionError, RegionState};
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan};
@@ -20,9 +22,10 @@ const GRANULARITY: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// In a region, or in none for the last number.
+    /// In a region, in its own pool or one that joined it, or in none for the last number.
     Allocate {
         region: usize,
+        is_joined: bool,
         size: Bytes,
         stream: Stream,
     },
@@ -39,7 +42,7 @@ enum Op {
     FailAtRandom(u64),
     /// Has a later call to the backups fail in the next step, and some after it.
     FailBackup(u64, u64),
-    /// Has a later call to the pools of regions fail in the next step.
+    /// Has a later use of the allocator by regions find no pools in the next step.
     FailPools(u64),
     /// Whether backups in the host's memory stay after a resume from now on.
     Retain(bool),
@@ -63,8 +66,9 @@ fn op() -> impl Strategy<Value = Op> {
     let call = prop::option::of(prop::sample::select(calls.to_vec()));
     let error = prop_oneof![Just(DriverError::OutOfMemory), Just(failed())];
     prop_oneof![
-        30 => (0..4_usize, size, stream)
-            .prop_map(|(region, size, stream)| Op::Allocate { region, size, stream }),
+        30 => (0..4_usize, prop::bool::weighted(0.2), size, stream).prop_map(
+            |(region, is_joined, size, stream)| Op::Allocate { region, is_joined, size, stream }
+        ),
         18 => any::<usize>().prop_map(Op::Free),
         10 => any::<usize>().prop_map(Op::Launch),
         14 => (0..3_usize).prop_map(Op::Pause),
@@ -74,7 +78,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (1..12_u64, call, error).prop_map(|(nth, call, error)| Op::Fail(nth, call, error)),
         3 => any::<u64>().prop_map(Op::FailAtRandom),
         3 => (0..5_u64, 0..2_u64).prop_map(|(after, more)| Op::FailBackup(after, more)),
-        3 => (0..3_u64).prop_map(Op::FailPools),
+        3 => (0..12_u64).prop_map(Op::FailPools),
         3 => any::<bool>().prop_map(Op::Retain),
         2 => (0..3_usize).prop_map(Op::ReleaseRetained),
     ]
@@ -98,6 +102,8 @@ struct World {
     states: [RegionState; 3],
     /// Which regions may refuse requests while they are mapped, as a call to their pools failed.
     may_refuse: [bool; 3],
+    /// How often regions found no pools before this step.
+    refusals: [u64; 3],
     /// Which regions' last pause failed and left them paused: their copies may be of a part.
     may_be_partial: [bool; 3],
     backups: TestBackups,
@@ -122,6 +128,7 @@ impl World {
             allocator,
             states: [RegionState::Mapped; 3],
             may_refuse: [false; 3],
+            refusals: [0; 3],
             may_be_partial: [false; 3],
             held: Vec::new(),
             last_value: 0,
@@ -131,12 +138,14 @@ impl World {
 
     fn step(&mut self, op: &Op) {
         let was_failing = self.is_failing;
+        self.refusals = [0, 1, 2].map(|number| self.regions[number].device().refusals());
         match op {
             Op::Allocate {
                 region,
+                is_joined,
                 size,
                 stream,
-            } => self.allocate(*region, *size, *stream),
+            } => self.allocate(*region, *is_joined, *size, *stream),
             Op::Free(index) => self.free(*index),
             Op::Launch(index) => {
                 if !self.held.is_empty() {
@@ -148,7 +157,7 @@ impl World {
             Op::Resume(region) => self.resume(*region),
             Op::Trim(region) => self.trim(*region),
             Op::EmptyCache => {
-                let emptied = self.allocator.lock().expect("no call panics").empty_cache();
+                let emptied = self.allocator.empty_cache();
                 assert!(emptied.is_ok() || was_failing);
             }
             Op::Fail(nth, call, error) => {
@@ -166,7 +175,7 @@ impl World {
             }
             Op::FailPools(after) => {
                 for region in &self.regions {
-                    region.fails_in.set(Some(*after));
+                    region.device().refuse(1 << *after);
                 }
                 self.is_failing = true;
             }
@@ -175,7 +184,7 @@ impl World {
                 let region = &self.regions[*number];
                 let memory = &region.memory;
                 memory
-                    .release_retained(Copies::All, &mut region.pools(), &mut self.backups)
+                    .release_retained(Copies::All, &mut self.backups)
                     .expect("no call panics");
             }
         }
@@ -197,17 +206,17 @@ impl World {
         self.backups.fails_in = None;
         self.backups.more_failures = 0;
         for region in &self.regions {
-            region.fails_in.set(None);
+            region.device().refuse(0);
         }
         self.is_failing = false;
     }
 
-    fn allocate(&mut self, region: usize, size: Bytes, stream: Stream) {
+    fn allocate(&mut self, region: usize, is_joined: bool, size: Bytes, stream: Stream) {
         let allocated = match self.regions.get(region) {
+            Some(region) if is_joined => region.allocator.allocate_in(region.joined, size, stream),
             Some(region) => region.allocate(size, stream),
             None => {
-                let mut lane = self.allocator.lock().expect("no call panics");
-                let address = lane.allocate(size, stream);
+                let address = self.allocator.allocate(size, stream);
                 address.map(|address| MemoryRange { address, size })
             }
         };
@@ -249,7 +258,7 @@ impl World {
         }
         let index = index % self.held.len();
         let address = self.held[index].range.address;
-        let freed = self.allocator.lock().expect("no call panics").free(address);
+        let freed = self.allocator.free(address);
         assert!(freed.is_ok() || self.is_failing, "{freed:?}");
         if freed.is_ok() {
             self.held.swap_remove(index);
@@ -304,7 +313,10 @@ impl World {
         let region = &self.regions[number];
         let figures = || region.memory.figures().expect("no call panics");
         // A call that is to fail is not to be made before.
-        let expected = (!self.is_failing).then(|| (region.needed_to_resume(), figures().mapped));
+        let expected = (!self.is_failing).then(|| {
+            let needed = region.memory.needed_to_resume();
+            (needed.expect("no call panics"), figures().mapped)
+        });
         let resumed = region.resume(&mut self.backups);
         let state = region.memory.state().expect("no call panics");
         match resumed {
@@ -339,13 +351,14 @@ impl World {
         let region = &self.regions[number];
         let figures = || region.memory.figures().expect("no call panics");
         let before = (figures().mapped, self.driver.physical_bytes());
-        let trimmed = region.memory.trim(&mut region.pools(), &mut self.backups);
+        let trimmed = region.memory.trim(&mut self.backups);
         assert!(trimmed.is_ok() || self.is_failing, "{trimmed:?}");
         let figures = figures();
         let given_back = before.0 - figures.mapped;
         assert_eq!(before.1 - self.driver.physical_bytes(), given_back);
         let has_held = self.held.iter().any(|held| held.region == number);
-        if has_held {
+        // What is free in a pool that the program holds stays, too.
+        if has_held || !region.joined_segments().is_empty() {
             assert_eq!(figures.state, self.states[number]);
         } else if trimmed.is_ok() && !self.is_failing {
             assert_eq!(figures.state, RegionState::Mapped);
@@ -367,15 +380,14 @@ impl World {
     fn check_trimmed(&self, number: usize) {
         let region = &self.regions[number];
         let figures = region.memory.figures().expect("no call panics");
-        let in_use = region.segments();
+        let is_used = |segment: &SegmentSnapshot| !segment.allocated_bytes().is_zero();
+        assert!(region.segments().iter().all(is_used));
+        let in_use = [region.segments(), region.joined_segments()].concat();
         let in_use: Vec<_> = in_use
             .iter()
-            .map(|segment| {
-                assert!(!segment.allocated_bytes().is_zero(), "{segment:?}");
-                MemoryRange {
-                    address: segment.address,
-                    size: segment.size,
-                }
+            .map(|segment| MemoryRange {
+                address: segment.address,
+                size: segment.size,
             })
             .collect();
         match figures.state {
@@ -401,11 +413,13 @@ impl World {
             assert!(host.is_zero() || self.backups.retains);
             let has_held = self.held.iter().any(|held| held.region == number);
             let is_whole = !self.may_be_partial[number];
-            if has_held && is_of_host && is_whole && self.backups.retains {
+            // Pools that could not be called do not note which blocks the copies are of.
+            let is_noted = region.device().refusals() == self.refusals[number];
+            region.device().refuse(0);
+            if has_held && is_of_host && is_whole && is_noted && self.backups.retains {
                 assert!(!host.is_zero());
                 for held in self.held.iter().filter(|held| held.region == number) {
-                    let copy = region.memory.host_copy(held.range);
-                    assert!(copy.expect("no call panics").is_some(), "{held:?}");
+                    assert!(region.host_copy(held.range).is_some(), "{held:?}");
                 }
             }
         }
@@ -414,11 +428,9 @@ impl World {
     /// Copies that outlived their region's last segment go.
     fn release_ended(&mut self) {
         for region in &self.regions {
-            let released = region.memory.release_retained(
-                Copies::Ended,
-                &mut region.pools(),
-                &mut self.backups,
-            );
+            let released = region
+                .memory
+                .release_retained(Copies::Ended, &mut self.backups);
             released.expect("no call panics");
         }
     }
@@ -434,18 +446,13 @@ impl World {
                 None => assert!(self.driver.is_usable(held.range), "{held:?}"),
             }
         }
-        let lane = self.allocator.lock().expect("no call panics");
-        assert_eq!(lane.lane().check_invariants(CheckLevel::Everything), Ok(()));
-        drop(lane);
+        let checked = self.allocator.check_invariants(CheckLevel::Everything);
+        assert_eq!(checked, Ok(()));
         let mut kept = 0;
         for (region, state) in self.regions.iter().zip(self.states) {
             let figures = region.memory.figures().expect("no call panics");
             assert_eq!(figures.state, state);
-            let in_use = region
-                .lane()
-                .lane()
-                .held_blocks(region.pool)
-                .expect("it is there");
+            let in_use = region.held_blocks();
             let in_use: Bytes = in_use.iter().map(|block| block.size).sum();
             match state {
                 RegionState::Mapped => assert!(figures.mapped >= in_use),
@@ -463,19 +470,19 @@ impl World {
         let others = self.held.extract_if(.., |held| held.region == 3);
         let others: Vec<DeviceAddress> = others.map(|held| held.range.address).collect();
         for address in others {
-            let freed = self.allocator.lock().expect("no call panics").free(address);
+            let freed = self.allocator.free(address);
             assert_eq!(freed, Ok(()));
+        }
+        // What is free in them would stay.
+        for region in &self.regions {
+            assert_eq!(self.allocator.release_pool(region.joined), Ok(()));
         }
         for number in 0..3 {
             // Room for one after the other: each goes again when it has been looked at.
             for other in 0..3 {
                 self.pause(other);
             }
-            self.allocator
-                .lock()
-                .expect("no call panics")
-                .empty_cache()
-                .expect("nothing fails");
+            self.allocator.empty_cache().expect("nothing fails");
             self.resume(number);
             assert_eq!(self.states[number], RegionState::Mapped);
             self.check();
@@ -488,14 +495,10 @@ impl World {
         for number in 0..3 {
             self.resume(number);
         }
-        let mut lane = self.allocator.lock().expect("no call panics");
         for region in &self.regions {
-            lane.lane_mut()
-                .release_pool(region.pool)
-                .expect("it is held");
+            assert_eq!(self.allocator.release_pool(region.pool), Ok(()));
         }
-        lane.empty_cache().expect("nothing fails");
-        drop(lane);
+        self.allocator.empty_cache().expect("nothing fails");
         self.release_ended();
         assert_eq!(self.driver.leaks(), [""; 0]);
         assert_eq!(self.driver.wrongs(), [""; 0]);

@@ -2,14 +2,12 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use lowtide_core::{Bytes, Driver, DriverError, Stream};
-use lowtide_cuda::CudaDriver;
-use lowtide_region::Device;
+use lowtide_core::Bytes;
 
 use crate::devices::{self, Allocator};
-use crate::preload::is_of_thread;
 
 /// How many bytes of a device regions leave free when they grow.
 static MARGIN: AtomicU64 = AtomicU64::new(0);
@@ -24,48 +22,38 @@ pub(super) fn margin() -> Bytes {
     Bytes(MARGIN.load(Ordering::Relaxed))
 }
 
-/// The device that a region's memory is on.
+/// The device that a region's memory is on, and what observers know of that region there.
 pub(crate) struct Card {
-    ordinal: c_int,
-    device: lowtide_cuda::Device,
+    pub(super) ordinal: c_int,
+    pub(super) tag: Arc<str>,
+    pub(super) device: lowtide_cuda::Device,
+    /// Since when observers know the region's memory to be away, in microseconds since 1970; 0 where it is not. Changes
+    /// while no listener does.
+    pub(super) notified_away_us: AtomicI64,
 }
 
 impl Card {
     /// The device may be about to be used: it is asked for nothing yet.
-    pub(super) fn new(ordinal: c_int, allocator: &Allocator) -> Card {
+    pub(super) fn new(ordinal: c_int, allocator: &Allocator, tag: Arc<str>) -> Card {
         let device = allocator.with_driver(|driver| driver.device().clone());
-        Card { ordinal, device }
+        Card {
+            ordinal,
+            tag,
+            device,
+            notified_away_us: AtomicI64::new(0),
+        }
+    }
+
+    /// Returns since when the region's memory is away, as far as observers were notified, in microseconds since 1970.
+    pub(super) fn away_since_us(&self) -> Option<i64> {
+        let away_us = self.notified_away_us.load(Ordering::Relaxed);
+        (away_us != 0).then_some(away_us)
     }
 }
 
 impl fmt::Debug for Card {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Card").field(&self.ordinal).finish()
-    }
-}
-
-impl Device for Card {
-    type Driver = CudaDriver;
-
-    fn with_driver<R>(&self, act: impl FnOnce(&mut CudaDriver) -> R) -> R {
-        allocator(self.ordinal).with_driver(act)
-    }
-
-    fn synchronize(&self) -> Result<(), DriverError> {
-        self.device.synchronize()
-    }
-
-    fn wait_for(&self, stream: Stream) -> Result<(), DriverError> {
-        if is_of_thread(stream) {
-            // The driver would take the number for a pointer.
-            return self.synchronize();
-        }
-        let waited = self.with_driver(|driver| driver.synchronize_stream(stream));
-        waited.or_else(|_| self.synchronize())
-    }
-
-    fn margin(&self) -> Bytes {
-        margin()
     }
 }
 

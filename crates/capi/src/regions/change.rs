@@ -5,21 +5,16 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::thread;
 
-use lowtide_core::{
-    Bytes, DeviceAddress, MempoolId, PoolSetting, RouteOrder, SegmentSource, Stream,
-};
+use lowtide_core::{Bytes, MempoolId, RouteOrder, Stream};
 use lowtide_cuda::SignalsBlocked;
-use lowtide_region::{
-    BackupError, BackupKind, Copies, RegionError, RegionFigures, RegionSource, RegionState,
-};
+use lowtide_region::{BackupError, BackupKind, Copies, RegionError, RegionFigures, RegionState};
 
-use super::card::{Card, allocator};
+use super::card::allocator;
 use super::keeper::{self, Keeper};
-use super::memory_pools::{RegionPools, needed_to_resume};
 use super::scrubbing;
 use super::table::{self, OnDevice};
-use crate::devices::{self, Allocator, Lane};
-use crate::error::{Error, Status};
+use crate::devices::{self, Allocator};
+use crate::error::Error;
 
 /// What is done with a region on one device.
 pub(super) type Change = fn(&OnDevice, &mut Keeper) -> Result<(), RegionError>;
@@ -143,8 +138,7 @@ pub(super) fn release(copies: Copies) -> Result<(), Error> {
 fn release_copies(device: c_int, keeper: &mut Keeper, copies: Copies) -> Result<(), Error> {
     for region in table::on_devices()? {
         if region.device == device {
-            let pools = &mut RegionPools(&region);
-            region.memory.release_retained(copies, pools, keeper)?;
+            region.memory.release_retained(copies, keeper)?;
         }
     }
     Ok(())
@@ -161,16 +155,15 @@ fn mapped(regions: &[Arc<OnDevice>]) -> Bytes {
 /// Pauses a region on one device, where retained copies of its other regions go if the host has too little memory
 /// otherwise, but for those that someone may read, and what is cached if a pause that failed cannot be undone otherwise.
 pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    let mut pools = RegionPools(region);
-    match region.memory.pause(&mut pools, keeper) {
+    match region.memory.pause(keeper) {
         Err(error) if is_short_of_host(&error) => {
             let released = release_copies(region.device, keeper, Copies::Unshown);
-            released.map_err(|error| RegionError::Pools(error.text.into()))?;
-            region.memory.pause(&mut pools, keeper)
+            released.map_err(|_| RegionError::Stopped)?;
+            region.memory.pause(keeper)
         }
         Err(error) if error.is_out_of_memory() => {
             empty_cache(region)?;
-            region.memory.pause(&mut pools, keeper)
+            region.memory.pause(keeper)
         }
         outcome => outcome,
     }
@@ -180,22 +173,20 @@ pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), Region
 fn empty_cache(region: &OnDevice) -> Result<(), RegionError> {
     let emptied = allocator(region.device).with_all(|device| device.empty_cache());
     let emptied = emptied.and_then(|emptied| emptied);
-    emptied.map_err(|error| RegionError::Pools(error.into()))
+    emptied.map_err(RegionError::Pools)
 }
 
 /// Pauses a region on one device, and keeps nothing of what is in it.
 pub(super) fn pause_and_drop(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    let mut pools = RegionPools(region);
-    region.memory.pause_and_drop(&mut pools, keeper)
+    region.memory.pause_and_drop(keeper)
 }
 
 /// Resumes a region on one device, which gives back what is cached if it has too little memory otherwise.
 pub(super) fn resume(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    let mut pools = RegionPools(region);
-    match region.memory.resume(&mut pools, keeper) {
+    match region.memory.resume(keeper) {
         Err(error) if error.is_out_of_memory() => {
             empty_cache(region)?;
-            region.memory.resume(&mut pools, keeper)
+            region.memory.resume(keeper)
         }
         outcome => outcome,
     }
@@ -211,26 +202,8 @@ pub(super) fn trim(device: c_int, tag: &str, kind: Option<BackupKind>) -> Result
         return Ok(());
     };
     let mut keeper = keeper::lock(device)?;
-    let trimmed = region.memory.trim(&mut RegionPools(&region), &mut *keeper);
+    let trimmed = region.memory.trim(&mut keeper);
     trimmed.map_err(|error| named(&region, error))
-}
-
-/// Gives a pool of a device the memory of a region.
-pub(super) fn add_pool(
-    device: c_int,
-    allocator: &Allocator,
-    pool: MempoolId,
-    tag: &str,
-    kind: Option<BackupKind>,
-) -> Result<(), Error> {
-    let region = table::on_device(device, allocator, tag, kind)?;
-    // In one, so that nothing is allocated in it in between.
-    allocator.with_pools(|lane| {
-        if lane.pool_use_count(pool).is_err() {
-            lane.create_or_retain_pool(pool);
-        }
-        give(lane, pool, &region)
-    })?
 }
 
 /// Serves requests of the streams that `accepts` names from a pool of a device, which has the memory of the process's
@@ -247,72 +220,7 @@ pub(crate) fn begin_allocate_to_pool(
         })??);
     }
     let region = table::of_process(device, allocator)?;
-    allocator.with_pools(|lane| {
-        // First, as one that others have begun is not to become the region's by an attempt that fails.
-        lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, accepts)?;
-        match give(lane, pool, &region) {
-            // It was begun outside of the region before, or its memory is somebody's own.
-            Err(error) if error.status == Status::Pool => Ok(()),
-            Err(error) => {
-                lane.end_allocate_to_pool(pool)?;
-                lane.release_pool(pool)?;
-                Err(error)
-            }
-            Ok(()) => Ok(()),
-        }
-    })?
-}
-
-/// Gives a pool that is there the memory of a region, unless it has that already. `Status::Pool` if it has other
-/// segments or another source.
-fn give(lane: &mut Lane, pool: MempoolId, region: &Arc<OnDevice>) -> Result<(), Error> {
-    if region.has_pool(pool)? {
-        // Graphs share a pool, and each says so.
-        return Ok(());
-    }
-    let source = PoolSource {
-        source: RegionSource::new(Arc::clone(&region.memory), Arc::clone(&region.name.tag)),
-        region: Arc::clone(region),
-        pool,
-    };
-    lane.set_pool(pool, PoolSetting::Source(Box::new(source)))?;
-    let is_away = region.add_pool(pool)?;
-    lane.set_pool(
-        pool,
-        PoolSetting::Paused(is_away.then(|| Arc::clone(&region.name.tag))),
-    )?;
-    Ok(())
-}
-
-/// Where the segments of another pool than a region's own come from. It ends with the pool, whose name may then
-/// be another's.
-#[derive(Debug)]
-struct PoolSource {
-    source: RegionSource<Card, Keeper>,
-    region: Arc<OnDevice>,
-    pool: MempoolId,
-}
-
-impl SegmentSource for PoolSource {
-    fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
-        self.source.allocate(size, stream, is_limited)
-    }
-
-    fn release(&mut self, address: DeviceAddress, size: Bytes) {
-        self.source.release(address, size);
-    }
-
-    fn region(&self) -> Option<&Arc<str>> {
-        self.source.region()
-    }
-}
-
-impl Drop for PoolSource {
-    fn drop(&mut self) {
-        if let Ok(mut pools) = self.region.pools.lock() {
-            pools.all.retain(|&pool| pool != self.pool);
-        }
-    }
+    Ok(region.memory.begin_allocate_to_pool(pool, accepts)?)
 }
 
 fn named(region: &OnDevice, failure: RegionError) -> Error {
@@ -333,7 +241,7 @@ fn named(region: &OnDevice, failure: RegionError) -> Error {
 /// Returns what a device is to have back, by tags, as the end of a sentence.
 fn paused_on(device: c_int) -> String {
     let paused = bytes_by_tag(|region, _| match region.device == device {
-        true => needed_to_resume(region).unwrap_or_default(),
+        true => region.memory.needed_to_resume().unwrap_or_default(),
         false => Bytes::ZERO,
     });
     format!("; paused there: {paused}")

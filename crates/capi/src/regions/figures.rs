@@ -3,11 +3,9 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use lowtide_core::Bytes;
+use lowtide_core::{Bytes, OutOfMemory};
 use lowtide_region::RegionFigures;
 
-use super::card::margin;
-use super::memory_pools::{live_bytes, needed_to_resume};
 use super::table::{self, Name, OnDevice};
 use crate::error::Error;
 
@@ -40,8 +38,8 @@ pub(super) fn of(region: &OnDevice) -> Result<OnDeviceFigures, Error> {
     Ok(OnDeviceFigures {
         name: Arc::clone(&region.name),
         device: region.device,
-        live: live_bytes(region)?,
-        needed_to_resume: needed_to_resume(region)?,
+        live: region.memory.live_bytes()?,
+        needed_to_resume: region.memory.needed_to_resume()?,
         memory: region.memory.figures()?,
     })
 }
@@ -55,9 +53,8 @@ pub(super) fn of(region: &OnDevice) -> Result<OnDeviceFigures, Error> {
 pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
     let mut sum = Bytes::ZERO;
     for region in table::on_devices()? {
-        let paused = region.memory.figures()?.paused;
-        if region.device == device && !paused.is_zero() {
-            sum += paused.saturating_sub(live_bytes(&region)?);
+        if region.device == device {
+            sum += region.memory.free_bytes_away()?;
         }
     }
     Ok(sum)
@@ -68,24 +65,10 @@ pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
 /// # Errors
 ///
 /// If lowtide panicked in this process.
-pub(crate) fn kept_by_margin(figures: &lowtide_core::OutOfMemory) -> Result<Option<Bytes>, Error> {
-    let (free, size) = (figures.device_free, figures.segment_size);
-    let kept = margin().min(free);
-    let is_by_margin = free - kept < size && size <= free;
-    if !is_by_margin || figures.is_rejected || is_above_limit(figures) {
-        return Ok(None);
-    }
+pub(crate) fn kept_by_margin(figures: &OutOfMemory) -> Result<Option<Bytes>, Error> {
     let Ok(device) = c_int::try_from(figures.device) else {
         return Ok(None);
     };
     let region = table::memory_of(device, figures.pool)?;
-    Ok(region.map(|_| kept))
-}
-
-/// Returns whether the device's limit refused a request: what is paused does not count against that.
-fn is_above_limit(figures: &lowtide_core::OutOfMemory) -> bool {
-    let paused: Bytes = figures.paused.iter().map(|&(_, bytes)| bytes).sum();
-    let limited = figures.reserved.saturating_sub(paused);
-    let is_above = |limit| limited.saturating_add(figures.segment_size) > limit;
-    figures.limit.is_some_and(is_above)
+    Ok(region.and_then(|region| region.memory.kept_by_margin(figures)))
 }

@@ -3,11 +3,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use lowtide_core::{AllocError, Driver, DriverError, MempoolId, PoolSetting, RouteOrder};
-use lowtide_region::{BackupKind, RegionMemory, RegionSource};
+use lowtide_core::{AllocError, Driver, DriverError, MempoolId, RouteOrder};
+use lowtide_region::{BackupKind, RegionMemory};
 
 use super::card::Card;
 use super::keeper::{self, Keeper, stopped};
@@ -95,21 +95,6 @@ pub(crate) struct OnDevice {
     pub(super) name: Arc<Name>,
     pub(super) device: c_int,
     pub(super) memory: Arc<Memory>,
-    /// The pool of requests in the region.
-    pub(super) own_pool: MempoolId,
-    /// Taken after any lock of an allocator.
-    pub(super) pools: Mutex<OtherPools>,
-    /// Since when those who are told of events know its memory to be away, in microseconds since 1970; 0 where it is
-    /// not. Changes while no listener does.
-    pub(super) told_away_us: AtomicI64,
-}
-
-/// Other pools than a region's own that have its memory.
-#[derive(Default, Debug)]
-pub(super) struct OtherPools {
-    pub(super) all: Vec<MempoolId>,
-    /// What they were told last, or are being told: whether they are to refuse requests.
-    is_paused: bool,
 }
 
 /// Has this thread's requests served from a region.
@@ -252,13 +237,13 @@ fn all_of(table: &[Region]) -> Vec<Arc<OnDevice>> {
 #[derive(Clone, Debug)]
 pub(crate) struct RegionPool {
     pub(crate) tag: Arc<str>,
-    /// Since when that memory is away, as far as was told, in microseconds since 1970.
+    /// Since when that memory is away, as far as observers were notified, in microseconds since 1970.
     pub(crate) away_since_us: Option<i64>,
 }
 
-/// Returns a device's pools that have a region's memory. Whether that is away may change when somebody is told of it.
+/// Returns a device's pools that have a region's memory. Whether that is away may change when observers are notified.
 pub(crate) fn pools_on(device: c_int) -> Result<BTreeMap<MempoolId, RegionPool>, Error> {
-    pools_among(&on_devices()?, device)
+    Ok(pools_among(&on_devices()?, device))
 }
 
 /// As [`pools_on`], `None` while regions are entered or left: for whoever must not wait for that.
@@ -270,24 +255,20 @@ pub(crate) fn pools_unless_busy(
         Err(TryLockError::WouldBlock) => return Ok(None),
         Err(TryLockError::Poisoned(_)) => return Err(stopped()),
     };
-    pools_among(&regions, device).map(Some)
+    Ok(Some(pools_among(&regions, device)))
 }
 
-fn pools_among(
-    regions: &[Arc<OnDevice>],
-    device: c_int,
-) -> Result<BTreeMap<MempoolId, RegionPool>, Error> {
+fn pools_among(regions: &[Arc<OnDevice>], device: c_int) -> BTreeMap<MempoolId, RegionPool> {
     let mut pools = BTreeMap::new();
     for region in regions.iter().filter(|region| region.device == device) {
-        let told_us = region.told_away_us.load(Ordering::Relaxed);
         let of_region = RegionPool {
             tag: Arc::clone(&region.name.tag),
-            away_since_us: Some(told_us).filter(|&told_us| told_us != 0),
+            away_since_us: region.memory.device().away_since_us(),
         };
-        let all = region.all_pools()?.into_iter();
+        let all = region.memory.pools().into_iter();
         pools.extend(all.map(|pool| (pool, of_region.clone())));
     }
-    Ok(pools)
+    pools
 }
 
 /// Returns whether a tag was ever entered.
@@ -317,12 +298,8 @@ pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
 
 /// Returns the region whose memory a device's pool has.
 pub(super) fn memory_of(device: c_int, pool: MempoolId) -> Result<Option<Arc<OnDevice>>, Error> {
-    for region in on_devices()? {
-        if region.device == device && region.has_pool(pool)? {
-            return Ok(Some(region));
-        }
-    }
-    Ok(None)
+    let is_it = |region: &Arc<OnDevice>| region.device == device && region.memory.has_pool(pool);
+    Ok(on_devices()?.into_iter().find(is_it))
 }
 
 fn find_or_insert<'a>(
@@ -396,57 +373,17 @@ impl Region {
             let call = "a region, which takes virtual memory,";
             return Err(DriverError::Unsupported { call }.into());
         }
-        let card = Card::new(device, allocator);
-        let memory = Arc::new(Memory::new(card, self.name.kind));
-        let source = RegionSource::new(Arc::clone(&memory), Arc::clone(&self.name.tag));
-        let own_pool = self.pool();
-        allocator.with_pools(|pools| {
-            pools.create_or_retain_pool(own_pool);
-            pools.set_pool(own_pool, PoolSetting::Source(Box::new(source)))?;
-            pools.set_pool(own_pool, PoolSetting::GivesBack)
-        })??;
+        let Name { tag, kind, .. } = &*self.name;
+        let card = Card::new(device, allocator, Arc::clone(tag));
+        let memory = Arc::new(Memory::new(card, Arc::clone(tag), *kind, self.pool()));
+        allocator.with_pools(|pools| memory.create_pool(pools))??;
         let on_device = Arc::new(OnDevice {
             name: Arc::clone(&self.name),
             device,
             memory,
-            own_pool,
-            pools: Mutex::default(),
-            told_away_us: AtomicI64::new(0),
         });
         self.memories.insert(device, Arc::clone(&on_device));
         Ok(on_device)
-    }
-}
-
-impl OnDevice {
-    /// Returns every pool that has the region's memory.
-    pub(super) fn all_pools(&self) -> Result<Vec<MempoolId>, Error> {
-        let mut pools = vec![self.own_pool];
-        pools.extend(self.other_pools()?.all.iter());
-        Ok(pools)
-    }
-
-    /// Returns whether a pool has the region's memory, which does not change under the lock of the pool's allocator.
-    pub(super) fn has_pool(&self, pool: MempoolId) -> Result<bool, Error> {
-        Ok(pool == self.own_pool || self.other_pools()?.all.contains(&pool))
-    }
-
-    /// Adds a pool, and returns whether it is to refuse requests. The lock of its allocator is held until it does: a
-    /// change that is noted from now on is told to this one, too, and after that.
-    pub(super) fn add_pool(&self, pool: MempoolId) -> Result<bool, Error> {
-        let mut pools = self.other_pools()?;
-        pools.all.push(pool);
-        Ok(pools.is_paused)
-    }
-
-    /// Notes what all pools are being told, for those that are added later.
-    pub(super) fn note_paused(&self, is_paused: bool) -> Result<(), Error> {
-        self.other_pools()?.is_paused = is_paused;
-        Ok(())
-    }
-
-    fn other_pools(&self) -> Result<MutexGuard<'_, OtherPools>, Error> {
-        self.pools.lock().map_err(|_| stopped())
     }
 }
 

@@ -8,11 +8,12 @@ use std::time::Instant;
 
 use crate::backing::Backing;
 use crate::backup::{BackupKind, Backups, MemoryRange};
-use crate::device::{Device, Pools};
+use crate::device::Device;
 use crate::error::RegionError;
 use crate::figures::Copied;
 use crate::memory::saved::Saved;
 use crate::memory::{RegionMemory, supply_all};
+use crate::pools::watch;
 use crate::reservation::Reservation;
 use crate::state::RegionState;
 
@@ -20,7 +21,6 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Pauses the region, and saves what it holds in backups of this kind, or nothing.
     pub(super) fn take_away(
         &self,
-        pools: &mut impl Pools,
         backups: &mut B,
         kind: Option<BackupKind>,
     ) -> Result<(), RegionError> {
@@ -28,7 +28,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         self.finish_copies(backups)?;
         if self.holds_unsaved()? {
             match kind {
-                Some(_) => self.come_back(pools, backups)?,
+                Some(_) => self.come_back(backups)?,
                 None => self.forget(backups)?,
             }
         }
@@ -37,13 +37,14 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         }
         let start = Instant::now();
         self.books()?.refuses = true;
-        // Before the books say so: what asks for a segment after that is told of no reason.
-        let told = pools.set_paused(true).map_err(RegionError::from);
+        // Before the books say so: a request for a segment would be refused without a reason.
+        let set = self.pools.set_paused(&self.device, true);
+        let set = set.map_err(RegionError::from);
         self.books()?.state = RegionState::Pausing;
-        let begun = told.and_then(|()| self.begin(pools, backups, kind));
+        let begun = set.and_then(|()| self.begin(backups, kind));
         let (saved, outcome) = match begun {
             Ok(mut saved) => {
-                let outcome = self.leave(&mut saved, pools, backups);
+                let outcome = self.leave(&mut saved, backups);
                 (saved, outcome)
             }
             Err(error) => (None, Err(error)),
@@ -65,7 +66,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             backups.discard(saved.backup);
         }
         // Why it was not paused says more than why nothing can be allocated.
-        outcome.and(self.admit(pools))
+        outcome.and(self.admit())
     }
 
     /// Returns whether the region is paused and some of its contents are on the device alone.
@@ -89,21 +90,20 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Waits for those who may use the memory, and begins to save what it holds.
     fn begin(
         &self,
-        pools: &mut impl Pools,
         backups: &mut B,
         kind: Option<BackupKind>,
     ) -> Result<Option<Saved<B::Backup>>, RegionError> {
         let is_empty = self.books()?.reservations.is_empty();
         if !is_empty {
             self.device.synchronize()?;
-            pools.wait_for_pending()?;
+            self.pools.wait_for_pending(&self.device)?;
         }
-        let mut ranges = pools.trim_and_list()?;
+        let mut ranges = self.pools.trim_and_list(&self.device)?;
         ranges.retain(|range| !range.size.is_zero());
         // Its memory is the next one's.
         let retained = self.books()?.saved.take();
         if let Some(retained) = retained {
-            pools.watch(retained.ranges(), false);
+            watch(&self.device, retained.ranges(), false);
             backups.discard(retained.backup);
         }
         let kind = kind.filter(|_| !ranges.is_empty());
@@ -115,10 +115,9 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     fn leave(
         &self,
         saved: &mut Option<Saved<B::Backup>>,
-        pools: &mut impl Pools,
         backups: &mut B,
     ) -> Result<(), RegionError> {
-        pools.notify(true);
+        self.notify(true);
         let needed: Vec<_> = self
             .books()?
             .reservations
@@ -140,7 +139,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         if outcome.as_ref().is_err_and(|error| !error.is_paused()) {
             // Most failures pass: what was put back can be handed out then.
             let _ = self.finish_copies(backups);
-            pools.notify(false);
+            self.notify(false);
         }
         outcome
     }

@@ -1,18 +1,18 @@
 //! A device with contents, an allocator on it, backups that can fail, and a region on these.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, EventHandle,
-    Handle, HeldPool, MemoryInfo, MempoolId, PoolSetting, SegmentSnapshot, Stream,
+    AllocError, Allocation, Bytes, Config, DeviceAddress, Driver, DriverError, EventHandle, Handle,
+    MemoryInfo, MempoolId, RouteOrder, SegmentSnapshot, Stream,
 };
 use lowtide_region::{
-    BackupError, BackupKind, Backups, Device, MemoryRange, Pools, PoolsError, RegionMemory,
-    RegionSource,
+    BackupError, BackupKind, Backups, Device, MemoryRange, RegionError, RegionMemory,
 };
+use lowtide_shared::{OwnerTable, SharedAllocator};
 use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
 
 /// What is written and read at once.
@@ -39,8 +39,8 @@ struct Card {
     contents: BTreeMap<(Handle, Bytes), u64>,
     /// Work under way.
     kernels: Vec<(MemoryRange, Stream)>,
-    /// What was told of pauses: by pool, the segments whose memory is about to leave, or has.
-    told: BTreeMap<MempoolId, BTreeSet<DeviceAddress>>,
+    /// What was notified of pauses: by the region's own pool, the segments whose memory is about to leave, or has.
+    notified: BTreeMap<MempoolId, BTreeSet<DeviceAddress>>,
     /// What fails once an unmap has failed.
     then: Option<FaultPlan>,
     /// What must not happen, and did.
@@ -57,7 +57,7 @@ impl TestDriver {
             mapped: BTreeMap::new(),
             contents: BTreeMap::new(),
             kernels: Vec::new(),
-            told: BTreeMap::new(),
+            notified: BTreeMap::new(),
             then: None,
             wrongs: Vec::new(),
         })))
@@ -127,16 +127,16 @@ impl TestDriver {
         }
     }
 
-    /// Notes as wrong what is told of a pool's segments and not so: each leaves once before it is back, and its
+    /// Notes as wrong what is notified of a region's segments and not so: each leaves once before it is back, and its
     /// memory is there both times.
-    fn tell(&self, pool: MempoolId, is_leaving: bool, segments: &[SegmentSnapshot]) {
+    fn notify(&self, pool: MempoolId, is_leaving: bool, segments: &[SegmentSnapshot]) {
         let mut card = self.card();
         let addresses = segments.iter().map(|segment| segment.address);
         let addresses: BTreeSet<_> = addresses.collect();
         let is_paired = match is_leaving {
-            true => card.told.insert(pool, addresses).is_none(),
+            true => card.notified.insert(pool, addresses).is_none(),
             false => card
-                .told
+                .notified
                 .remove(&pool)
                 .is_some_and(|left| left.is_superset(&addresses)),
         };
@@ -144,7 +144,7 @@ impl TestDriver {
         let is_there =
             segments.all(|segment| card.sim.access(segment.address, segment.size).is_ok());
         if !is_paired || !is_there {
-            let wrong = format!("told of {pool:?}: {is_leaving} {is_paired} {is_there}");
+            let wrong = format!("notified of {pool:?}: {is_leaving} {is_paired} {is_there}");
             card.wrongs.push(wrong);
         }
     }
@@ -311,13 +311,8 @@ impl Driver for TestDriver {
     }
 }
 
-impl Device for TestDriver {
-    type Driver = TestDriver;
-
-    fn with_driver<R>(&self, act: impl FnOnce(&mut TestDriver) -> R) -> R {
-        act(&mut self.clone())
-    }
-
+impl TestDriver {
+    /// Waits for all work.
     fn synchronize(&self) -> Result<(), DriverError> {
         // One call, as on a card.
         self.clone().synchronize_stream(Stream::DEFAULT)?;
@@ -521,21 +516,192 @@ impl Backups for TestBackups {
 }
 
 /// The allocator, which regions share.
-pub(crate) type Allocator = Arc<Mutex<DeviceAllocator<TestDriver>>>;
+#[derive(Clone, Debug)]
+pub(crate) struct Allocator(Arc<SharedAllocator<TestDriver>>);
 
-pub(crate) fn allocator(driver: &TestDriver, config: &Config) -> Allocator {
-    Arc::new(Mutex::new(DeviceAllocator::new(driver.clone(), 0, config)))
+impl Deref for Allocator {
+    type Target = SharedAllocator<TestDriver>;
+
+    fn deref(&self) -> &SharedAllocator<TestDriver> {
+        &self.0
+    }
 }
 
-/// A region with one pool.
+pub(crate) fn allocator(driver: &TestDriver, config: &Config) -> Allocator {
+    let config = match config.retry_wait_ms() {
+        // One thread waits for memory in vain.
+        Some(_) => format!("{config},allow_retry_on_failure:False").replacen("bfc,", "bfc:", 1),
+        None => config.to_string(),
+    };
+    let config = config.parse().expect("it is valid");
+    let owners = Arc::new(OwnerTable::default());
+    Allocator(Arc::new(SharedAllocator::new(
+        driver.clone(),
+        0,
+        &config,
+        owners,
+    )))
+}
+
+impl Allocator {
+    /// Allocates in no region.
+    pub(crate) fn allocate(
+        &self,
+        size: Bytes,
+        stream: Stream,
+    ) -> Result<DeviceAddress, AllocError> {
+        self.0.allocate(size, stream, || Ok(false))
+    }
+
+    /// Allocates as a graph capture or a `torch.cuda.MemPool` does.
+    pub(crate) fn allocate_in(
+        &self,
+        pool: MempoolId,
+        size: Bytes,
+        stream: Stream,
+    ) -> Result<MemoryRange, AllocError> {
+        let order = RouteOrder::BeforeOthers;
+        self.with_pools(|lane| lane.begin_allocate_to_pool(pool, order, |_| true))??;
+        let allocated = self.allocate(size, stream);
+        self.with_pools(|lane| lane.end_allocate_to_pool(pool))??;
+        self.release_pool(pool)?;
+        allocated.map(|address| MemoryRange { address, size })
+    }
+
+    pub(crate) fn release_pool(&self, pool: MempoolId) -> Result<(), AllocError> {
+        self.with_pools(|lane| lane.release_pool(pool))?
+    }
+
+    pub(crate) fn empty_cache(&self) -> Result<(), AllocError> {
+        self.with_all(|device| device.empty_cache())?
+    }
+
+    pub(crate) fn is_watched(&self, address: DeviceAddress) -> bool {
+        let is_watched = self.with_pools(|lane| lane.is_watched(address));
+        is_watched.expect("no call panics")
+    }
+}
+
+/// What a test does before a pool is called.
+type Act = Box<dyn FnOnce() + Send>;
+
+/// The device of one region, whose pools can fail, and around whose calls another thread can do something.
+pub(crate) struct TestDevice {
+    driver: TestDriver,
+    allocator: Allocator,
+    /// Has none of the pools, so that calls for them fail in it. It has the same driver.
+    without_pools: SharedAllocator<TestDriver>,
+    /// How much of it regions leave free when they grow.
+    pub(crate) margin: Bytes,
+    seam: Mutex<Seam>,
+}
+
+#[derive(Default)]
+struct Seam {
+    /// Which of the next uses of the allocator find no pools: the first if the lowest bit is set, and so on.
+    refused: u64,
+    /// How many did.
+    refusals: u64,
+    /// What is done before a later use: after how many others.
+    act: Option<(u64, Act)>,
+    /// What is done when memory is about to leave (`true`), or is back.
+    on_notify: Option<(bool, Act)>,
+}
+
+impl TestDevice {
+    pub(crate) fn new(driver: &TestDriver, allocator: &Allocator) -> TestDevice {
+        let config = "direct".parse().expect("there is such a strategy");
+        let owners = Arc::new(OwnerTable::default());
+        TestDevice {
+            driver: driver.clone(),
+            allocator: allocator.clone(),
+            without_pools: SharedAllocator::new(driver.clone(), 0, &config, owners),
+            margin: Bytes::ZERO,
+            seam: Mutex::default(),
+        }
+    }
+
+    fn seam(&self) -> MutexGuard<'_, Seam> {
+        self.seam.lock().expect("no test panics in a call")
+    }
+
+    /// Has some of the next uses of the allocator find no pools: those of the driver do not mind.
+    pub(crate) fn refuse(&self, refused: u64) {
+        self.seam().refused = refused;
+    }
+
+    /// Returns how many uses of the allocator found no pools.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.seam().refusals
+    }
+
+    /// Does something before a later use of the allocator, after so many others.
+    pub(crate) fn before_use(&self, after: u64, act: impl FnOnce() + Send + 'static) {
+        self.seam().act = Some((after, Box::new(act)));
+    }
+
+    /// Does something when memory is about to leave, or is back.
+    pub(crate) fn when_notified(&self, is_leaving: bool, act: impl FnOnce() + Send + 'static) {
+        self.seam().on_notify = Some((is_leaving, Box::new(act)));
+    }
+}
+
+impl Device for TestDevice {
+    type Driver = TestDriver;
+
+    fn allocator(&self) -> &SharedAllocator<TestDriver> {
+        let mut seam = self.seam();
+        let is_refused = seam.refused & 1 == 1;
+        seam.refused >>= 1;
+        seam.refusals += u64::from(is_refused);
+        let due = seam.act.take_if(|(left, _)| *left == 0);
+        if let Some((left, _)) = &mut seam.act {
+            *left -= 1;
+        }
+        drop(seam);
+        if let Some((_, act)) = due {
+            act();
+        }
+        match is_refused {
+            true => &self.without_pools,
+            false => &self.allocator,
+        }
+    }
+
+    fn synchronize(&self) -> Result<(), DriverError> {
+        self.driver.synchronize()
+    }
+
+    fn margin(&self) -> Bytes {
+        self.margin
+    }
+
+    fn notify(&self, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool) {
+        let segments = self.allocator.with_pools(|lane| lane.segments());
+        let mut segments = segments.expect("no call panics");
+        segments.retain(|segment| has_pool(segment.pool));
+        let own = (1..=9).map(|number| MempoolId(number, number));
+        let own = { own }.find(|&pool| has_pool(pool));
+        self.driver
+            .notify(own.expect("it is there"), is_leaving, &segments);
+        let due = self
+            .seam()
+            .on_notify
+            .take_if(|(when, _)| *when == is_leaving);
+        if let Some((_, act)) = due {
+            act();
+        }
+    }
+}
+
+/// A region with a pool of its own, and one that joined it.
 pub(crate) struct TestRegion {
-    pub(crate) memory: Arc<RegionMemory<TestDriver, TestBackups>>,
+    pub(crate) memory: Arc<RegionMemory<TestDevice, TestBackups>>,
     pub(crate) kind: Option<BackupKind>,
     pub(crate) pool: MempoolId,
+    /// Held by the program, as a graph's is.
+    pub(crate) joined: MempoolId,
     pub(crate) allocator: Allocator,
-    /// How many of the next calls to its pool work before one fails.
-    pub(crate) fails_in: Cell<Option<u64>>,
-    driver: TestDriver,
 }
 
 impl TestRegion {
@@ -545,129 +711,78 @@ impl TestRegion {
         driver: &TestDriver,
         allocator: &Allocator,
     ) -> TestRegion {
-        let memory = Arc::new(RegionMemory::new(driver.clone(), kind));
         let pool = MempoolId(number, number);
-        let mut lane = allocator.lock().expect("no call panics");
-        lane.lane_mut().create_or_retain_pool(pool);
-        let source = Box::new(RegionSource::new(Arc::clone(&memory), "kv".into()));
-        lane.lane_mut()
-            .set_pool(pool, PoolSetting::Source(source))
-            .expect("it is new");
-        lane.lane_mut()
-            .set_pool(pool, PoolSetting::GivesBack)
-            .expect("it is there");
-        drop(lane);
+        let device = TestDevice::new(driver, allocator);
+        let memory = Arc::new(RegionMemory::new(device, "kv".into(), kind, pool));
+        let created = allocator.with_pools(|lane| memory.create_pool(lane));
+        created.expect("no call panics").expect("it is new");
+        let joined = MempoolId(0, number);
+        memory.add_pool(joined).expect("it is new");
         TestRegion {
             memory,
             kind,
             pool,
-            allocator: Arc::clone(allocator),
-            fails_in: Cell::new(None),
-            driver: driver.clone(),
+            joined,
+            allocator: allocator.clone(),
         }
     }
 
-    pub(crate) fn lane(&self) -> MutexGuard<'_, DeviceAllocator<TestDriver>> {
-        self.allocator.lock().expect("no call panics")
+    pub(crate) fn device(&self) -> &TestDevice {
+        self.memory.device()
     }
 
     pub(crate) fn allocate(&self, size: Bytes, stream: Stream) -> Result<MemoryRange, AllocError> {
-        let address = self.lane().allocate_in(self.pool, size, stream)?;
-        Ok(MemoryRange { address, size })
+        self.allocator.allocate_in(self.pool, size, stream)
     }
 
-    /// Returns the segments of its pool.
+    /// Returns the segments of its own pool.
     pub(crate) fn segments(&self) -> Vec<SegmentSnapshot> {
-        let mut segments = self.lane().segments();
-        segments.retain(|segment| segment.pool == self.pool);
+        self.segments_of(self.pool)
+    }
+
+    /// Returns the segments of the pool that joined it.
+    pub(crate) fn joined_segments(&self) -> Vec<SegmentSnapshot> {
+        self.segments_of(self.joined)
+    }
+
+    fn segments_of(&self, pool: MempoolId) -> Vec<SegmentSnapshot> {
+        let segments = self.allocator.with_pools(|lane| lane.segments());
+        let mut segments = segments.expect("no call panics");
+        segments.retain(|segment| segment.pool == pool);
         segments
     }
 
-    /// Returns what a resume is to take of the device.
-    pub(crate) fn needed_to_resume(&self) -> Bytes {
-        let mut lane = self.lane();
-        // As whoever asks does.
-        let _ = lane.lane_mut().process_events();
-        let kept = lane
-            .lane()
-            .segments_after_trim(self.pool, HeldPool::IsTrimmed)
-            .expect("it is there");
-        drop(lane);
-        let mut kept: Vec<_> = kept
-            .into_iter()
-            .map(|(address, size)| MemoryRange { address, size })
-            .collect();
-        kept.sort_unstable();
-        let needed = self.memory.needed_to_resume(&kept);
-        needed.expect("no call panics")
+    /// Returns the blocks that the program holds in it.
+    pub(crate) fn held_blocks(&self) -> Vec<Allocation> {
+        let pools = self.memory.pools().into_iter();
+        let held = pools.map(|pool| {
+            let held = self.allocator.with_pools(|lane| lane.held_blocks(pool));
+            held.expect("no call panics").expect("it is there")
+        });
+        held.flatten().collect()
     }
 
-    pub(crate) fn pools(&self) -> impl Pools {
-        OnePool(self)
+    /// Returns the address of the host's copy of a block that the program holds.
+    pub(crate) fn host_copy(&self, range: MemoryRange) -> Option<usize> {
+        let block = self
+            .allocator
+            .with_pools(|lane| lane.allocation(range.address));
+        let block = block.expect("no call panics").expect("it is held");
+        self.memory.host_copy(&block).expect("no call panics")
     }
 
-    pub(crate) fn pause(
-        &self,
-        backups: &mut TestBackups,
-    ) -> Result<(), lowtide_region::RegionError> {
-        self.memory.pause(&mut OnePool(self), backups)
+    pub(crate) fn pause(&self, backups: &mut TestBackups) -> Result<(), RegionError> {
+        self.memory.pause(backups)
     }
 
-    pub(crate) fn resume(
-        &self,
-        backups: &mut TestBackups,
-    ) -> Result<(), lowtide_region::RegionError> {
-        self.memory.resume(&mut OnePool(self), backups)
+    pub(crate) fn resume(&self, backups: &mut TestBackups) -> Result<(), RegionError> {
+        self.memory.resume(backups)
     }
-}
 
-struct OnePool<'a>(&'a TestRegion);
-
-impl OnePool<'_> {
-    fn call(&self) -> Result<(), PoolsError> {
-        let left = self.0.fails_in.get();
-        self.0
-            .fails_in
-            .set(left.and_then(|left| left.checked_sub(1)));
-        match left {
-            Some(0) => Err("it was to fail".into()),
-            _ => Ok(()),
+    /// Lets go of its pools, which end with their last segment.
+    pub(crate) fn release_pools(&self) {
+        for pool in [self.pool, self.joined] {
+            assert_eq!(self.allocator.release_pool(pool), Ok(()));
         }
-    }
-}
-
-impl Pools for OnePool<'_> {
-    fn set_paused(&mut self, is_paused: bool) -> Result<(), PoolsError> {
-        self.call()?;
-        let name = is_paused.then(|| "kv".into());
-        Ok(self
-            .0
-            .lane()
-            .lane_mut()
-            .set_pool(self.0.pool, PoolSetting::Paused(name))?)
-    }
-
-    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
-        self.call()?;
-        let mut lane = self.0.lane();
-        lane.lane_mut().process_events()?;
-        lane.lane_mut()
-            .trim_pool(self.0.pool, HeldPool::IsTrimmed)?;
-        let held = lane.lane().held_blocks(self.0.pool)?;
-        let range = |block: &lowtide_core::Allocation| MemoryRange {
-            address: block.address,
-            size: block.requested,
-        };
-        Ok(held.iter().map(range).collect())
-    }
-
-    fn watch(&mut self, ranges: &[MemoryRange], is_watched: bool) {
-        let addresses = ranges.iter().map(|range| range.address);
-        self.0.lane().lane_mut().watch(addresses, is_watched);
-    }
-
-    fn notify(&mut self, is_leaving: bool) {
-        let segments = self.0.segments();
-        self.0.driver.tell(self.0.pool, is_leaving, &segments);
     }
 }

@@ -2,10 +2,10 @@
 //! whichever driver call fails.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard};
 
-use lowtide_core::{SegmentSource, Stream};
-use lowtide_region::{Pools, PoolsError, RegionError, RegionMemory, RegionSource, RegionState};
+use lowtide_core::{MempoolId, RouteOrder, Stream};
+use lowtide_region::{RegionError, RegionMemory, RegionState};
+use lowtide_shared::{OwnerTable, SharedAllocator};
 
 use super::*;
 
@@ -29,62 +29,50 @@ const CALLS: [&str; 14] = [
 
 const UNKNOWN: i32 = 999;
 
-#[derive(Clone)]
-struct Card(Arc<Mutex<CudaDriver>>);
+type Allocator = SharedAllocator<CudaDriver>;
 
-impl Card {
-    fn driver(&self) -> MutexGuard<'_, CudaDriver> {
-        self.0.lock().unwrap()
-    }
-}
+struct Card(Arc<Allocator>);
 
 impl lowtide_region::Device for Card {
     type Driver = CudaDriver;
 
-    fn with_driver<R>(&self, act: impl FnOnce(&mut CudaDriver) -> R) -> R {
-        act(&mut self.driver())
+    fn allocator(&self) -> &Allocator {
+        &self.0
     }
 
     fn synchronize(&self) -> Result<(), DriverError> {
-        let device = self.driver().device().clone();
-        device.synchronize()
+        synchronize(&self.0)
     }
+
+    fn notify(&self, _is_leaving: bool, _has_pool: impl Fn(MempoolId) -> bool) {}
 }
 
-/// Pools whose only blocks are these.
-struct Held<'a>(&'a [MemoryRange]);
-
-impl Pools for Held<'_> {
-    fn set_paused(&mut self, _is_paused: bool) -> Result<(), PoolsError> {
-        Ok(())
-    }
-
-    fn trim_and_list(&mut self) -> Result<Vec<MemoryRange>, PoolsError> {
-        Ok(self.0.to_vec())
-    }
-
-    fn watch(&mut self, _ranges: &[MemoryRange], _is_watched: bool) {}
-
-    fn notify(&mut self, _is_leaving: bool) {}
+fn synchronize(allocator: &Allocator) -> Result<(), DriverError> {
+    let device = allocator.with_driver(|driver| driver.device().clone());
+    device.synchronize()
 }
 
-/// A region whose backup takes several steps. It has one segment for each block in `held`.
+/// The pool of requests in the region.
+const POOL: MempoolId = MempoolId(1, 1);
+
+/// A region with a segment for each step of a backup, and a block in each.
 struct Paused {
     world: World,
     memory: Arc<RegionMemory<Card, CudaBackups>>,
-    source: RegionSource<Card, CudaBackups>,
-    card: Card,
+    allocator: Arc<Allocator>,
     held: Vec<MemoryRange>,
 }
-
-const SEGMENT: Bytes = Bytes::mib(2);
 
 impl Paused {
     fn new(is_warm: bool) -> Paused {
         let mut world = World::new(STAYS, TemporaryFile::open);
-        let card = Card(Arc::new(Mutex::new(world.fake.driver())));
-        let memory = Arc::new(RegionMemory::new(card.clone(), Some(BackupKind::Host)));
-        let mut source = RegionSource::new(Arc::clone(&memory), "weights".into());
+        let config = "caching".parse().unwrap();
+        let owners = Arc::new(OwnerTable::default());
+        let allocator = SharedAllocator::new(world.fake.driver(), 0, &config, owners);
+        let allocator = Arc::new(allocator);
+        let card = Card(Arc::clone(&allocator));
+        let kind = Some(BackupKind::Host);
+        let memory = Arc::new(RegionMemory::new(card, "weights".into(), kind, POOL));
         let sizes = [
             SIZES.step_bytes,
             512,
@@ -92,10 +80,23 @@ impl Paused {
             SIZES.step_bytes + 512,
             70_000,
         ];
-        let held = sizes.map(|size| MemoryRange {
-            address: source.allocate(SEGMENT, Stream::DEFAULT, false).unwrap(),
-            size: Bytes(size as u64),
+        let pools = allocator.with_pools(|lane| {
+            memory.create_pool(lane)?;
+            lane.begin_allocate_to_pool(POOL, RouteOrder::AfterOthers, |_| true)
         });
+        pools.unwrap().unwrap();
+        // Each in a segment of its own, as streams share none.
+        let held = (0..).zip(sizes).map(|(number, size)| {
+            let (stream, size) = (Stream(0x1000 + number), Bytes(size as u64));
+            let address = allocator.allocate(size, stream, || Ok(false)).unwrap();
+            MemoryRange { address, size }
+        });
+        let held: Vec<_> = held.collect();
+        let released = allocator.with_pools(|lane| {
+            lane.end_allocate_to_pool(POOL)?;
+            lane.release_pool(POOL)
+        });
+        released.unwrap().unwrap();
         if is_warm {
             // Without a resume: after one, segments share a piece.
             let backup = save(&mut world.backups, &held, BackupKind::Host).unwrap();
@@ -105,20 +106,17 @@ impl Paused {
         Paused {
             world,
             memory,
-            source,
-            card,
-            held: held.to_vec(),
+            allocator,
+            held,
         }
     }
 
     fn pause(&mut self) -> Result<(), RegionError> {
-        let backups = &mut self.world.backups;
-        self.memory.pause(&mut Held(&self.held), backups)
+        self.memory.pause(&mut self.world.backups)
     }
 
     fn resume(&mut self) -> Result<(), RegionError> {
-        let backups = &mut self.world.backups;
-        self.memory.resume(&mut Held(&self.held), backups)
+        self.memory.resume(&mut self.world.backups)
     }
 
     fn state(&self) -> RegionState {
@@ -139,20 +137,29 @@ impl Paused {
         held.all(|&range| content_mut(range).iter().all(&mut is_next))
     }
 
-    fn end(self) {
-        let Paused {
-            mut world,
-            memory,
-            mut source,
-            card,
-            held,
-        } = self;
-        for range in held {
-            source.release(range.address, SEGMENT);
+    /// Frees every block, and releases what that leaves free.
+    fn free_all(&mut self) {
+        for range in std::mem::take(&mut self.held) {
+            self.allocator.free(range.address).unwrap();
         }
-        let trimmed = memory.trim(&mut Held(&[]), &mut world.backups);
-        trimmed.unwrap();
-        drop((memory, source, card));
+        let emptied = self.allocator.with_all(|device| device.empty_cache());
+        emptied.unwrap().unwrap();
+    }
+
+    fn end(mut self) {
+        self.free_all();
+        self.memory.trim(&mut self.world.backups).unwrap();
+        let released = self.allocator.with_pools(|lane| lane.release_pool(POOL));
+        released.unwrap().unwrap();
+        // The pool ends, which has the region.
+        self.free_all();
+        let Paused {
+            world,
+            memory,
+            allocator,
+            ..
+        } = self;
+        drop((memory, allocator));
         world.end();
     }
 }
@@ -263,8 +270,11 @@ fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.l
     }
     // Work that is still in progress after the failed call must not use released memory.
     region.world.fake.fail_none();
-    let device = region.card.driver().device().clone();
-    assert_eq!(device.synchronize(), Ok(()), "{context}: {paused:?}");
+    assert_eq!(
+        synchronize(&region.allocator),
+        Ok(()),
+        "{context}: {paused:?}"
+    );
     if region.state() == RegionState::Mapped {
         assert!(region.is_as_filled(), "{context}: {paused:?}");
     }
@@ -307,13 +317,10 @@ fn what_goes_back_under_copies_stays_until_they_have_ended() {
         assert!(waits(&region) > before);
         assert_eq!(region.state(), RegionState::Mapped);
         let mapped = region.memory.figures().unwrap().mapped;
-        for range in std::mem::take(&mut region.held) {
-            region.source.release(range.address, SEGMENT);
-        }
+        region.free_all();
         assert_eq!(region.memory.figures().unwrap().mapped, mapped);
         region.world.fake.fail_none();
-        let device = region.card.driver().device().clone();
-        assert_eq!(device.synchronize(), Ok(()));
+        assert_eq!(synchronize(&region.allocator), Ok(()));
         region.end();
     }
 }
