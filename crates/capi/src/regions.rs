@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress};
-use lowtide_region::{BackupKind, Copies};
+use lowtide_region::{BackupKind, Change, Copies};
 
 use crate::boundary::{Mempool, path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn lowtide_region_trim(
 pub unsafe extern "C" fn lowtide_pause(tag: *const c_char) -> Status {
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
-        change::change(unsafe { text_from_c("tag", tag) }?, change::pause)
+        change::change(unsafe { text_from_c("tag", tag) }?, Change::Pause)
     })
 }
 
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn lowtide_pause(tag: *const c_char) -> Status {
 pub unsafe extern "C" fn lowtide_pause_and_drop(tag: *const c_char) -> Status {
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
-        change::change(unsafe { text_from_c("tag", tag) }?, change::pause_and_drop)
+        change::change(unsafe { text_from_c("tag", tag) }?, Change::PauseAndDrop)
     })
 }
 
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn lowtide_pause_and_drop(tag: *const c_char) -> Status {
 pub unsafe extern "C" fn lowtide_resume(tag: *const c_char) -> Status {
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
-        change::change(unsafe { text_from_c("tag", tag) }?, change::resume)
+        change::change(unsafe { text_from_c("tag", tag) }?, Change::Resume)
     })
 }
 

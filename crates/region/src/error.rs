@@ -68,6 +68,11 @@ impl RegionError {
         }
     }
 
+    /// Returns whether the host had too little memory for a backup, so that the caller may free some and try again.
+    pub fn is_short_of_host(&self) -> bool {
+        matches!(self, RegionError::Backup(BackupError::NoHostMemory { .. }))
+    }
+
     /// Returns the error of a region that was not paused, and could not be put back.
     pub(crate) fn not_put_back(error: RegionError, putting_back: RegionError) -> RegionError {
         RegionError::NotPutBack {

@@ -4,9 +4,10 @@
 //! # What happens, in order
 //!
 //! ```text
-//! RegionSource::allocate, release        memory.rs: segments for the pools whose blocks are in the region
+//! RegionSource::allocate, release        memory/source.rs: segments for the pools whose blocks are in the region
 //! ├─ Reservation::reuse, grow            reservation.rs: where in the region's addresses
 //! └─ Backing::supply                     backing.rs: physical memory, in pieces larger than a segment
+//! Change::apply                          change.rs: what is tried again where memory is short
 //! RegionMemory::pause                    memory/leaving.rs: the state, and every step back where one fails
 //! ├─ RegionPools::set_paused             pools.rs: the pools' allocator hands out nothing more
 //! ├─ Device::synchronize                 device.rs: any stream may use the memory, so all are waited for
@@ -31,6 +32,7 @@
 
 mod backing;
 mod backup;
+mod change;
 mod device;
 mod error;
 mod figures;
@@ -40,6 +42,7 @@ mod reservation;
 mod state;
 
 pub use backup::{BackupError, BackupKind, Backups, MemoryRange};
+pub use change::{Change, release_copies};
 pub use device::Device;
 pub use error::RegionError;
 pub use figures::RegionFigures;

@@ -7,17 +7,15 @@ use std::thread;
 
 use lowtide_core::{Bytes, MempoolId, RouteOrder, Stream};
 use lowtide_cuda::SignalsBlocked;
-use lowtide_region::{BackupError, BackupKind, Copies, RegionError, RegionFigures, RegionState};
+use lowtide_region::{
+    BackupKind, Change, Copies, RegionError, RegionFigures, RegionState, release_copies,
+};
 
-use super::card::allocator;
-use super::keeper::{self, Keeper};
+use super::keeper;
 use super::scrubbing;
 use super::table::{self, OnDevice};
 use crate::devices::{self, Allocator};
 use crate::error::Error;
-
-/// What is done with a region on one device.
-pub(super) type Change = fn(&OnDevice, &mut Keeper) -> Result<(), RegionError>;
 
 /// A region that was not changed on a device.
 struct Failure {
@@ -102,10 +100,10 @@ fn change_all(regions: &[Arc<OnDevice>], change: Change) -> Vec<Failure> {
 fn change_one(region: &Arc<OnDevice>, change: Change) -> Result<(), Failure> {
     let failed = |error| Failure::new(region, error);
     let mut keeper = keeper::lock(region.device).map_err(failed)?;
-    // Their memory is for this one's backup, or goes back in time.
-    release_copies(region.device, &mut keeper, Copies::Ended).map_err(failed)?;
-    change(region, &mut keeper).map_err(|error| Failure {
-        is_short_of_host: is_short_of_host(&error),
+    let on_device = table::memories_on(region.device).map_err(failed)?;
+    let changed = change.apply(&region.memory, &on_device, &mut *keeper);
+    changed.map_err(|error| Failure {
+        is_short_of_host: error.is_short_of_host(),
         ..Failure::new(region, named(region, error))
     })
 }
@@ -120,26 +118,12 @@ impl Failure {
     }
 }
 
-fn is_short_of_host(error: &RegionError) -> bool {
-    matches!(error, RegionError::Backup(BackupError::NoHostMemory { .. }))
-}
-
 /// Gives back what is kept for the next backups, and copies of regions that are mapped, on every device.
 pub(super) fn release(copies: Copies) -> Result<(), Error> {
     for (device, _) in devices::all() {
         let mut keeper = keeper::lock(device)?;
-        release_copies(device, &mut keeper, copies)?;
+        release_copies(&table::memories_on(device)?, copies, &mut *keeper)?;
         keeper.release_retained();
-    }
-    Ok(())
-}
-
-/// Discards copies of a device's regions that are mapped: their memory waits for the next backup.
-fn release_copies(device: c_int, keeper: &mut Keeper, copies: Copies) -> Result<(), Error> {
-    for region in table::on_devices()? {
-        if region.device == device {
-            region.memory.release_retained(copies, keeper)?;
-        }
     }
     Ok(())
 }
@@ -150,46 +134,6 @@ fn mapped(regions: &[Arc<OnDevice>]) -> Bytes {
         .iter()
         .filter_map(|region| region.memory.figures().ok());
     figures.map(|figures| figures.mapped).sum()
-}
-
-/// Pauses a region on one device, where retained copies of its other regions go if the host has too little memory
-/// otherwise, but for those that someone may read, and what is cached if a pause that failed cannot be undone otherwise.
-pub(super) fn pause(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    match region.memory.pause(keeper) {
-        Err(error) if is_short_of_host(&error) => {
-            let released = release_copies(region.device, keeper, Copies::Unshown);
-            released.map_err(|_| RegionError::Stopped)?;
-            region.memory.pause(keeper)
-        }
-        Err(error) if error.is_out_of_memory() => {
-            empty_cache(region)?;
-            region.memory.pause(keeper)
-        }
-        outcome => outcome,
-    }
-}
-
-/// Gives back what is cached on a region's device.
-fn empty_cache(region: &OnDevice) -> Result<(), RegionError> {
-    let emptied = allocator(region.device).with_all(|device| device.empty_cache());
-    let emptied = emptied.and_then(|emptied| emptied);
-    emptied.map_err(RegionError::Pools)
-}
-
-/// Pauses a region on one device, and keeps nothing of what is in it.
-pub(super) fn pause_and_drop(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    region.memory.pause_and_drop(keeper)
-}
-
-/// Resumes a region on one device, which gives back what is cached if it has too little memory otherwise.
-pub(super) fn resume(region: &OnDevice, keeper: &mut Keeper) -> Result<(), RegionError> {
-    match region.memory.resume(keeper) {
-        Err(error) if error.is_out_of_memory() => {
-            empty_cache(region)?;
-            region.memory.resume(keeper)
-        }
-        outcome => outcome,
-    }
 }
 
 /// Gives back what no block of a region uses on a device. Does nothing for a region that is not there.
@@ -225,7 +169,7 @@ pub(crate) fn begin_allocate_to_pool(
 
 fn named(region: &OnDevice, failure: RegionError) -> Error {
     let more = match &failure {
-        failure if is_short_of_host(failure) => retained_copies(),
+        failure if failure.is_short_of_host() => retained_copies(),
         failure if failure.is_out_of_memory() => paused_on(region.device),
         _ => String::new(),
     };

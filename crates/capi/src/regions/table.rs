@@ -228,6 +228,14 @@ pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
     Ok(all_of(&table()?[..]))
 }
 
+/// Returns the memory of every region on a device.
+pub(super) fn memories_on(device: c_int) -> Result<Vec<Arc<Memory>>, Error> {
+    let mut regions = on_devices()?;
+    regions.retain(|region| region.device == device);
+    let memories = regions.iter().map(|region| Arc::clone(&region.memory));
+    Ok(memories.collect())
+}
+
 fn all_of(table: &[Region]) -> Vec<Arc<OnDevice>> {
     let all = table.iter().flat_map(|region| region.memories.values());
     all.cloned().collect()

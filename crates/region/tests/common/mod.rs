@@ -339,6 +339,8 @@ pub(crate) struct TestBackups {
     pub(crate) fails_in: Option<u64>,
     /// Whether that one panics.
     pub(crate) panics: bool,
+    /// Whether those that fail say that the host has too little memory.
+    pub(crate) is_short_of_host: bool,
     /// How many after that one fail, too.
     pub(crate) more_failures: u64,
     /// How many waits for the copies of calls that failed will fail.
@@ -375,6 +377,7 @@ impl TestBackups {
             retains: false,
             fails_in: None,
             panics: false,
+            is_short_of_host: false,
             more_failures: 0,
             failing_waits: 0,
             failures: 0,
@@ -397,7 +400,14 @@ impl TestBackups {
                 self.failures += 1;
                 assert!(!self.panics, "it was to panic");
                 let message = "it was to fail".to_owned();
-                Err(BackupError::NoThread { message })
+                Err(match self.is_short_of_host {
+                    true => BackupError::NoHostMemory {
+                        needed: UNIT,
+                        message,
+                        directory: None,
+                    },
+                    false => BackupError::NoThread { message },
+                })
             }
             Some(left) => {
                 *left -= 1;
