@@ -46,5 +46,5 @@ pub use change::{Change, release_copies};
 pub use device::Device;
 pub use error::RegionError;
 pub use figures::RegionFigures;
-pub use memory::{Copies, RegionMemory, RegionSource};
+pub use memory::{Copies, RegionMemory};
 pub use state::RegionState;

@@ -37,8 +37,6 @@ use crate::reservation::Reservation;
 use crate::state::RegionState;
 use saved::Saved;
 
-pub use source::RegionSource;
-
 mod inspect;
 mod leaving;
 mod saved;

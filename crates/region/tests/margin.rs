@@ -2,39 +2,39 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use common::{TestBackups, TestDevice, TestDriver, allocator};
-use lowtide_core::{Bytes, Config, MempoolId, SegmentSource, Stream};
-use lowtide_region::{RegionMemory, RegionSource};
+use common::{TestDevice, TestDriver, TestRegion, allocator};
+use lowtide_core::{Bytes, Config, Stream};
 use lowtide_sim::Call;
 
-/// Returns a region's segments on a device of so much memory.
-fn source(driver: &TestDriver, margin: Bytes) -> RegionSource<TestDevice, TestBackups> {
-    let allocator = allocator(driver, &Config::default());
+/// Returns a region on a device of which regions leave so much free. Each of its blocks is a segment.
+fn region(driver: &TestDriver, margin: Bytes, is_limited: bool) -> TestRegion {
+    let config: Config = "direct".parse().expect("there is such a strategy");
+    let allocator = allocator(driver, &config);
+    let limit = is_limited.then_some(Bytes::gib(64));
+    let set = allocator.with_all(|device| device.set_limit(limit));
+    set.expect("no call panics");
     let mut device = TestDevice::new(driver, &allocator);
     device.margin = margin;
-    let pool = MempoolId(1, 1);
-    let memory = RegionMemory::new(device, "kv".into(), None, pool);
-    RegionSource::new(Arc::new(memory), pool)
+    TestRegion::on(device, 1, None)
 }
 
 #[test]
 fn a_region_grows_up_to_the_margin() {
     let above = Bytes::mib(768);
     let driver = TestDriver::new(Bytes::gib(1));
-    let mut limited = source(&driver, Bytes::mib(256));
+    let limited = region(&driver, Bytes::mib(256), true);
     for _ in 0..24 {
-        let taken = limited.allocate(Bytes::mib(32), Stream::DEFAULT, true);
-        assert!(taken.is_some());
+        let taken = limited.allocate(Bytes::mib(32), Stream::DEFAULT);
+        taken.expect("there is room");
     }
     assert_eq!(driver.physical_bytes(), above);
-    let refused = limited.allocate(Bytes::mib(2), Stream::DEFAULT, true);
-    assert_eq!((refused, driver.physical_bytes()), (None, above));
+    let refused = limited.allocate(Bytes::mib(2), Stream::DEFAULT);
+    assert!(refused.is_err_and(|error| error.is_out_of_memory()));
+    assert_eq!(driver.physical_bytes(), above);
     // Nor is more than that taken ahead.
     let driver = TestDriver::new(Bytes::gib(1));
-    let mut source = source(&driver, Bytes::mib(256));
-    while let Some(_taken) = source.allocate(Bytes::mib(32), Stream::DEFAULT, false) {
+    let region = region(&driver, Bytes::mib(256), false);
+    while region.allocate(Bytes::mib(32), Stream::DEFAULT).is_ok() {
         assert!(driver.physical_bytes() <= above);
     }
     assert!(driver.physical_bytes() > above - Bytes::mib(32));
@@ -44,10 +44,10 @@ fn a_region_grows_up_to_the_margin() {
 #[test]
 fn the_margin_is_no_memory_to_take_ahead() {
     let driver = TestDriver::new(Bytes::gib(5));
-    let mut source = source(&driver, Bytes::gib(1));
-    let first = source.allocate(Bytes::gib(3), Stream::DEFAULT, false);
-    let second = source.allocate(Bytes::mib(32), Stream::DEFAULT, false);
-    assert!(first.is_some() && second.is_some());
+    let region = region(&driver, Bytes::gib(1), false);
+    let first = region.allocate(Bytes::gib(3), Stream::DEFAULT);
+    let second = region.allocate(Bytes::mib(32), Stream::DEFAULT);
+    assert!(first.is_ok() && second.is_ok());
     let ahead = driver.physical_bytes() - Bytes::gib(3) - Bytes::mib(32);
     assert_eq!(ahead, Bytes::mib((1024 - 32) / 8));
 }
@@ -56,12 +56,16 @@ fn the_margin_is_no_memory_to_take_ahead() {
 fn the_driver_is_asked_for_what_is_free_only_where_that_matters() {
     let asked = |margin, is_limited| {
         let driver = TestDriver::new(Bytes::gib(1));
-        let mut source = source(&driver, margin);
-        let mut take = |mib| source.allocate(Bytes::mib(mib), Stream::DEFAULT, is_limited);
-        assert!(take(64).is_some());
+        let region = region(&driver, margin, is_limited);
+        let take = |mib| region.allocate(Bytes::mib(mib), Stream::DEFAULT);
+        assert!(take(64).is_ok());
         let before = driver.calls(Call::MemoryInfo);
-        assert!(take(2).is_some());
-        driver.calls(Call::MemoryInfo) - before
+        // Its allocator asks, too, wherever the memory comes from.
+        let outside = region.allocator.allocate(Bytes::mib(2), Stream::DEFAULT);
+        assert!(outside.is_ok());
+        let by_allocator = driver.calls(Call::MemoryInfo) - before;
+        assert!(take(2).is_ok());
+        driver.calls(Call::MemoryInfo) - before - 2 * by_allocator
     };
     assert_eq!(asked(Bytes::ZERO, true), 0);
     assert_eq!(asked(Bytes::ZERO, false), 1);

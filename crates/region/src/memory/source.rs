@@ -84,7 +84,10 @@ where
         lane: &mut PoolsLane<D>,
         pool: MempoolId,
     ) -> Result<(), AllocError> {
-        let source = RegionSource::new(Arc::clone(self), pool);
+        let source = RegionSource {
+            memory: Arc::clone(self),
+            pool,
+        };
         lane.set_pool(pool, PoolSetting::Source(Box::new(source)))
     }
 }
@@ -92,16 +95,9 @@ where
 /// Where the segments of a pool come from that has a region's memory. It ends with the pool, whose number may then be
 /// another's.
 #[derive(Debug)]
-pub struct RegionSource<D, B: Backups> {
+struct RegionSource<D, B: Backups> {
     memory: Arc<RegionMemory<D, B>>,
     pool: MempoolId,
-}
-
-impl<D, B: Backups> RegionSource<D, B> {
-    /// Returns a source of segments in a region's memory for a pool.
-    pub fn new(memory: Arc<RegionMemory<D, B>>, pool: MempoolId) -> RegionSource<D, B> {
-        RegionSource { memory, pool }
-    }
 }
 
 impl<D, B: Backups> Drop for RegionSource<D, B> {

@@ -721,8 +721,12 @@ impl TestRegion {
         driver: &TestDriver,
         allocator: &Allocator,
     ) -> TestRegion {
+        TestRegion::on(TestDevice::new(driver, allocator), number, kind)
+    }
+
+    pub(crate) fn on(device: TestDevice, number: u64, kind: Option<BackupKind>) -> TestRegion {
         let pool = MempoolId(number, number);
-        let device = TestDevice::new(driver, allocator);
+        let allocator = device.allocator.clone();
         let memory = Arc::new(RegionMemory::new(device, "kv".into(), kind, pool));
         let created = allocator.with_pools(|lane| memory.create_pool(lane));
         created.expect("no call panics").expect("it is new");
@@ -733,7 +737,7 @@ impl TestRegion {
             kind,
             pool,
             joined,
-            allocator: allocator.clone(),
+            allocator,
         }
     }
 
