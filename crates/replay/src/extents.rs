@@ -20,9 +20,9 @@ impl Extents {
         for segment in &trace.initial.segments {
             let (start, end) = (segment.address, segment.address + segment.size);
             if segment.is_expandable {
-                extents.map(start, end)
+                extents.map(start, end);
             } else {
-                drop(extents.segments.insert(start, end))
+                extents.segments.insert(start, end);
             }
         }
         extents
