@@ -8,47 +8,81 @@
 //! **Invariant:** nothing here reads the environment. Whoever does passes the text in.
 
 pub(crate) mod error;
+pub(crate) mod options;
 pub(crate) mod tokens;
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::strategy::bfc::options::BfcConfig;
-use crate::strategy::buddy::options::BuddyConfig;
-use crate::strategy::caching::options::{CachingConfig, FreeBlockOrder};
-use crate::strategy::pool::options::PoolConfig;
-use crate::strategy::slab::options::SlabConfig;
+use crate::strategy::options::CachingConfig;
+use crate::strategy::{FreeBlockOrder, strategies};
 pub use error::ConfigError;
+use options::Options;
 use tokens::Reader;
 
-/// A strategy and its options. The default is [`Config::Caching`] with PyTorch's own defaults.
-///
-/// Its text form is the command line's: `NAME` or `NAME:CONF`, where `CONF` is everything after the
-/// first colon.
-///
-/// ```
-/// # use lowtide_core::{Bytes, Config};
-/// let config: Config = "caching:max_split_size_mb:64,expandable_segments:True".parse()?;
-/// let Config::Caching(caching) = &config else { unreachable!() };
-/// assert_eq!(caching.max_split_size, Some(Bytes::mib(64)));
-/// assert_eq!(config.to_string(), "caching:max_split_size_mb:64,expandable_segments:True");
-/// # Ok::<(), lowtide_core::ConfigError>(())
-/// ```
-#[derive(Clone, PartialEq, Debug)]
-pub enum Config {
-    /// One driver allocation per request.
-    Direct,
-    /// Free lists by exact size.
-    Pool(PoolConfig),
-    /// Powers of two, split and merged.
-    Buddy(BuddyConfig),
-    /// Size classes on top of buddy.
-    Slab(SlabConfig),
-    /// TensorFlow's best fit with coalescing.
-    Bfc(BfcConfig),
-    /// PyTorch's caching allocator.
-    Caching(CachingConfig),
+/// Generates what has a variant or a name for each strategy.
+macro_rules! define_config {
+    ($($(#[$doc:meta])* $module:ident: $variant:ident($options:ident, $strategy:ident);)*) => {
+        /// A strategy and its options. The default is [`Config::Caching`] with PyTorch's own defaults.
+        ///
+        /// Its text form is the command line's: `NAME` or `NAME:CONF`, where `CONF` is everything after the
+        /// first colon.
+        ///
+        /// ```
+        /// # use lowtide_core::{Bytes, Config};
+        /// let config: Config = "caching:max_split_size_mb:64,expandable_segments:True".parse()?;
+        /// let Config::Caching(caching) = &config else { unreachable!() };
+        /// assert_eq!(caching.max_split_size, Some(Bytes::mib(64)));
+        /// assert_eq!(config.to_string(), "caching:max_split_size_mb:64,expandable_segments:True");
+        /// # Ok::<(), lowtide_core::ConfigError>(())
+        /// ```
+        #[derive(Clone, PartialEq, Debug)]
+        pub enum Config {
+            $($(#[$doc])* $variant(crate::strategy::options::$options),)*
+        }
+
+        impl Config {
+            fn read(name: StrategyName, reader: &mut Reader<'_>) -> Result<Config, ConfigError> {
+                Ok(match name {
+                    $(StrategyName::$variant => Config::$variant(Options::read(reader)?),)*
+                })
+            }
+
+            fn pairs(&self) -> Vec<String> {
+                match self {
+                    $(Config::$variant(options) => options.pairs(),)*
+                }
+            }
+
+            /// Returns the strategy's name.
+            pub const fn name(&self) -> StrategyName {
+                match self {
+                    $(Config::$variant(_) => StrategyName::$variant,)*
+                }
+            }
+        }
+
+        /// A strategy, without its options.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum StrategyName {
+            $(#[doc = concat!("See [`Config::", stringify!($variant), "`].")] $variant,)*
+        }
+
+        impl StrategyName {
+            /// Every strategy, the simplest first.
+            pub const ALL: [StrategyName; [$(stringify!($variant)),*].len()] =
+                [$(StrategyName::$variant),*];
+
+            /// Returns the name that the command line uses.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(StrategyName::$variant => stringify!($module),)*
+                }
+            }
+        }
+    };
 }
+strategies!(define_config);
 
 impl Config {
     /// Returns the strategy called `strategy` with the options in `conf`; the empty `conf` is every
@@ -60,18 +94,7 @@ impl Config {
     pub fn parse(strategy: &str, conf: &str) -> Result<Config, ConfigError> {
         let name: StrategyName = strategy.parse()?;
         let tokens = tokens::split(conf);
-        let mut reader = Reader::new(&tokens);
-        Ok(match name {
-            StrategyName::Direct => {
-                reader.pairs("direct", |_, _| Ok(false))?;
-                Config::Direct
-            }
-            StrategyName::Pool => Config::Pool(PoolConfig::read(&mut reader)?),
-            StrategyName::Buddy => Config::Buddy(BuddyConfig::read(&mut reader)?),
-            StrategyName::Slab => Config::Slab(SlabConfig::read(&mut reader)?),
-            StrategyName::Bfc => Config::Bfc(BfcConfig::read(&mut reader)?),
-            StrategyName::Caching => Config::Caching(CachingConfig::read(&mut reader)?),
-        })
+        Config::read(name, &mut Reader::new(&tokens))
     }
 
     /// Returns what a text that is given while the strategy runs makes of these options, as PyTorch reads
@@ -105,18 +128,6 @@ impl Config {
         Ok(Config::Caching(changed))
     }
 
-    /// Returns the strategy's name.
-    pub const fn name(&self) -> StrategyName {
-        match self {
-            Config::Direct => StrategyName::Direct,
-            Config::Pool(_) => StrategyName::Pool,
-            Config::Buddy(_) => StrategyName::Buddy,
-            Config::Slab(_) => StrategyName::Slab,
-            Config::Bfc(_) => StrategyName::Bfc,
-            Config::Caching(_) => StrategyName::Caching,
-        }
-    }
-
     /// Returns this with an order of free blocks where it is `caching` and says none.
     #[must_use]
     pub fn in_order(mut self, order: Option<FreeBlockOrder>) -> Config {
@@ -138,7 +149,7 @@ impl Config {
 
     /// Returns whether freed memory stays with the allocator.
     pub const fn keeps_free_memory(&self) -> bool {
-        !matches!(self, Config::Direct)
+        !matches!(self, Config::Direct(_))
     }
 
     /// Returns the share of the device's memory that may be reserved, where the options limit it.
@@ -158,7 +169,7 @@ impl Config {
     /// is the next request's, whatever its stream, and each is told of in that order.
     pub fn keeps_streams_apart(&self) -> bool {
         match self {
-            Config::Bfc(_) | Config::Direct => false,
+            Config::Bfc(_) | Config::Direct(_) => false,
             Config::Caching(options) => {
                 options.garbage_collection_threshold == 0.0 && !options.throw_on_cudamalloc_oom
             }
@@ -212,15 +223,7 @@ impl Config {
     ///
     /// Sizes are written in whole MiB, the syntax's only unit: bytes below that are dropped.
     pub fn to_conf(&self) -> String {
-        let pairs = match self {
-            Config::Direct => Vec::new(),
-            Config::Pool(options) => options.pairs(),
-            Config::Buddy(options) => options.pairs(),
-            Config::Slab(options) => options.pairs(),
-            Config::Bfc(options) => options.pairs(),
-            Config::Caching(options) => options.pairs(),
-        };
-        pairs.join(",")
+        self.pairs().join(",")
     }
 }
 
@@ -255,47 +258,6 @@ pub(crate) enum LastTry {
     NewFirst,
     /// At the driver alone, as PyTorch does (pytorch#189504).
     NewOnly,
-}
-
-/// A strategy, without its options.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum StrategyName {
-    /// See [`Config::Direct`].
-    Direct,
-    /// See [`Config::Pool`].
-    Pool,
-    /// See [`Config::Buddy`].
-    Buddy,
-    /// See [`Config::Slab`].
-    Slab,
-    /// See [`Config::Bfc`].
-    Bfc,
-    /// See [`Config::Caching`].
-    Caching,
-}
-
-impl StrategyName {
-    /// Every strategy, the simplest first.
-    pub const ALL: [StrategyName; 6] = [
-        StrategyName::Direct,
-        StrategyName::Pool,
-        StrategyName::Buddy,
-        StrategyName::Slab,
-        StrategyName::Bfc,
-        StrategyName::Caching,
-    ];
-
-    /// Returns the name that the command line uses.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            StrategyName::Direct => "direct",
-            StrategyName::Pool => "pool",
-            StrategyName::Buddy => "buddy",
-            StrategyName::Slab => "slab",
-            StrategyName::Bfc => "bfc",
-            StrategyName::Caching => "caching",
-        }
-    }
 }
 
 impl FromStr for StrategyName {

@@ -4,7 +4,7 @@
 
 use lowtide_core::{
     Action, AllocError, Allocation, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator,
-    DriverError, MempoolId, Restored, StrategyName, Stream,
+    DirectConfig, DriverError, MempoolId, Restored, StrategyName, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{FaultPlan, SimConfig, SimDriver};
@@ -209,7 +209,7 @@ fn what_went_back_to_the_driver_does_not_come_back() -> Outcome {
 
 #[test]
 fn direct_restores_what_is_still_held() -> Outcome {
-    let mut allocator = allocator(&Config::Direct);
+    let mut allocator = allocator(&Config::Direct(DirectConfig));
     let held = take(&mut allocator, &[24, 8])?;
     let checkpoint = allocator.lane().checkpoint(POOL)?;
     let later = take(&mut allocator, &[16])?;

@@ -1,6 +1,8 @@
 //! Recordings that end at or shortly before an out-of-memory error, including recordings that lost their beginning.
 
-use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Event, MempoolId, Stream};
+use lowtide_core::{
+    AllocError, Bytes, Config, DeviceAllocator, DirectConfig, Event, MempoolId, Stream,
+};
 use lowtide_replay::{Job, Options, Outcome};
 use lowtide_sim::program::configs;
 use lowtide_sim::{SimConfig, SimDriver};
@@ -57,7 +59,11 @@ fn what_a_live_pool_holds_free_serves_no_other_request() {
     for (count, trace) in (1..).zip(&refused) {
         for config in configs() {
             let fits = replay(trace, &config).completed;
-            assert_eq!(fits, config == Config::Direct, "{config}, {count} events");
+            assert_eq!(
+                fits,
+                config == Config::Direct(DirectConfig),
+                "{config}, {count} events"
+            );
         }
     }
 }

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::strategy::options::*;
 use crate::units::Bytes;
 
 fn caching(conf: &str) -> CachingConfig {
@@ -207,7 +208,7 @@ fn the_other_strategies_have_options_too() {
             }),
         ),
         ("bfc", Config::Bfc(BfcConfig::default())),
-        ("direct", Config::Direct),
+        ("direct", Config::Direct(DirectConfig)),
     ];
     for (text, config) in cases {
         assert_eq!(text.parse(), Ok(config), "{text}");
@@ -485,7 +486,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(name in 0..6usize, conf in conf_text(), noise in ".*") {
+    fn no_text_panics(name in 0..StrategyName::ALL.len(), conf in conf_text(), noise in ".*") {
         let name = StrategyName::ALL[name].as_str();
         let _ = Config::parse(name, &noise);
         if let Ok(config) = Config::parse(name, &conf) {

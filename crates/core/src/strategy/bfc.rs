@@ -13,7 +13,7 @@
 //! limit that the program set or, without one, all of the device's memory.
 
 mod frontier;
-pub(crate) mod options;
+mod options;
 mod regions;
 mod report;
 mod timing;
@@ -21,7 +21,7 @@ mod timing;
 use std::collections::BTreeSet;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{CheckpointBlock, Placement, Release, Request, Strategy};
+use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
@@ -29,7 +29,7 @@ use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
-use options::BfcConfig;
+pub use options::BfcConfig;
 use timing::Timing;
 
 /// Sizes are rounded up to this, and no chunk is smaller.
@@ -106,15 +106,6 @@ impl DomainChunks {
 }
 
 impl Bfc {
-    pub(crate) fn new(config: BfcConfig) -> Bfc {
-        Bfc {
-            timing: config.safe_frontier_lag.map(Timing::new),
-            config,
-            domains: Vec::new(),
-            device_total: None,
-        }
-    }
-
     /// Returns whether releasing regions before a request fails is allowed, and helps it.
     fn gains_by_release(&self, heap: &Heap, request: &Request) -> bool {
         self.config.garbage_collection && self.could_fit_after_release(heap, request)
@@ -225,21 +216,39 @@ fn leaves_rest(chunk: Bytes, size: Bytes, waste_max: impl FnOnce() -> Bytes) -> 
     !rest.is_zero() && (rest >= size || rest >= waste_max())
 }
 
-/// Returns how long the chunk of a request is at the start of a free one, or `None` where the limit decides that too.
-pub(super) fn size_in(config: &BfcConfig, requested: Bytes, free: Bytes) -> Option<Bytes> {
-    let size = rounded(requested);
-    if config.fragmentation_fraction != 0.0 || free < size {
-        return None;
-    }
-    Some(match leaves_rest(free, size, || WASTE_MAX) {
-        true => size,
-        false => free,
-    })
-}
-
 /// Returns twice a region's size. Sizes stop growing where requests do.
 fn doubled(size: Bytes) -> Bytes {
     size.saturating_add(size).min(Bytes::REQUEST_MAX)
+}
+
+impl Configured for Bfc {
+    type Options = BfcConfig;
+
+    fn new(options: &BfcConfig, _heap: &mut Heap) -> Bfc {
+        Bfc {
+            timing: options.safe_frontier_lag.map(Timing::new),
+            config: options.clone(),
+            domains: Vec::new(),
+            device_total: None,
+        }
+    }
+
+    /// With a fraction, the limit decides that too.
+    fn size_in(
+        options: &Self::Options,
+        requested: Bytes,
+        free: Bytes,
+        _segment: Bytes,
+    ) -> Option<Bytes> {
+        let size = rounded(requested);
+        if options.fragmentation_fraction != 0.0 || free < size {
+            return None;
+        }
+        Some(match leaves_rest(free, size, || WASTE_MAX) {
+            true => size,
+            false => free,
+        })
+    }
 }
 
 impl Strategy for Bfc {

@@ -11,14 +11,14 @@
 pub(super) mod arenas;
 pub(super) mod forest;
 
-pub(crate) mod options;
+pub(super) mod options;
 
 use arenas::{Arenas, GRANULE, is_arena};
 use forest::Run;
 
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
-use super::{CheckpointBlock, Placement, Release, Request, Strategy};
+use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
@@ -26,7 +26,7 @@ use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
 use crate::units::Bytes;
-use options::BuddyConfig;
+pub use options::BuddyConfig;
 
 /// The strategy.
 #[derive(Debug)]
@@ -37,13 +37,6 @@ pub(crate) struct Buddy {
 }
 
 impl Buddy {
-    pub(crate) fn new(config: &BuddyConfig) -> Buddy {
-        Buddy {
-            arenas: Arenas::new(config.arena_size),
-            recent: RecentBlocks::default(),
-        }
-    }
-
     /// Merges every free block of a domain with its buddies, and returns whether any had yet to be.
     fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
         let arenas = &mut self.arenas;
@@ -76,11 +69,26 @@ fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
     }
 }
 
-/// Returns how long the block of a request was in a segment of a size.
-pub(super) fn size_in(config: &BuddyConfig, requested: Bytes, segment: Bytes) -> Bytes {
-    match is_arena(segment, config.arena_size) {
-        true => rounded(requested, config.arena_size),
-        false => segment,
+impl Configured for Buddy {
+    type Options = BuddyConfig;
+
+    fn new(options: &BuddyConfig, _heap: &mut Heap) -> Buddy {
+        Buddy {
+            arenas: Arenas::new(options.arena_size),
+            recent: RecentBlocks::default(),
+        }
+    }
+
+    fn size_in(
+        options: &Self::Options,
+        requested: Bytes,
+        _free: Bytes,
+        segment: Bytes,
+    ) -> Option<Bytes> {
+        Some(match is_arena(segment, options.arena_size) {
+            true => rounded(requested, options.arena_size),
+            false => segment,
+        })
     }
 }
 

@@ -11,13 +11,13 @@
 //! ([`CachingConfig::search_after_wait`]).
 
 mod expandable;
-pub(crate) mod options;
+mod options;
 mod ranks;
 
 use std::collections::BTreeMap;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{CheckpointBlock, Placement, Release, Request, Strategy};
+use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
@@ -26,7 +26,7 @@ use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
-use options::CachingConfig;
+pub use options::{CachingConfig, FreeBlockOrder};
 use ranks::Ranks;
 
 /// No block is smaller.
@@ -66,20 +66,6 @@ struct SizePool {
 }
 
 impl Caching {
-    /// Returns the strategy with these options, of which `heap` counts oversize blocks.
-    pub(crate) fn new(config: CachingConfig, heap: &mut Heap) -> Caching {
-        heap.set_max_split_size(config.max_split_size);
-        // Few of the parts that blocks are cut into are ever asked for by their addresses.
-        heap.blocks.list_when_handed_out();
-        Caching {
-            ranks: Ranks::new(config.free_block_order.unwrap_or_default()),
-            config,
-            domains: Vec::new(),
-            large_searches: 0,
-            has_expandable: false,
-        }
-    }
-
     /// Takes over other options. Segments of both kinds may be there from then on.
     pub(crate) fn reconfigure(&mut self, config: CachingConfig, heap: &mut Heap) {
         heap.set_max_split_size(config.max_split_size);
@@ -411,6 +397,23 @@ impl Caching {
             self.release_kind(heap, physical, pool, kind)?;
         }
         Ok(())
+    }
+}
+
+impl Configured for Caching {
+    type Options = CachingConfig;
+
+    fn new(options: &CachingConfig, heap: &mut Heap) -> Caching {
+        heap.set_max_split_size(options.max_split_size);
+        // Few of the parts that blocks are cut into are ever asked for by their addresses.
+        heap.blocks.list_when_handed_out();
+        Caching {
+            config: options.clone(),
+            ranks: Ranks::new(options.free_block_order.unwrap_or_default()),
+            domains: Vec::new(),
+            large_searches: 0,
+            has_expandable: false,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is asked of a strategy, and what it may rely on.
 
 use crate::block::{Block, BlockId, BlockTable, SegmentId};
+use crate::config::options::Options;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError};
 use crate::physical::Physical;
@@ -103,6 +104,26 @@ pub(crate) trait Strategy {
     ///
     /// A sentence that says which promise is broken, and where.
     fn check(&self, heap: &Heap) -> Result<Bytes, String>;
+}
+
+/// A strategy that is made from its options.
+pub(crate) trait Configured: Placement + Sized {
+    /// What can be set.
+    type Options: Options;
+
+    /// Returns the strategy with these options, on a heap that is empty.
+    fn new(options: &Self::Options, heap: &mut Heap) -> Self;
+
+    /// Returns how long the block of a request was at the start of `free` bytes in a segment of `segment` bytes, or
+    /// `None` where more than the options decides that.
+    fn size_in(
+        _options: &Self::Options,
+        _requested: Bytes,
+        _free: Bytes,
+        _segment: Bytes,
+    ) -> Option<Bytes> {
+        None
+    }
 }
 
 /// Blocks at addresses that the caller names: checkpoints, recordings, and requests that resize where they are.

@@ -1,8 +1,11 @@
 //! `direct`: a driver allocation for every request, given back when it is freed. What a naive
 //! pluggable allocator does, and the measure of what caching is worth.
 
-use super::{CheckpointBlock, Placement, Release, Request, Strategy};
+use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
+use crate::config::error::ConfigError;
+use crate::config::options::Options;
+use crate::config::tokens::Reader;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::physical::Physical;
@@ -13,13 +16,45 @@ use crate::units::Bytes;
 /// Requests are rounded up to this, as the driver's own addresses are.
 const ROUNDING: Bytes = Bytes(512);
 
+/// The options of `direct`: none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DirectConfig;
+
+impl Options for DirectConfig {
+    fn read(reader: &mut Reader<'_>) -> Result<DirectConfig, ConfigError> {
+        reader.pairs("direct", |_, _| Ok(false))?;
+        Ok(DirectConfig)
+    }
+
+    fn pairs(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
 /// The strategy. It has no state: every block is a segment, and every segment is in use.
 #[derive(Debug)]
 pub(crate) struct Direct;
 
 /// Returns how long the block of a request is.
-pub(super) fn rounded(requested: Bytes) -> Bytes {
+fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
+}
+
+impl Configured for Direct {
+    type Options = DirectConfig;
+
+    fn new(_options: &DirectConfig, _heap: &mut Heap) -> Direct {
+        Direct
+    }
+
+    fn size_in(
+        _options: &Self::Options,
+        requested: Bytes,
+        _free: Bytes,
+        _segment: Bytes,
+    ) -> Option<Bytes> {
+        Some(rounded(requested))
+    }
 }
 
 impl Strategy for Direct {

@@ -5,12 +5,12 @@
 //! block has covered yet, the *rest* of a slab. Slabs are large so that the driver is rarely asked;
 //! what this costs is memory that stays with sizes that nothing asks for any more.
 
-pub(crate) mod options;
+mod options;
 
 use std::num::NonZeroU32;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{CheckpointBlock, Placement, Release, Request, Strategy};
+use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
@@ -19,7 +19,7 @@ use crate::physical::Physical;
 use crate::segment::{Heap, Segment};
 use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
 use crate::units::{Bytes, DeviceAddress};
-use options::PoolConfig;
+pub use options::PoolConfig;
 
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);
@@ -63,13 +63,6 @@ struct OtherList {
 }
 
 impl PoolStrategy {
-    pub(crate) fn new(config: &PoolConfig) -> PoolStrategy {
-        PoolStrategy {
-            slab_size: config.slab_size,
-            domains: Vec::new(),
-        }
-    }
-
     #[inline]
     fn domain(&mut self, domain: DomainId) -> &mut SizeLists {
         if domain.index() >= self.domains.len() {
@@ -113,8 +106,28 @@ impl PoolStrategy {
 
 /// Returns how long the block of a request is.
 #[inline]
-pub(super) fn rounded(requested: Bytes) -> Bytes {
+fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
+}
+
+impl Configured for PoolStrategy {
+    type Options = PoolConfig;
+
+    fn new(options: &PoolConfig, _heap: &mut Heap) -> PoolStrategy {
+        PoolStrategy {
+            slab_size: options.slab_size,
+            domains: Vec::new(),
+        }
+    }
+
+    fn size_in(
+        _options: &Self::Options,
+        requested: Bytes,
+        _free: Bytes,
+        _segment: Bytes,
+    ) -> Option<Bytes> {
+        Some(rounded(requested))
+    }
 }
 
 impl Strategy for PoolStrategy {

@@ -11,7 +11,7 @@
 //! Of the slabs of a class that have a free object, the one with the lowest number serves, so that
 //! those that came later become empty.
 
-pub(crate) mod options;
+mod options;
 mod size_class;
 
 use size_class::{OBJECT_CLASSES, SizeClass};
@@ -20,7 +20,7 @@ use super::bit_set::BitSet;
 use super::buddy::arenas::{Arenas, GRANULE, Place, is_arena};
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
-use super::{CheckpointBlock, Placement, Release, Request, Strategy};
+use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError};
@@ -28,7 +28,7 @@ use crate::physical::Physical;
 use crate::segment::Heap;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
 use crate::units::{Bytes, DeviceAddress};
-use options::SlabConfig;
+pub use options::SlabConfig;
 
 /// The strategy.
 #[derive(Debug)]
@@ -66,16 +66,6 @@ struct Slab {
 }
 
 impl Slabs {
-    pub(crate) fn new(config: &SlabConfig) -> Slabs {
-        Slabs {
-            layers: Layers {
-                arenas: Arenas::new(config.arena_size),
-                domains: Vec::new(),
-            },
-            recent: RecentBlocks::default(),
-        }
-    }
-
     /// Takes a block that has to be cut out of an arena, or a segment that is kept.
     #[inline(never)]
     fn cut_out(&mut self, heap: &mut Heap, request: &Request, class: SizeClass) -> Option<BlockId> {
@@ -110,11 +100,29 @@ fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
     }
 }
 
-/// Returns how long the block of a request was in a segment of a size.
-pub(super) fn size_in(config: &SlabConfig, requested: Bytes, segment: Bytes) -> Bytes {
-    match is_arena(segment, config.arena_size) {
-        true => rounded(requested, config.arena_size),
-        false => segment,
+impl Configured for Slabs {
+    type Options = SlabConfig;
+
+    fn new(options: &SlabConfig, _heap: &mut Heap) -> Slabs {
+        Slabs {
+            layers: Layers {
+                arenas: Arenas::new(options.arena_size),
+                domains: Vec::new(),
+            },
+            recent: RecentBlocks::default(),
+        }
+    }
+
+    fn size_in(
+        options: &Self::Options,
+        requested: Bytes,
+        _free: Bytes,
+        segment: Bytes,
+    ) -> Option<Bytes> {
+        Some(match is_arena(segment, options.arena_size) {
+            true => rounded(requested, options.arena_size),
+            false => segment,
+        })
     }
 }
 

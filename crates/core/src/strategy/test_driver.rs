@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::device::DeviceAllocator;
 use crate::driver::{Driver, DriverError, EventHandle, Handle, MemoryInfo};
 use crate::error::AllocError;
+use crate::strategy::options::DirectConfig;
 use crate::units::{Bytes, DeviceAddress, Stream};
 
 /// Addresses and sizes are multiples of this, as those of `cudaMalloc` are for large sizes.
@@ -266,7 +267,7 @@ mod tests {
     proptest! {
         #[test]
         fn direct_and_caching_keep_their_promises(program in programs(1..1_u64 << 25, 200)) {
-            run(&Config::Direct, TestDriver::new(Bytes::mib(256)), &program);
+            run(&Config::Direct(DirectConfig), TestDriver::new(Bytes::mib(256)), &program);
             run(&Config::default(), TestDriver::new(Bytes::mib(256)), &program);
         }
     }

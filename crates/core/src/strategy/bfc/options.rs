@@ -1,6 +1,7 @@
 //! The options of `bfc`.
 
 use crate::config::error::ConfigError;
+use crate::config::options::Options;
 use crate::config::tokens::{self, Reader};
 use crate::units::Bytes;
 
@@ -42,8 +43,8 @@ impl Default for BfcConfig {
     }
 }
 
-impl BfcConfig {
-    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<BfcConfig, ConfigError> {
+impl Options for BfcConfig {
+    fn read(reader: &mut Reader<'_>) -> Result<BfcConfig, ConfigError> {
         let mut config = BfcConfig::default();
         reader.pairs("bfc", |key, reader| {
             match key {
@@ -70,7 +71,7 @@ impl BfcConfig {
         Ok(config)
     }
 
-    pub(crate) fn pairs(&self) -> Vec<String> {
+    fn pairs(&self) -> Vec<String> {
         let default = BfcConfig::default();
         let mut pairs = Vec::new();
         if self.allow_growth != default.allow_growth {

@@ -1,6 +1,7 @@
 //! The options of `buddy`.
 
 use crate::config::error::ConfigError;
+use crate::config::options::Options;
 use crate::config::tokens::{self, Reader};
 use crate::units::Bytes;
 
@@ -23,13 +24,13 @@ impl Default for BuddyConfig {
     }
 }
 
-impl BuddyConfig {
-    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<BuddyConfig, ConfigError> {
+impl Options for BuddyConfig {
+    fn read(reader: &mut Reader<'_>) -> Result<BuddyConfig, ConfigError> {
         let arena_size = read_arena_size("buddy", reader)?;
         Ok(BuddyConfig { arena_size })
     }
 
-    pub(crate) fn pairs(&self) -> Vec<String> {
+    fn pairs(&self) -> Vec<String> {
         arena_size_pair(self.arena_size)
     }
 }

@@ -1,6 +1,7 @@
 //! The options of PyTorch's caching allocator.
 
 use crate::config::error::ConfigError;
+use crate::config::options::Options;
 use crate::config::tokens::{self, Reader};
 use crate::units::{Bytes, TorchRelease};
 
@@ -176,10 +177,6 @@ impl CachingConfig {
         }
     }
 
-    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
-        CachingConfig::default().reread(reader)
-    }
-
     /// Returns these options as a text changes them while they are in force.
     pub(crate) fn reread(&self, reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
         let mut config = CachingConfig {
@@ -269,9 +266,14 @@ impl CachingConfig {
         }
         Ok(Bytes::mib(mib))
     }
+}
 
-    /// Returns the `key:value` texts of what is not the default.
-    pub(crate) fn pairs(&self) -> Vec<String> {
+impl Options for CachingConfig {
+    fn read(reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
+        CachingConfig::default().reread(reader)
+    }
+
+    fn pairs(&self) -> Vec<String> {
         let default = CachingConfig::default();
         let mut pairs = Vec::new();
         let mut pair = |differs: bool, text: String| {

@@ -1,6 +1,7 @@
 //! The options of `pool`.
 
 use crate::config::error::ConfigError;
+use crate::config::options::Options;
 use crate::config::tokens::{self, Reader};
 use crate::units::Bytes;
 
@@ -20,8 +21,8 @@ impl Default for PoolConfig {
     }
 }
 
-impl PoolConfig {
-    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<PoolConfig, ConfigError> {
+impl Options for PoolConfig {
+    fn read(reader: &mut Reader<'_>) -> Result<PoolConfig, ConfigError> {
         let mut config = PoolConfig::default();
         reader.pairs("pool", |key, reader| {
             match key {
@@ -33,7 +34,7 @@ impl PoolConfig {
         Ok(config)
     }
 
-    pub(crate) fn pairs(&self) -> Vec<String> {
+    fn pairs(&self) -> Vec<String> {
         tokens::size_pair(
             "slab_size_mb",
             self.slab_size,

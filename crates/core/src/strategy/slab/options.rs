@@ -1,6 +1,7 @@
 //! The options of `slab`.
 
 use crate::config::error::ConfigError;
+use crate::config::options::Options;
 use crate::config::tokens::Reader;
 use crate::strategy::buddy::options::{BuddyConfig, arena_size_pair, read_arena_size};
 use crate::units::Bytes;
@@ -20,13 +21,13 @@ impl Default for SlabConfig {
     }
 }
 
-impl SlabConfig {
-    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<SlabConfig, ConfigError> {
+impl Options for SlabConfig {
+    fn read(reader: &mut Reader<'_>) -> Result<SlabConfig, ConfigError> {
         let arena_size = read_arena_size("slab", reader)?;
         Ok(SlabConfig { arena_size })
     }
 
-    pub(crate) fn pairs(&self) -> Vec<String> {
+    fn pairs(&self) -> Vec<String> {
         arena_size_pair(self.arena_size)
     }
 }

@@ -1,0 +1,191 @@
+//! The strategy in use: one type that stands for any of them.
+
+use super::contract::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
+use super::strategies;
+use crate::block::{Block, BlockId, BlockTable, SegmentId};
+use crate::config::Config;
+use crate::domain::DomainId;
+use crate::driver::{Driver, DriverError};
+use crate::physical::Physical;
+use crate::segment::Heap;
+use crate::snapshot::SegmentSnapshot;
+use crate::units::{Bytes, DeviceAddress};
+
+/// Generates the enum of strategies, and what matches on a configuration to reach one.
+macro_rules! define_active {
+    ($($(#[$doc:meta])* $module:ident: $variant:ident($options:ident, $strategy:ident);)*) => {
+        /// The strategy in use: a closed set, chosen at run time.
+        ///
+        /// No variant is boxed: one exists for each device, and a box would cost every request a load. Nor is the
+        /// variant hidden in a field's unused values, which every dispatch would have to decode.
+        #[derive(Debug)]
+        #[repr(u8)]
+        pub(crate) enum ActiveStrategy {
+            $($variant(super::$module::$strategy),)*
+        }
+
+        impl ActiveStrategy {
+            /// Returns the strategy that a configuration asks for, on a heap that is empty.
+            pub(crate) fn new(config: &Config, heap: &mut Heap) -> ActiveStrategy {
+                match config {
+                    $(Config::$variant(options) => {
+                        ActiveStrategy::$variant(Configured::new(options, heap))
+                    })*
+                }
+            }
+        }
+
+        fn size_in(config: &Config, requested: Bytes, free: Bytes, segment: Bytes) -> Option<Bytes> {
+            match config {
+                $(Config::$variant(options) => {
+                    super::$module::$strategy::size_in(options, requested, free, segment)
+                })*
+            }
+        }
+    };
+}
+strategies!(define_active);
+
+/// Calls a method of whichever strategy is in use.
+macro_rules! dispatch {
+    ($active:expr, $strategy:ident => $call:expr) => {
+        strategies!(match_active $active, $strategy => $call;)
+    };
+}
+
+/// Generates the `match` of [`dispatch!`].
+macro_rules! match_active {
+    ($active:expr, $bound:ident => $call:expr;
+     $($(#[$doc:meta])* $module:ident: $variant:ident($options:ident, $strategy:ident);)*) => {
+        match $active {
+            $(ActiveStrategy::$variant($bound) => $call,)*
+        }
+    };
+}
+
+impl Config {
+    /// Returns how long a block was, rounding included, that a request was answered with: of the `free` bytes at its
+    /// start, in which nothing was in use, in a segment of `segment` bytes. `None` where more decides that: for
+    /// `caching`, which a replay tells, and with BFC's `fragmentation_fraction`. Memory pools whose blocks are handed
+    /// out whole are left out.
+    pub fn block_size(&self, requested: Bytes, free: Bytes, segment: Bytes) -> Option<Bytes> {
+        let size = size_in(self, requested, free, segment);
+        size.filter(|&size| requested <= size && size <= free)
+    }
+}
+
+impl ActiveStrategy {
+    /// Takes over other options while it runs, and returns whether it did: only `caching` can, and only
+    /// its own.
+    pub(crate) fn reconfigure(&mut self, config: &Config, heap: &mut Heap) -> bool {
+        match (self, config) {
+            (ActiveStrategy::Caching(caching), Config::Caching(config)) => {
+                caching.reconfigure(config.clone(), heap);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Strategy for ActiveStrategy {
+    #[inline(always)]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        dispatch!(self, strategy => Strategy::block_size(strategy, requested))
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        dispatch!(self, strategy => Strategy::segment_size(strategy, request))
+    }
+
+    #[inline(always)]
+    fn find(&self, blocks: &BlockTable, address: DeviceAddress) -> Option<BlockId> {
+        dispatch!(self, strategy => strategy.find(blocks, address))
+    }
+
+    #[inline(always)]
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
+        dispatch!(self, strategy => strategy.take(heap, request))
+    }
+
+    fn grow<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        dispatch!(self, strategy => strategy.grow(heap, physical, request))
+    }
+
+    #[inline(always)]
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
+        dispatch!(self, strategy => strategy.put(heap, id, block))
+    }
+
+    fn release<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        dispatch!(self, strategy => strategy.release(heap, physical, wanted))
+    }
+
+    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes {
+        dispatch!(self, strategy => strategy.largest_free(heap, domain))
+    }
+
+    fn describe(&self, heap: &Heap, request: &Request) -> String {
+        dispatch!(self, strategy => strategy.describe(heap, request))
+    }
+
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
+        dispatch!(self, strategy => strategy.check(heap))
+    }
+}
+
+impl Placement for ActiveStrategy {
+    fn take_at(&mut self, heap: &mut Heap, block: BlockId, size: Bytes) -> bool {
+        dispatch!(self, strategy => strategy.take_at(heap, block, size))
+    }
+
+    fn take_around(
+        &mut self,
+        heap: &mut Heap,
+        request: &Request,
+        address: DeviceAddress,
+    ) -> Option<BlockId> {
+        dispatch!(self, strategy => strategy.take_around(heap, request, address))
+    }
+
+    fn take_again(
+        &mut self,
+        heap: &mut Heap,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        dispatch!(self, strategy => strategy.take_again(heap, wanted, around))
+    }
+
+    fn restores_free_blocks(&self) -> bool {
+        dispatch!(self, strategy => strategy.restores_free_blocks())
+    }
+
+    fn adopt<D: Driver>(
+        &mut self,
+        heap: &mut Heap,
+        physical: &mut Physical<D>,
+        domain: DomainId,
+        segment: &SegmentSnapshot,
+    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
+        dispatch!(self, strategy => strategy.adopt(heap, physical, domain, segment))
+    }
+
+    fn block_number(&self, id: BlockId) -> Option<u64> {
+        dispatch!(self, strategy => strategy.block_number(id))
+    }
+
+    fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
+        dispatch!(self, strategy => strategy.order_blocks(heap, oldest));
+    }
+}
