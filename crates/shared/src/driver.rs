@@ -10,8 +10,8 @@ use lowtide_core::{
 use crate::owners::{Owner, OwnerTable};
 use crate::sync::{Mutex, MutexGuard};
 
-/// A device's driver as one of its lanes has it: behind a lock of its own, the last that is taken, and
-/// with a note of whose memory is where.
+/// A lane's handle on the device's driver. The driver has its own lock, the last in the lock order. The handle also
+/// records in the owner table which memory the lane holds.
 #[derive(Debug)]
 pub struct SharedDriver<D> {
     driver: Arc<Mutex<D>>,
@@ -36,8 +36,8 @@ impl<D: Driver> SharedDriver<D> {
         }
     }
 
-    /// Returns the driver, which no other lane can use meanwhile. One in which a call panicked is as good
-    /// as one in which it failed; the lane whose call it was is poisoned, and its device with it.
+    /// Locks the driver, so that no other lane can use it, and returns it. A driver whose call panicked is treated
+    /// like one whose call failed: the lane that made the call is poisoned, and its device with it.
     pub(crate) fn lock_driver(driver: &Mutex<D>) -> MutexGuard<'_, D> {
         driver.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,7 +57,7 @@ impl<D: Driver> Driver for SharedDriver<D> {
     fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         let mut driver = self.lock();
         driver.free(address, size)?;
-        // Before another lane can be given the same addresses.
+        // Before the driver can give another lane the same addresses.
         self.owners.remove(address, size);
         Ok(())
     }
@@ -111,7 +111,7 @@ impl<D: Driver> Driver for SharedDriver<D> {
 
     fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         self.lock().unmap(address, size)?;
-        // The range stays reserved for this lane, so that nobody else notes anything there.
+        // The range stays reserved for this lane, so that no other lane records memory there.
         self.owners.remove(address, size);
         Ok(())
     }

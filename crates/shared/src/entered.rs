@@ -1,4 +1,4 @@
-//! A device that a thread has entered: its common lock and one lane, or all of them.
+//! A device that a thread has entered: it holds the common lock and the lock of one lane or of all lanes.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering;
 use crate::{LANES_MAX, SharedAllocator};
 
-/// The lanes of a device that a thread has locked, which has the common lock too.
+/// The lanes of a device that a thread has locked. The thread also holds the common lock.
 pub struct Entered<'a, D> {
     allocator: &'a SharedAllocator<D>,
     state: MutexGuard<'a, DeviceState>,
-    /// By number: `None` where it was not entered.
+    /// By lane number; `None` if the lane is not entered.
     lanes: [Option<LaneGuard<'a, D>>; LANES_MAX],
-    /// Whether all lanes in use were.
+    /// Whether all lanes in use are entered.
     has_all: bool,
 }
 
@@ -70,18 +70,19 @@ impl<'a, D: Driver> Entered<'a, D> {
         guard.expect("the lane was entered")
     }
 
-    /// Returns whether all lanes in use were entered.
+    /// Returns whether all lanes in use are entered.
     pub(crate) fn has_all(&self) -> bool {
         self.has_all
     }
 }
 
 impl<D: Driver> SharedAllocator<D> {
-    /// Returns what `act` does with the device while no other thread can be in any of its lanes.
+    /// Locks all lanes, calls `act` with the device, and returns its result. No other thread can be in a lane
+    /// meanwhile.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Poisoned`]; `act` is then not called.
+    /// [`AllocError::Poisoned`]; `act` is not called.
     pub fn with_all<R>(
         &self,
         act: impl FnOnce(&mut Device<Entered<'_, D>>) -> R,
@@ -106,7 +107,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(Device { lanes })
     }
 
-    /// Takes the common lock, and one lane's.
+    /// Takes the common lock and the lock of one lane.
     pub(crate) fn enter_with_lane(
         &self,
         index: usize,
@@ -116,7 +117,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(device)
     }
 
-    /// Leaves a device, after which what was done is everybody's, and wakes those who wait for memory.
+    /// Leaves a device: publishes what was done and wakes threads that wait for memory.
     pub(crate) fn leave_device(
         &self,
         mut device: Device<Entered<'_, D>>,
@@ -131,7 +132,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Tells others what was done in a device that they must know, and brings its peaks up to date.
+    /// Publishes the changes that other threads must know, and updates the device's peaks.
     pub(crate) fn settle(&self, device: &mut Device<Entered<'_, D>>) -> Result<(), AllocError> {
         let mut lanes = device.lanes.parts().1;
         let has_new_peak = lanes.any(|lane| lane.news().has_new_peak);
@@ -146,7 +147,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Ends a visit after which others must know what was done.
+    /// Ends a visit that changed something other threads must know.
     #[cold]
     pub(crate) fn leave_with_news(&self, mut guard: LaneGuard<'_, D>) -> Result<(), AllocError> {
         let has_new_peak = self.notify(&mut guard);
@@ -159,7 +160,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Gives a stream the lane that serves it from now on.
+    /// Assigns a stream to the lane that serves it from now on.
     #[cold]
     pub(crate) fn give_lane(&self, stream: Stream) -> Result<usize, AllocError> {
         let mut device = self.enter_device()?;
@@ -167,7 +168,7 @@ impl<D: Driver> SharedAllocator<D> {
         if index >= self.count_in_use() {
             device.lanes.enter_all()?;
             device.lanes.lanes[index] = Some(self.enter(index)?);
-            // Under the lock of every lane, as whoever is in one may ask whether there are others.
+            // All lanes are locked, because a thread in any lane may read this count.
             self.lanes_in_use.fetch_add(1, Ordering::Relaxed);
             device.sync_peaks();
         }

@@ -1,5 +1,5 @@
-//! What a device does when no free block serves a request: [`Device::serve_miss`] under the locks that it needs, again
-//! and again where it may wait for other threads.
+//! What a device does when no free block serves a request: it calls [`Device::serve_miss`] under the locks that the
+//! call needs, and repeats it while the request may wait for other threads.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use crate::SharedAllocator;
 use crate::entered::Entered;
 
 impl<D: Driver> SharedAllocator<D> {
-    /// Serves a request that no free block of lane `index` served when the lane had been visited so often.
+    /// Serves a request that lane `index` had no free block for. `searched` has the request and the lane's visit count
+    /// at that search; `None` if there was no search.
     #[cold]
     pub(crate) fn allocate_new(
         &self,
@@ -22,7 +23,7 @@ impl<D: Driver> SharedAllocator<D> {
         let mut searched = searched;
         loop {
             let mut device = self.enter_with_lane(index)?;
-            // Only as long as nobody else is in the lane; a search is not repeated for nothing.
+            // Valid only if no other thread has entered the lane since. If so, the search need not be repeated.
             let visits = device.lanes.guard(index).state.visits;
             let known = searched.take().filter(|(_, before)| before + 1 == visits);
             let known = known.map(|(request, _)| request);
@@ -44,7 +45,7 @@ impl<D: Driver> SharedAllocator<D> {
                     }
                     return Ok(address);
                 }
-                // The lane was not left since the attempt, so that nothing that came free is missed.
+                // The lane was not left since the attempt, so no free can be missed.
                 (None, Some(left)) => self.wait(device, index, left)?,
                 (None, None) => {
                     let error = device.out_of_memory(index, &request);
@@ -55,14 +56,14 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Has the last events kept from now on where little of the device is left, or there is a limit: only then
-    /// will someone ask for them soon.
+    /// Starts to keep the last events if little device memory is left or if there is a limit: only then are they
+    /// likely to be needed soon, for an out-of-memory error.
     fn keep_events_where_memory_is_short(&self) {
         const LEFT_OF_DEVICE: u64 = 4;
         if self.clock.is_running() {
             return;
         }
-        // A device that does not answer has said so, or will, to a request.
+        // A device that fails this query has reported the error to a request, or will.
         let is_short = self
             .with_driver(Driver::memory_info)
             .is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE);
@@ -75,12 +76,12 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Returns how long a request may still wait for other threads to free memory, if at all.
+    /// Returns how long a request may still wait for other threads to free memory; `None` if it may not wait.
     fn wait_left(&self, start: Instant) -> Option<Duration> {
         self.retry_wait?.checked_sub(start.elapsed())
     }
 
-    /// Leaves the device until another thread may have freed memory, or the time is up.
+    /// Leaves the device until another thread may have freed memory or the time is up.
     fn wait(
         &self,
         mut device: Device<Entered<'_, D>>,
@@ -98,7 +99,8 @@ impl<D: Driver> SharedAllocator<D> {
     }
 }
 
-/// Returns a request and what serves it. `known` is the request if no free block of its lane serves it.
+/// Returns a request and the address that serves it, if any. `known` is the request if no free block of its lane
+/// serves it.
 fn attempt<D: Driver>(
     device: &mut Device<Entered<'_, D>>,
     own: usize,
@@ -120,8 +122,8 @@ fn attempt<D: Driver>(
     Ok((request, found))
 }
 
-/// Returns whether less memory may be left than ever: who gives memory back and takes it again is as far from the end
-/// as before.
+/// Returns whether less memory may be left than ever before. A program that releases memory and allocates it again
+/// is no nearer to the end.
 fn is_nearer_to_the_end<D: Driver>(device: &Device<Entered<'_, D>>) -> bool {
     let mut lanes = device.lanes.parts().1;
     device.lanes.has_all() || lanes.any(|lane| lane.news().has_new_peak)

@@ -1,4 +1,4 @@
-//! The lanes of a device, each behind a lock, and visits to them.
+//! The lanes of a device, each behind a lock, and guards for them.
 
 use std::fmt;
 use std::mem;
@@ -10,12 +10,12 @@ use crate::driver::SharedDriver;
 use crate::lane_lock::{LaneLock, LockGuard};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// The alert of a device whose requests may be routed to private pools.
+/// The flag of a device whose requests may be routed to private pools.
 pub(crate) const ROUTED: u64 = 1 << 62;
-/// The alert of a device inside which a thread has panicked.
+/// The flag of a device in which a thread has panicked.
 pub(crate) const POISONED: u64 = 1 << 63;
 
-/// A lane behind its lock: in cache lines of its own, two because processors fetch them in pairs.
+/// A lane behind its lock. It has two cache lines of its own, because processors fetch cache lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct SharedLane<D>(pub(crate) LaneLock<LaneState<D>>);
@@ -24,7 +24,7 @@ pub(crate) struct LaneState<D> {
     pub(crate) lane: Lane<SharedDriver<D>>,
     /// How often the lane was entered.
     pub(crate) visits: u64,
-    /// Threads that wait for memory. Almost always none, and then a free makes no system call.
+    /// Number of threads that wait for memory. Usually zero, and then a free makes no system call.
     pub(crate) waiting: usize,
     /// Whether the lane's bit in the device's flags is set.
     pub(crate) is_alert: bool,
@@ -38,16 +38,16 @@ impl<D: fmt::Debug> fmt::Debug for LaneState<D> {
     }
 }
 
-/// A lane that a thread is in.
+/// A lane that a thread has locked.
 pub(crate) struct LaneGuard<'a, D> {
-    /// In front of the lock, so that nobody enters in between.
+    /// Before the lock in drop order, so that no thread enters between the two drops.
     pub(crate) poison: PoisonOnPanic<'a>,
     pub(crate) state: LockGuard<'a, LaneState<D>>,
     pub(crate) index: usize,
 }
 
 impl<D> LaneGuard<'_, D> {
-    /// Ends it: nothing panicked.
+    /// Ends the visit without a panic.
     #[inline]
     pub(crate) fn end(self) {
         mem::forget(self.poison);
@@ -57,7 +57,7 @@ impl<D> LaneGuard<'_, D> {
 /// Poisons the device when a panic drops it.
 pub(crate) struct PoisonOnPanic<'a> {
     pub(crate) flags: &'a AtomicU64,
-    /// Whether the thread panicked before, so that what unwinds may use the allocator.
+    /// Whether the thread was already panicking, so that destructors may use the allocator while it unwinds.
     pub(crate) was_panicking: bool,
 }
 

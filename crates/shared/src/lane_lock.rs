@@ -8,25 +8,24 @@ use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(not(test))]
 use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
 
-/// How often a thread looks whether a lock is free before it lets others run, and before it sleeps.
+/// How often a thread checks whether a lock is free before it yields, and before it sleeps.
 #[cfg(not(test))]
 const LOOKS_UNTIL_YIELD: u32 = 64;
 #[cfg(not(test))]
 const LOOKS_UNTIL_SLEEP: u32 = 256;
-/// How long it sleeps: what holds a lock so long is a driver that is asked for memory.
+/// How long the thread sleeps. A lock is held this long only during a driver call for memory.
 #[cfg(not(test))]
 const SLEEP: Duration = Duration::from_micros(20);
 
-/// A lock that threads rarely meet at, as each stream has a lane and hardly a stream has two threads.
+/// A lock with little contention: each stream has its lane, and a stream rarely has two threads.
 ///
-/// It is given back by a mere store, where [`std::sync::Mutex`] must find out whether somebody sleeps: that
-/// is a quarter of what its user pays for an allocation. Who finds it taken looks again and again, lets
-/// others run, and at last sleeps in between. A panic does not poison it; the device is
-/// ([`SharedAllocator`](crate::SharedAllocator)).
+/// Unlocking is a plain store. [`std::sync::Mutex`] must also check whether a thread sleeps, which is a quarter of
+/// the cost of an allocation. A thread that finds the lock taken spins, then yields, then sleeps between checks. A
+/// panic does not poison the lock, but the device ([`SharedAllocator`](crate::SharedAllocator)).
 #[derive(Debug)]
 pub(crate) struct LaneLock<T>(Mutex<T>);
 
-/// Gives the lock back when it is dropped.
+/// Unlocks when it is dropped.
 pub(crate) type LockGuard<'a, T> = MutexGuard<'a, T>;
 
 impl<T> LaneLock<T> {
@@ -57,7 +56,7 @@ impl<T> LaneLock<T> {
                 _ => thread::sleep(SLEEP),
             }
             looks = looks.saturating_add(1);
-            // A look leaves the line in every processor's cache, as an attempt does not.
+            // A load keeps the cache line shared between processors; an attempt to lock does not.
             if !self.0.is_locked()
                 && let Some(guard) = self.0.try_lock()
             {
@@ -67,7 +66,7 @@ impl<T> LaneLock<T> {
     }
 }
 
-/// In unit tests the scheduler must know who waits for whom.
+/// In unit tests, shuttle's scheduler must know which thread waits for which.
 #[cfg(test)]
 impl<T> LaneLock<T> {
     pub(crate) fn lock(&self) -> LockGuard<'_, T> {

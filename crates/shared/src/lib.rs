@@ -1,13 +1,14 @@
 //! One device's memory, shared between threads.
 //!
-//! A [`SharedAllocator`] is a device whose [lanes](Lane) are each behind a lock of their own. A stream is served by one
-//! lane always, and free memory is never shared between streams, so a request goes where it would have gone with one
-//! lane, and threads that work on different streams do not meet. What is decided, the core decides.
+//! A [`SharedAllocator`] is a device whose [lanes](Lane) each have their own lock. A stream is always served by the
+//! same lane, and free memory is never shared between streams. So a request gets the memory that it would get with
+//! a single lane, and threads that work on different streams do not block each other. The core makes every decision
+//! about memory.
 //!
 //! ```text
 //! SharedAllocator::allocate              lib.rs
 //! ├─ lane_of                             streams.rs: which lane serves the stream; no lock
-//! │  └─ visit_other_lanes                where routes are set, or blocks wait in other lanes
+//! │  └─ visit_other_lanes                if routes are set, or blocks wait in other lanes
 //! ├─ Lane::request, take                 a free block, under the lane's lock; a hit ends here
 //! └─ allocate_new                        growth.rs: a miss, under the common lock and the lane's
 //!    └─ Device::serve_miss               enters the other lanes where it needs them: entered.rs
@@ -16,18 +17,16 @@
 //! └─ Lane::free                          under the lane's lock
 //! ```
 //!
-//! Locks are taken in this order: the common one, lanes, driver. A thread without the common lock takes
-//! one lane's at most, so that the thread that has it may take others in any order.
+//! Lock order: the common lock, lanes, the driver. A thread without the common lock holds one lane at most. So the
+//! thread that holds the common lock may take lanes in any order.
 //!
-//! What is more than one stream's is done under all locks ([`SharedAllocator::with_all`]). Private pools are in the
-//! first lane, which is the default stream's, too. A strategy that
-//! does not keep streams apart has that lane only ([`Config::keeps_streams_apart`]); such is BFC, which
-//! asks for a wait besides: a request that finds no memory is tried again, for a bounded time, whenever
-//! another thread has given some back.
+//! Operations on more than one stream's memory run under all locks ([`SharedAllocator::with_all`]). Private pools
+//! are in the first lane, which also serves the default stream. A strategy that does not keep streams apart
+//! ([`Config::keeps_streams_apart`]) has only that lane. BFC is such a strategy, and it also asks for a wait: a
+//! request that finds no memory is retried, for a bounded time, whenever another thread has freed some.
 //!
-//! It is a crate of its own because the core has neither threads nor a clock: there a request is
-//! served or it fails, which is what a replay and a simulation need. Whoever has threads (the C ABI)
-//! uses this.
+//! This is a crate of its own because the core has neither threads nor a clock. In the core a request succeeds or
+//! fails at once, as a replay and a simulation need. Callers with threads (the C ABI) use this crate.
 #![forbid(unsafe_code)]
 
 mod driver;
@@ -57,47 +56,47 @@ use streams::StreamTable;
 use sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use sync::{Condvar, Mutex};
 
-/// Streams beyond these share lanes. More than there are cores in most machines, and as many as PyTorch
-/// keeps in each of its pools of streams.
+/// Number of lanes; streams beyond these share lanes. It is more than the number of cores in most machines, and
+/// equals the number of streams in each of PyTorch's stream pools.
 const LANES_MAX: usize = 32;
 
-/// A device's memory, which threads share.
+/// A device's memory, shared by threads.
 ///
-/// Once a thread has panicked inside, every call returns [`AllocError::Poisoned`]: the allocator may
-/// have been in the middle of a change, and what it would hand out could be in use already.
+/// After a thread has panicked inside the allocator, every call returns [`AllocError::Poisoned`]. The panic may
+/// have interrupted a change, so a block that the allocator returned could be in use already.
 #[derive(Debug)]
 pub struct SharedAllocator<D> {
-    /// What a request must look at before it goes to its lane, most often nothing: a bit for each lane in
-    /// which freed blocks wait for other streams, [`ROUTED`] and [`POISONED`].
+    /// Flags that a request checks before it locks its lane; usually zero. There is a bit for each lane in which
+    /// freed blocks wait for other streams, [`ROUTED`] and [`POISONED`].
     flags: AtomicU64,
     streams: StreamTable,
     lanes: Box<[SharedLane<D>]>,
-    /// How many lanes streams have been given to: the first ones.
+    /// How many lanes have been assigned to streams: the first ones.
     lanes_in_use: AtomicU8,
-    /// What the lanes have in common, behind a lock that is taken before any lane's.
+    /// What the lanes have in common, behind the lock that is taken before any lane's.
     state: Mutex<DeviceState>,
-    /// How long a request that finds no memory is tried again.
+    /// How long a request that finds no memory is retried.
     retry_wait: Option<Duration>,
     driver: Arc<Mutex<D>>,
     freed: Freed,
     owners: Arc<OwnerTable>,
     device: u8,
-    /// Runs once memory may run out soon.
+    /// Keeps events once memory may run out soon.
     clock: Arc<EventClock>,
 }
 
-/// Where threads wait for memory, in a device of one lane.
+/// Where threads wait for memory, on a device with one lane.
 #[derive(Debug)]
 struct Freed {
-    /// Taken by those who wait before they leave the lane, so that they do not miss what comes free then.
+    /// A thread that is about to wait takes this before it leaves the lane, so that it misses no free in between.
     order: Mutex<()>,
-    /// Notified when memory may have come free and someone waits for it.
+    /// Notified when memory may have become free and a thread waits for it.
     condition: Condvar,
 }
 
 impl<D: Driver> SharedAllocator<D> {
-    /// Returns an allocator that holds nothing yet. `device` is the number that messages name, and by
-    /// which `owners`, a table for all devices of the process, knows it.
+    /// Returns an allocator that holds no memory. `device` is the number in messages and in `owners`, the table for
+    /// all devices of the process.
     pub fn new(
         driver: D,
         device: u8,
@@ -141,18 +140,19 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Returns the address of a block, as [`DeviceAllocator::allocate`](lowtide_core::DeviceAllocator::allocate) does.
+    /// Returns the address of a block, like [`DeviceAllocator::allocate`](lowtide_core::DeviceAllocator::allocate).
     ///
-    /// A request that no free block serves calls `on_miss`, without a lock, before anything else is tried: it may use
-    /// the allocator, and returns whether it freed something. Where the strategy asks for it, a request that finds no
-    /// memory waits for other threads to give some back, at most as long as [`Config::retry_wait_ms`] says; a program of
-    /// one thread waits in vain.
+    /// If no free block serves the request, `on_miss` is called first, without a lock. It may use the allocator,
+    /// and returns whether it freed memory.
     ///
-    /// A hit takes one lock, which is that of the stream's lane.
+    /// If the strategy asks for it, a request that finds no memory waits for other threads to free some, for at
+    /// most [`Config::retry_wait_ms`]. A program of one thread waits in vain.
+    ///
+    /// A hit takes one lock: the stream's lane.
     ///
     /// # Errors
     ///
-    /// As [`DeviceAllocator::allocate`](lowtide_core::DeviceAllocator::allocate), what `on_miss` says, and
+    /// As [`DeviceAllocator::allocate`](lowtide_core::DeviceAllocator::allocate), any error of `on_miss`, and
     /// [`AllocError::Poisoned`].
     #[expect(
         clippy::inline_always,
@@ -193,8 +193,7 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Returns what [`Lane::allocate_where`] does. Takes one lock, which is that of the stream's
-    /// lane.
+    /// Returns the result of [`Lane::allocate_where`]. Takes one lock: the stream's lane.
     ///
     /// # Errors
     ///
@@ -213,8 +212,8 @@ impl<D: Driver> SharedAllocator<D> {
         result
     }
 
-    /// Takes a block back as [`Lane::free`] does, and wakes the threads that wait for memory. Takes one lock, which is
-    /// that of the block's lane.
+    /// Frees a block like [`Lane::free`], and wakes the threads that wait for memory. Takes one lock: the block's
+    /// lane.
     ///
     /// # Errors
     ///
@@ -223,12 +222,12 @@ impl<D: Driver> SharedAllocator<D> {
         self.with_block(address, |lane| lane.free(address))
     }
 
-    /// Returns what `act` does with the lane that holds a block, and with others that do not, which
-    /// answer with [`AllocError::NotAllocated`].
+    /// Calls `act` with the lane that holds a block and returns its result. `act` may also be called with lanes
+    /// that do not hold the block, for which it must return [`AllocError::NotAllocated`].
     ///
     /// # Errors
     ///
-    /// What `act` says, [`AllocError::NotAllocated`] where no lane can hold it, and
+    /// Any error of `act`, [`AllocError::NotAllocated`] if no lane can hold the block, and
     /// [`AllocError::Poisoned`].
     pub fn with_block<R>(
         &self,
@@ -245,11 +244,11 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Returns what `act` does with the lane that [`OwnerTable::find`] named.
+    /// Calls `act` with the lane that [`OwnerTable::find`] returned, and returns its result.
     ///
     /// # Errors
     ///
-    /// What `act` says, and [`AllocError::Poisoned`].
+    /// Any error of `act`, and [`AllocError::Poisoned`].
     #[expect(
         clippy::inline_always,
         reason = "a call costs a request a fortieth of its time"
@@ -270,8 +269,8 @@ impl<D: Driver> SharedAllocator<D> {
         result
     }
 
-    /// Returns what `act` does with the first lane that does not answer with
-    /// [`AllocError::NotAllocated`]: for an address that any could hold.
+    /// Calls `act` with each lane until one does not return [`AllocError::NotAllocated`], and returns that result:
+    /// for an address that any lane may hold.
     ///
     /// # Errors
     ///
@@ -291,20 +290,20 @@ impl<D: Driver> SharedAllocator<D> {
         Err(AllocError::NotAllocated { address })
     }
 
-    /// Returns what `act` does with the lane that private pools are in. Any of its calls that concern
-    /// pools and routes may be made, but [`Lane::empty_pool`]: that needs [`SharedAllocator::with_all`], as who gets the
-    /// same memory next tells of that later.
+    /// Calls `act` with the lane that has the private pools, and returns its result. `act` may make every call that
+    /// concerns pools and routes except [`Lane::empty_pool`]. That call needs [`SharedAllocator::with_all`]:
+    /// otherwise the next owner of the same memory could report it before the release is reported.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Poisoned`]; `act` is then not called.
+    /// [`AllocError::Poisoned`]; `act` is not called.
     pub fn with_pools<R>(
         &self,
         act: impl FnOnce(&mut Lane<SharedDriver<D>>) -> R,
     ) -> Result<R, AllocError> {
         self.with_lane(0, |lane| {
             let result = act(lane);
-            // Whoever sees it afterwards asks the lane, whose lock we have.
+            // A thread that reads the flag afterwards asks the lane, which is locked here.
             if lane.has_routes() {
                 self.flags.fetch_or(ROUTED, Ordering::Release);
             } else {
@@ -314,12 +313,12 @@ impl<D: Driver> SharedAllocator<D> {
         })
     }
 
-    /// Does something to every lane, those that no stream was given to included, one after the other. Returns the first
-    /// error; it is done to the others all the same.
+    /// Calls `act` with every lane, one after the other, including lanes without streams. Returns the first error;
+    /// the remaining lanes are visited all the same.
     ///
     /// # Errors
     ///
-    /// What `act` says, and [`AllocError::Poisoned`].
+    /// Any error of `act`, and [`AllocError::Poisoned`].
     pub fn for_each_lane(
         &self,
         mut act: impl FnMut(&mut Lane<SharedDriver<D>>) -> Result<(), AllocError>,
@@ -329,7 +328,7 @@ impl<D: Driver> SharedAllocator<D> {
         results.fold(Ok(()), Result::and)
     }
 
-    /// Returns what `act` does with the driver while no lane can use it.
+    /// Calls `act` with the driver while no lane can use it, and returns its result.
     pub fn with_driver<R>(&self, act: impl FnOnce(&mut D) -> R) -> R {
         act(&mut SharedDriver::lock_driver(&self.driver))
     }
@@ -348,7 +347,7 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Returns the lane that serves a request of a stream now.
+    /// Returns the lane that serves a stream's request now.
     #[inline]
     fn lane_of(&self, stream: Stream) -> Result<usize, AllocError> {
         let index = if stream == Stream::DEFAULT || self.lanes.len() == 1 {
@@ -360,7 +359,7 @@ impl<D: Driver> SharedAllocator<D> {
             }
         };
         let flags = self.flags.load(Ordering::Acquire);
-        // What waits in the lane itself is looked at there.
+        // Blocks that wait in the lane itself are checked there.
         if flags & !(1 << index) == 0 {
             Ok(index)
         } else {
@@ -368,7 +367,7 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Does what a request must do before it goes to a lane, and returns which that is.
+    /// Does the work that precedes a request, and returns the lane that serves it.
     #[cold]
     fn visit_other_lanes(
         &self,
@@ -380,8 +379,8 @@ impl<D: Driver> SharedAllocator<D> {
         let is_routed =
             flags & ROUTED != 0 && self.with_lane(0, |lane| Ok(lane.is_routed(stream)))?;
         let index = if is_routed { 0 } else { index };
-        // As with one allocator, a request makes those blocks free that other streams are done with,
-        // wherever they are. A lane that another thread is in does that itself.
+        // As with a single allocator, a request frees pending blocks in every lane once other streams are done with
+        // them. A lane that another thread has locked does that itself.
         let waits = |&other: &usize| other != index && flags >> other & 1 == 1;
         for other in (0..self.lanes.len()).filter(waits) {
             if let Some(mut guard) = self.try_enter(other)? {
@@ -409,12 +408,12 @@ impl<D: Driver> SharedAllocator<D> {
     #[inline(always)]
     fn enter(&self, index: usize) -> Result<LaneGuard<'_, D>, AllocError> {
         let state = self.lanes[index].0.lock();
-        // After the lock was taken: a thread that panicked inside said so before it gave it back.
+        // After locking: a thread that panicked inside set the flag before it released the lock.
         self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
         Ok(self.guard(index, state))
     }
 
-    /// Enters a lane unless another thread is in it.
+    /// Enters a lane unless another thread has locked it.
     fn try_enter(&self, index: usize) -> Result<Option<LaneGuard<'_, D>>, AllocError> {
         let state = self.lanes[index].0.try_lock();
         self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
@@ -440,7 +439,7 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Ends a visit, after which what it did is everybody's.
+    /// Ends a visit and publishes what it did.
     #[inline]
     fn leave(&self, guard: LaneGuard<'_, D>) -> Result<(), AllocError> {
         let news = guard.state.lane.news();
@@ -452,25 +451,25 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Tells others what a visit has changed that they must know, but for new peaks of the device: whether
-    /// there may be any is the answer.
+    /// Publishes the changes of a visit that other threads must know, except new peaks of the device. Returns
+    /// whether there may be new peaks.
     fn notify(&self, guard: &mut LaneGuard<'_, D>) -> bool {
         let state = &mut *guard.state;
         let has_waiting_blocks = state.lane.news().has_waiting_blocks;
         if has_waiting_blocks != state.is_alert {
             state.is_alert = has_waiting_blocks;
-            // Nobody else changes this bit: the lane is locked.
+            // No other thread changes this bit: the lane is locked.
             self.flags.fetch_xor(1 << guard.index, Ordering::Release);
         }
         state.lane.settle(self.count_in_use() == 1);
         state.lane.news().has_new_peak
     }
 
-    /// Wakes those who wait for memory; the caller is in no lane.
+    /// Wakes all threads that wait for memory. The caller holds no lane.
     #[cold]
     fn notify_freed(&self) -> Result<(), AllocError> {
         let _order = { self.freed.order.lock() }.map_err(|_| AllocError::Poisoned)?;
-        // All of them: what came free may be too little for the first and enough for the second.
+        // All of them: the free memory may be too little for the first thread and enough for the second.
         self.freed.condition.notify_all();
         Ok(())
     }

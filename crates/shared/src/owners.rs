@@ -1,4 +1,4 @@
-//! Who holds an address: a table of the address space, read without a lock.
+//! Which lane holds an address: a table of the address space, read without a lock.
 
 use std::sync::OnceLock;
 
@@ -14,10 +14,10 @@ const ADDRESSES_LOG2: u32 = 49;
 const LEAF_PAGES_LOG2: u32 = 13;
 const LEAVES: usize = 1 << (ADDRESSES_LOG2 - PAGE_LOG2 - LEAF_PAGES_LOG2);
 
-/// The lower half of an entry counts the pieces of memory in its page; the upper half has who holds them.
+/// The lower half of an entry counts the pieces of memory in its page; the upper half says which lane holds them.
 const COUNT_BITS: u32 = 16;
 const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
-/// The upper half of an entry for a page in which several hold memory, or did since it was last empty.
+/// The upper half of an entry for a page that holds memory of several lanes, or did since the page was last empty.
 const SEVERAL: u32 = u32::MAX >> COUNT_BITS;
 
 /// A lane of a device.
@@ -29,19 +29,19 @@ pub struct Owner {
     pub lane: u8,
 }
 
-/// What the table knows of an address.
+/// What the table knows about an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// Nobody holds it.
+    /// No lane holds it.
     Nobody,
-    /// Nobody but this lane can hold it.
+    /// This lane holds it, or no lane does.
     One(Owner),
-    /// Any lane could: it shares its page with others' memory, or is beyond the table.
+    /// Any lane may hold it: it shares its page with other lanes' memory, or is beyond the table.
     Any,
 }
 
-/// Which lane of which device holds the memory in each page of the address space that devices and hosts
-/// share. Those who get memory from a driver, and give it back, write it down.
+/// Which lane of which device holds the memory in each page of the address space that devices and hosts share. A
+/// lane adds an entry when it gets memory from the driver and removes it when it releases the memory.
 #[derive(Debug)]
 pub struct OwnerTable {
     leaves: Box<[OnceLock<Box<[AtomicU32]>>]>,
@@ -57,15 +57,15 @@ impl Default for OwnerTable {
 }
 
 impl OwnerTable {
-    /// Returns who holds `address`. Constant time; two loads. Of a block that its caller was given, that
-    /// is its lane or [`Holder::Any`]; of any other address the answer may be old.
+    /// Returns which lane holds `address`. Constant time; two loads. For an allocated block the result is its lane
+    /// or [`Holder::Any`]; for any other address it may be out of date.
     #[inline]
     pub fn find(&self, address: DeviceAddress) -> Holder {
         let page = address.get() >> PAGE_LOG2;
         let Some(leaf) = self.leaves.get(leaf_of(page)) else {
             return Holder::Any;
         };
-        // Who was given the block was so after the entry was written.
+        // The entry was written before the block was returned to the program.
         let entry = leaf
             .get()
             .map_or(0, |leaf| leaf[place_in_leaf(page)].load(Ordering::Relaxed));
@@ -76,7 +76,7 @@ impl OwnerTable {
         }
     }
 
-    /// Notes that `owner` holds a piece of memory, before any of it is handed out.
+    /// Records that `owner` holds a piece of memory, before any of it is allocated.
     pub(crate) fn add(&self, owner: Owner, address: DeviceAddress, size: Bytes) {
         self.for_each_page(address, size, |entry| {
             let (number, count) = (entry >> COUNT_BITS, entry & COUNT_MASK);
@@ -87,11 +87,11 @@ impl OwnerTable {
         });
     }
 
-    /// Notes that a piece of memory, or several that are adjacent, went back to the driver.
+    /// Removes a piece of memory, or several adjacent ones, that were released to the driver.
     pub(crate) fn remove(&self, address: DeviceAddress, size: Bytes) {
         self.for_each_page(address, size, |entry| {
             debug_assert!(entry & COUNT_MASK > 0, "what goes back was noted");
-            // The last piece leaves nothing, so that the page is one owner's again.
+            // Removing the last piece clears the entry, so that one lane can own the page again.
             if entry & COUNT_MASK <= 1 {
                 0
             } else {
@@ -119,7 +119,7 @@ impl OwnerTable {
 }
 
 impl Owner {
-    /// Returns a number from 1 on, below [`SEVERAL`].
+    /// Returns a number that is at least 1 and below [`SEVERAL`].
     fn number(self) -> u32 {
         (u32::from(self.device) << 6 | u32::from(self.lane)) + 1
     }

@@ -1,4 +1,4 @@
-//! Which lane serves a stream, found without a lock.
+//! Finds the lane that serves a stream, without a lock.
 
 use lowtide_core::Stream;
 
@@ -6,10 +6,10 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const SLOTS_LOG2: u32 = 8;
 const SLOTS: usize = 1 << SLOTS_LOG2;
-/// At most half of the slots are used, so that a search ends soon. Later streams are not noted.
+/// At most half of the slots are used, so that a search ends soon. Later streams are not stored.
 const STREAMS_MAX: usize = SLOTS / 2;
 
-/// The streams of a device but the default one, each with its lane, for good.
+/// The streams of a device except the default one, each with its lane, which never changes.
 #[derive(Debug)]
 pub(crate) struct StreamTable {
     slots: Box<[Slot]>,
@@ -18,7 +18,7 @@ pub(crate) struct StreamTable {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Zero where the slot is not used: the default stream is not in the table.
+    /// Zero if the slot is unused: the default stream is not in the table.
     stream: AtomicU64,
     /// Written before the stream.
     lane: AtomicUsize,
@@ -32,7 +32,7 @@ impl StreamTable {
         }
     }
 
-    /// Returns the lane of a stream, if it is noted. Constant time.
+    /// Returns the lane of a stream, if it is stored. Constant time.
     #[inline]
     pub(crate) fn find(&self, stream: Stream) -> Option<usize> {
         let mut slot = hash(stream);
@@ -48,9 +48,9 @@ impl StreamTable {
         }
     }
 
-    /// Returns the lane of a stream and notes it, if there is room: of `lanes` each in turn but the first,
-    /// which is the default stream's. Without room, the stream's own number decides. Only one thread at a
-    /// time may do this.
+    /// Returns the lane of a stream and stores it if there is room. New streams take the `lanes` in turn, except
+    /// the first, which is the default stream's. Without room, the lane follows from the stream's own number. Only
+    /// one thread may call this at a time.
     pub(crate) fn find_or_insert(&self, stream: Stream, lanes: usize) -> usize {
         if let Some(lane) = self.find(stream) {
             return lane;
@@ -73,7 +73,7 @@ impl StreamTable {
     }
 }
 
-/// Returns a slot. Streams are pointers, whose lowest bits are equal.
+/// Returns a slot. Streams are pointers, so their lowest bits are all equal.
 #[inline]
 fn hash(stream: Stream) -> usize {
     (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SLOTS_LOG2)) as usize

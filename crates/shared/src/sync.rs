@@ -1,4 +1,4 @@
-//! The locks, the condition and the atomics: the standard library's, or, in unit tests, those that
+//! Locks, condition variable and atomics: the standard library's, or in unit tests those that
 //! [shuttle](https://docs.rs/shuttle) schedules.
 
 #[cfg(test)]

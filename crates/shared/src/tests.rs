@@ -1,5 +1,5 @@
-//! What must hold under every schedule. Here a wait never runs out of time, so that a wake-up that
-//! is missed is a deadlock, which shuttle reports.
+//! What must hold under every schedule. Waits have no time limit here, so a missed wake-up is a deadlock, which
+//! shuttle reports.
 
 mod lanes;
 mod shadow;
@@ -17,13 +17,13 @@ use shuttle::{Runner, thread};
 
 use crate::SharedAllocator;
 
-/// How many schedules each scheduler tries, where `LOWTIDE_SCHEDULES` does not say.
+/// How many schedules each scheduler tries if `LOWTIDE_SCHEDULES` is not set.
 const SCHEDULES: usize = 250;
-/// In how many places the second scheduler lets another thread pass.
+/// At how many points the second scheduler changes priorities.
 const PASSES_MAX: usize = 4;
 
-/// Runs a test under schedules of both kinds: at each step any thread, and threads of different priority,
-/// which change in a few places only. The latter finds what needs one thread to be far behind.
+/// Runs a test under two schedulers. One picks any thread at each step. The other gives threads priorities that
+/// change at a few points; it finds bugs that need one thread to be far behind.
 fn explore(test: impl Fn() + Copy + Send + Sync + 'static) {
     let schedules =
         env::var("LOWTIDE_SCHEDULES").map_or(SCHEDULES, |text| text.parse().expect("a number"));
@@ -31,7 +31,7 @@ fn explore(test: impl Fn() + Copy + Send + Sync + 'static) {
     Runner::new(PctScheduler::new(PASSES_MAX, schedules), config()).run(test);
 }
 
-/// Runs a test of one thread, which needs a scheduler nevertheless: the tables' atomics are shuttle's.
+/// Runs a single-threaded test. It needs a scheduler because the tables' atomics are shuttle's.
 pub(crate) fn alone(test: impl Fn() + Send + Sync + 'static) {
     Runner::new(RandomScheduler::new(1), config()).run(test);
 }
@@ -39,12 +39,12 @@ pub(crate) fn alone(test: impl Fn() + Send + Sync + 'static) {
 fn config() -> shuttle::Config {
     let mut config = shuttle::Config::new();
     config.stack_size = 256 << 10;
-    // All orderings are taken for the strongest: what weaker ones allow is for real threads to show.
+    // shuttle treats every ordering as the strongest. Real threads must test the weaker ones.
     config.silence_warnings = true;
     config
 }
 
-/// Returns an allocator on a device of `mib` MiB, which waits for longer than any test takes.
+/// Returns an allocator on a device of `mib` MiB whose requests wait for longer than any test takes.
 fn allocator(mib: u64) -> Arc<SharedAllocator<SimDriver>> {
     with_config("bfc:retry_ms:1000000000", mib)
 }
@@ -67,7 +67,7 @@ fn check(allocator: &SharedAllocator<SimDriver>) {
     allocator.check_invariants(CheckLevel::Everything).unwrap();
 }
 
-/// Three threads need all of the device in turn: each gets it, from the one that had it before.
+/// Three threads each need the whole device. Each gets it in turn, from the thread that had it before.
 #[test]
 fn no_wake_up_is_missed() {
     let test = || {
@@ -97,7 +97,7 @@ fn no_wake_up_is_missed() {
     explore(test);
 }
 
-/// What one thread frees is too little for the first that waits, and enough for the second.
+/// One thread's free is too small for the first waiting thread, and large enough for the second.
 #[test]
 fn every_waiting_thread_is_woken() {
     let test = || {
@@ -118,7 +118,7 @@ fn every_waiting_thread_is_woken() {
         let [waits_for_all, waits_for_small] = threads;
         allocator.free(small).unwrap();
         waits_for_small.join().unwrap();
-        // Anything done with the allocator may free memory.
+        // Any use of the allocator may free memory.
         let freed = allocator.with_all(|lanes| lanes.lane_mut().free(large));
         assert_eq!(freed, Ok(Ok(())));
         waits_for_all.join().unwrap();
@@ -156,7 +156,7 @@ fn blocks_of_different_threads_do_not_overlap() {
     explore(test);
 }
 
-/// Whoever is told of a shortage frees what others wait for, and nobody is told of an event twice.
+/// A callback that is notified of a shortage frees memory that others wait for. No event is reported twice.
 #[test]
 fn a_shortage_is_told_of_without_the_lock() {
     let test = || {
@@ -180,7 +180,7 @@ fn a_shortage_is_told_of_without_the_lock() {
             Ok(())
         });
         assert_eq!(observed, Ok(()));
-        // Each leaves a block that the others need.
+        // Each thread frees a block that the others need.
         let threads = [0, 1, 2].map(|_| {
             let (allocator, spare) = (Arc::clone(&allocator), Arc::clone(&spare));
             thread::spawn(move || {
@@ -211,8 +211,8 @@ fn a_shortage_is_told_of_without_the_lock() {
     explore(test);
 }
 
-/// Streams in lanes of their own, with memory for few of their segments, so that each takes what the others
-/// have cached: no bytes are in two blocks, whoever frees them, and nothing is lost.
+/// Streams in different lanes share memory for only a few segments, so each takes memory that others have cached.
+/// No two blocks overlap, whichever thread frees them, and no memory is lost.
 #[test]
 fn lanes_take_memory_from_each_other() {
     let test = || {
@@ -223,7 +223,7 @@ fn lanes_take_memory_from_each_other() {
             thread::spawn(move || {
                 for step in 1..4 {
                     let size = Bytes::kib(700 * (number + 1) * step % 2000 + 1);
-                    // The device may be full of what the others hold.
+                    // The device may be full of other threads' blocks.
                     if let Ok(address) = allocator.allocate(size, Stream(number), || Ok(false)) {
                         let other = Stream((number + 1) % 3);
                         let recorded = allocator
@@ -232,7 +232,7 @@ fn lanes_take_memory_from_each_other() {
                         hold(&mut held.lock().unwrap(), address, size);
                     }
                     thread::yield_now();
-                    // Anybody's.
+                    // Any thread's block.
                     let freed = held.lock().unwrap().pop_first();
                     if let Some((address, _)) = freed {
                         assert_eq!(allocator.free(address), Ok(()));
@@ -267,7 +267,7 @@ fn hold(held: &mut BTreeMap<DeviceAddress, Bytes>, address: DeviceAddress, size:
     held.insert(address, size);
 }
 
-/// Whatever the streams: all that is held counts, and nothing of it goes back.
+/// For any streams: all allocated bytes are counted, and no allocated memory is released.
 #[test]
 fn a_rejected_request_leaves_what_is_cached() {
     alone(|| {

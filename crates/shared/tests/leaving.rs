@@ -1,5 +1,5 @@
-//! An observer hears that memory leaves while the memory is still there, and of the contrary if the driver
-//! refuses.
+//! Observers are notified of a release while the memory is still mapped, and notified again if the driver refuses
+//! it.
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
 use std::collections::BTreeMap;
@@ -15,16 +15,16 @@ use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
 
 type Allocator = SharedAllocator<SimDriver>;
 
-/// What somebody who hears every event believes.
+/// The state that an observer of every event infers.
 #[derive(Default)]
 struct Picture {
     /// Bytes of physical memory that segments hold.
     reserved: u64,
-    /// The size that was asked for of every block that the program holds, by address.
+    /// The requested size of every allocated block, by address.
     held: BTreeMap<DeviceAddress, Bytes>,
-    /// How many blocks wait for other streams.
+    /// Number of freed blocks that wait for other streams.
     pending: usize,
-    /// How often memory left.
+    /// How often memory was released.
     left: u64,
 }
 
@@ -62,7 +62,7 @@ impl Picture {
     }
 }
 
-/// Nobody frees anything while a request waits.
+/// Sets the wait for other threads to zero: no thread frees memory while a request waits.
 fn without_wait(config: Config) -> Config {
     match config {
         Config::Bfc(bfc) => Config::Bfc(BfcConfig { retry_ms: 0, ..bfc }),
@@ -78,20 +78,20 @@ fn allocator(config: &Config) -> Arc<Allocator> {
     Arc::new(SharedAllocator::new(driver, 0, config, Arc::default()))
 }
 
-/// Returns how often the driver was asked to take memory back.
+/// Returns how many release calls the driver received.
 fn given_back(driver: &SimDriver) -> u64 {
     driver.stats(Call::Free).count + driver.stats(Call::Unmap).count
 }
 
-/// Has a picture drawn of what an allocator tells. Each time memory leaves, the driver must have been asked
-/// to take back what left before, and nothing else.
+/// Builds a picture from an allocator's events. At each release event, the driver must have received exactly the
+/// calls of earlier releases.
 fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
     let picture = Arc::new(Mutex::new(Picture::default()));
     let (drawn, observed) = (Arc::clone(&picture), Arc::downgrade(allocator));
     let note = move |event: &Event| {
         let mut picture = drawn.lock().unwrap();
         if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
-            // The driver's lock is the last, so that it can be taken here.
+            // The driver's lock is the last in the lock order, so it can be taken here.
             let count = Weak::upgrade(&observed)
                 .unwrap()
                 .with_driver(|d| given_back(d));
@@ -109,7 +109,7 @@ fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
     picture
 }
 
-/// Does what takes memory and gives it back in every way, whatever of it fails.
+/// Allocates and releases memory in every way, whether or not the calls fail.
 fn work(allocator: &Allocator) {
     let streams = [Stream::DEFAULT, Stream(1)];
     let request = |mib, stream| {
@@ -130,7 +130,7 @@ fn work(allocator: &Allocator) {
     }
     let free = |block: &DeviceAddress| allocator.free(*block).is_err();
     blocks.retain(free);
-    // More than is left beside what is cached.
+    // More than is free on the device in addition to cached memory.
     blocks.extend(request(100, streams[1]));
     blocks.retain(free);
     let _ = allocator.with_all(|device| device.empty_cache());
@@ -151,7 +151,7 @@ fn memory_is_there_still_when_its_end_is_told() {
     }
 }
 
-/// Only the calls that take memory back fail: then as many are told of as were made.
+/// Only release calls fail: then the number of reported releases equals the number of calls.
 #[test]
 fn an_end_that_the_driver_refused_is_corrected() {
     for config in configs().into_iter().map(without_wait) {

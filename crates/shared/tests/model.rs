@@ -1,5 +1,5 @@
-//! A device of several lanes against one allocator, driven by one thread: the same program has the same
-//! addresses, figures, peaks, pictures and errors, whatever streams it uses.
+//! Compares a device of several lanes with a single allocator, both driven by one thread. The same program must
+//! give the same addresses, statistics, peaks, snapshots and errors, whatever streams it uses.
 #![expect(clippy::unwrap_used, reason = "a test of one function, in parts")]
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use lowtide_sim::program::configs;
 use lowtide_sim::{SimConfig, SimDriver};
 use proptest::prelude::*;
 
-/// Memory of the devices: little, so that programs run out of it.
+/// Device memory: little, so that programs run out of it.
 const CAPACITY: Bytes = Bytes::mib(160);
 
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ enum Op {
     },
     Free(usize),
     RecordStream(usize, Stream),
-    /// Keeps a stream from passing its events, or lets it.
+    /// Holds back a stream's events, or lets them pass.
     Hold(Stream, bool),
     EmptyCache,
     ProcessEvents,
@@ -79,14 +79,14 @@ fn hold(driver: &mut SimDriver, stream: Stream, is_held: bool) {
     }
 }
 
-/// The one allocator, and the lanes that must do as it does.
+/// The single allocator, and the lanes that must behave like it.
 struct Both {
     single: DeviceAllocator<SimDriver>,
     shared: SharedAllocator<SimDriver>,
     held: Vec<DeviceAddress>,
-    /// Whether all figures are the same. One allocator gives memory back in the order of the streams'
-    /// numbers, and blocks that waited come free in the order of their events; what free parts came and
-    /// went in that, and their peaks, depend on it. In PyTorch that is a hash table's order.
+    /// Whether all statistics are compared. One allocator releases memory in the order of stream numbers, and
+    /// pending blocks become free in the order of their events. The count of free parts, and its peaks, depend on
+    /// that order. In PyTorch it is a hash table's order.
     is_exact: bool,
 }
 
@@ -208,7 +208,7 @@ impl Both {
     }
 }
 
-/// What pools are asked for, of an allocator on any driver.
+/// The pool operations of an allocator on any driver.
 trait Pools {
     fn change(&mut self, op: &Op) -> Result<(), AllocError>;
 }
@@ -231,7 +231,7 @@ impl<D: Driver> Pools for Lane<D> {
 
 fn run(config: &Config, ops: &[Op]) -> Result<(), TestCaseError> {
     let mut both = Both::new(config);
-    // Giving a block back waits for the device, so that held events pass, where `direct` has them polled.
+    // Freeing a block waits for the device, so held events pass; `direct` polls them instead.
     let is_skipped = |op: &&Op| matches!((config, op), (Config::Direct(_), Op::Hold(..)));
     for op in ops.iter().filter(|op| !is_skipped(op)) {
         both.apply(op)?;
@@ -250,7 +250,7 @@ proptest! {
     ) {
         let is_run = |op: &Op| shares_blocks || !matches!(op, Op::RecordStream(..));
         let ops: Vec<Op> = ops.into_iter().filter(is_run).collect();
-        // One that waits for memory does so in vain in a single thread.
+        // A strategy that waits for memory waits in vain in a single thread.
         let waits = |config: &Config| config.retry_wait_ms().is_some();
         for config in configs().into_iter().filter(|config| !waits(config)) {
             let outcome = run(&config, &ops);

@@ -1,4 +1,4 @@
-//! Threads that free each other's blocks, with a shadow of who holds what.
+//! Threads that free each other's blocks, with a shadow that records which thread holds which memory.
 //!
 //! `LOWTIDE_STRESS_OPERATIONS` sets how many requests each thread makes.
 #![expect(
@@ -18,28 +18,28 @@ use lowtide_sim::{SimConfig, SimDriver};
 
 const THREADS: u64 = 16;
 const CAPACITY: Bytes = Bytes::gib(1);
-/// Blocks are told apart in units of this.
+/// The unit in which the shadow tells blocks apart.
 const UNIT: u64 = 512;
-/// The simulator gives out addresses from multiples of this on.
+/// The simulator's addresses start at a multiple of this.
 const START: u64 = 1 << 44;
-/// A leaf of the shadow has the units of 2 MiB.
+/// A leaf of the shadow covers 2 MiB, in units.
 const LEAF_UNITS: usize = 1 << 12;
-/// How much of the address space has a shadow: expandable segments reserve more than there is memory.
+/// How much of the address space has a shadow: expandable segments reserve more addresses than there is memory.
 const LEAVES: usize = 1 << 20;
 
-/// A block in somebody's hands.
+/// A block that a thread holds.
 #[derive(Clone, Copy)]
 struct Block {
     address: DeviceAddress,
     size: u64,
-    /// Who was given it, and which of the thread's requests that was; never zero.
+    /// Which thread it was allocated for, and by which of the thread's requests; never zero.
     stamp: u32,
 }
 
 /// The stamp of the block that each unit of memory is part of, or zero.
 ///
-/// Stamps are swapped, so that of two threads that hold the same unit one finds the other's. The orderings
-/// are the weakest there are: the shadow orders nothing that the allocator does not.
+/// Stamps are swapped: if two threads hold the same unit, one finds the other's stamp. The orderings are the
+/// weakest possible, so that the shadow adds no ordering that the allocator lacks.
 struct Shadow(Vec<OnceLock<Box<[AtomicU32]>>>);
 
 impl Shadow {
@@ -72,9 +72,9 @@ impl Shadow {
 struct Stress {
     allocator: SharedAllocator<SimDriver>,
     shadow: Shadow,
-    /// Where blocks wait for whichever thread finds them.
+    /// Slots for blocks that any thread may take.
     places: Vec<Mutex<Option<Block>>>,
-    /// Streams are the threads' own where there are as many.
+    /// Number of streams. Each thread has its own if there are as many as threads.
     streams: u64,
     operations: u64,
 }
@@ -106,7 +106,7 @@ impl Stress {
         }
     }
 
-    /// What one thread does: holds some blocks, swaps some with a place that all threads share.
+    /// One thread's work: it holds some blocks and swaps some with slots that all threads share.
     fn work(&self, number: u64) {
         let (mut seed, mut held) = (number + 1, Vec::new());
         for operation in 0..self.operations {
@@ -149,7 +149,7 @@ impl Stress {
         };
         self.shadow.hold(&block);
         if choice >> 8 & 15 == 0 {
-            // Used on another stream, and freed later by whichever thread finds it.
+            // Used on another stream, and freed later by any thread.
             let other = stream((choice >> 12) % self.streams);
             let recorded = self
                 .allocator
@@ -164,7 +164,7 @@ impl Stress {
         self.allocator.free(block.address).unwrap();
     }
 
-    /// Now and then, what concerns all of the device.
+    /// Makes a call that concerns the whole device, now and then.
     fn manage(&self, choice: u64) {
         match choice >> 40 & 0x3fff {
             0 => self

@@ -1,4 +1,4 @@
-//! The standard library's lock and clock, and real threads.
+//! Real threads, with the standard library's lock and clock.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,7 +72,7 @@ fn a_wait_ends_and_then_the_failure_counts_once() {
     );
 }
 
-/// Who waits is passed by those that find memory.
+/// A waiting request does not block requests that find memory.
 #[test]
 fn a_waiting_request_holds_up_no_other() {
     let allocator = allocator("bfc:retry_ms:1000000000", 4);
@@ -111,12 +111,12 @@ fn a_refused_call_says_why() {
     assert_eq!(allocator.free(address), Err(error));
 }
 
-/// Uses the allocator as it ends, as whatever owns memory does.
+/// Uses the allocator in its destructor, like any owner of memory.
 struct Ends<'a>(&'a SharedAllocator<SimDriver>);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        // One lane, then all of them.
+        // Enters one lane, then all of them.
         let address = self
             .0
             .allocate(Bytes::mib(1), Stream::DEFAULT, || Ok(false));
@@ -128,7 +128,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// The panic is the program's, and none of a thread that was in the allocator.
+/// The panic is the program's own; no thread panicked inside the allocator.
 #[test]
 fn a_thread_that_panicked_may_give_back_what_it_holds() {
     let allocator = allocator("caching", 40);
@@ -202,7 +202,7 @@ fn threads_hand_blocks_to_each_other() {
     assert_eq!(checked, Ok(()));
 }
 
-/// Every event is told once, in order, by the thread that caused it, before its call returns.
+/// Every event is reported once, in order, by the thread that caused it, before its call returns.
 #[test]
 fn an_observer_hears_of_every_event() {
     let allocator = allocator("caching", 64);
@@ -269,7 +269,7 @@ fn an_observer_hears_of_every_event() {
     assert_eq!(kept, Ok(0), "nobody is told later");
 }
 
-/// The waits that BFC asks for are told of as they happen, and not at their end.
+/// The waits that BFC configures are reported as they happen, not at their end.
 #[test]
 fn an_observer_hears_of_a_request_that_waits() {
     let allocator = allocator("bfc:retry_ms:20", 4);

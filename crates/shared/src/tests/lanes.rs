@@ -87,7 +87,7 @@ fn sixteen_threads_do_anything() {
     });
 }
 
-/// What one lane keeps for later serves another, so that nobody who may have all of the memory is refused.
+/// Memory that one lane caches serves another, so no request fails while cached memory would serve it.
 #[test]
 fn a_miss_takes_what_other_lanes_hold() {
     explore(|| {
@@ -123,7 +123,7 @@ fn a_miss_takes_what_other_lanes_hold() {
     });
 }
 
-/// After a panic every call is refused, in every lane, and nobody waits for ever.
+/// After a panic every call in every lane returns an error, and no thread waits forever.
 #[test]
 fn a_panic_stops_all_threads() {
     explore(|| {

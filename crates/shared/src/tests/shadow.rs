@@ -1,21 +1,21 @@
-//! What must be true of memory whoever looks, kept beside the allocator and without its help.
+//! What must be true of memory at any moment, recorded independently of the allocator.
 //!
-//! It is behind a lock of the standard library, so that no schedule can part what a thread does with it.
+//! It uses the standard library's lock, so that no schedule can interleave a thread's changes to it.
 
 use std::collections::BTreeMap;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event};
 
-/// Which bytes are held, and which are still used by work on other streams.
+/// Which bytes are allocated, and which are still used by work on other streams.
 #[derive(Default)]
 pub(super) struct Shadow {
     held: Ranges,
-    /// Freed blocks by their addresses, with the time until which work uses them.
+    /// Freed blocks by address, with the time until which work uses them.
     used: BTreeMap<DeviceAddress, (Bytes, u64)>,
 }
 
 impl Shadow {
-    /// Notes a block that was handed out at a moment not after `now_ns`.
+    /// Records a block that was allocated at or before `now_ns`.
     pub(super) fn hold(&mut self, address: DeviceAddress, size: Bytes, now_ns: u64) {
         self.held.insert(address, size);
         let end = address + size;
@@ -30,7 +30,7 @@ impl Shadow {
         }
     }
 
-    /// Notes that a block is about to be freed, which work uses until then.
+    /// Records that a block is about to be freed. Work uses it until the given time.
     pub(super) fn free(&mut self, address: DeviceAddress, size: Bytes, used_until_ns: u64) {
         assert_eq!(self.held.remove(address), Some(size));
         if used_until_ns > 0 {
@@ -39,7 +39,7 @@ impl Shadow {
     }
 }
 
-/// What the events alone say, which every observer must hear in an order that makes sense.
+/// The state that follows from the events alone. Every observer must be notified of them in a consistent order.
 #[derive(Default)]
 pub(super) struct Witness {
     segments: Ranges,
@@ -80,13 +80,13 @@ impl Witness {
         }
     }
 
-    /// Returns how many blocks the program holds, or work still uses.
+    /// Returns how many blocks are allocated or still used by work.
     pub(super) fn active(&self) -> usize {
         self.blocks.len()
     }
 }
 
-/// Ranges of addresses of which no two overlap.
+/// Ranges of addresses that do not overlap.
 #[derive(Default)]
 struct Ranges(BTreeMap<DeviceAddress, Bytes>);
 

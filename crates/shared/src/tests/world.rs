@@ -1,4 +1,4 @@
-//! A device whose streams are served by lanes, and threads that do with it whatever a program may.
+//! A device whose streams are served by lanes, and threads that make every call that a program may make.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 /// How long work on a stream takes: longer than all calls of the driver in a test.
 const WORK_NS: u64 = 1_000_000_000_000;
 
-/// What the threads of a test do, besides what all do.
+/// What the threads of a test do in addition to the common steps.
 #[derive(Clone, Copy)]
 pub(super) struct Program {
     pub(super) config: &'static str,
@@ -27,7 +27,7 @@ pub(super) struct Program {
     pub(super) steps: usize,
     pub(super) streams: u64,
     pub(super) capacity: Bytes,
-    /// The most that they ever allow to be held.
+    /// The largest limit that they ever set.
     pub(super) limit: Option<Bytes>,
     /// Whether there are captures and private pools.
     pub(super) captures: bool,
@@ -49,11 +49,11 @@ impl Default for Program {
     }
 }
 
-/// A block that whoever finds it may use and free.
+/// A block that any thread may use and free.
 struct Block {
     address: DeviceAddress,
     size: Bytes,
-    /// Until when work on other streams uses it.
+    /// The time until which work on other streams uses it.
     used_until_ns: u64,
 }
 
@@ -63,11 +63,11 @@ struct World {
     shadow: Mutex<Shadow>,
     witness: std::sync::Arc<Mutex<Witness>>,
     shelf: Mutex<Vec<Block>>,
-    /// Until when each stream is busy.
+    /// The time until which each stream is busy.
     work: Mutex<BTreeMap<Stream, u64>>,
 }
 
-/// Runs a program to its end, and checks what is left.
+/// Runs a program to its end, and checks the final state.
 pub(super) fn run(program: Program) {
     let world = Arc::new(World::new(program));
     let spawn = |number| {
@@ -126,7 +126,7 @@ impl World {
         observed.unwrap();
     }
 
-    /// One thread does something, chosen at random.
+    /// Performs one random step in one thread.
     fn step(&self, number: u64) {
         match thread_rng().gen_range(0..100) {
             0..40 => self.allocate(self.any_stream()),
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// Returns a block, or none where memory has run out.
+    /// Returns a block, or `None` if memory has run out.
     fn try_allocate(&self, size: Bytes, stream: Stream) -> Option<Block> {
         let address = match self.allocator.allocate(size, stream, || Ok(false)) {
             Err(error) if error.is_out_of_memory() => return None,
@@ -191,7 +191,7 @@ impl World {
         self.allocator.free(address).unwrap();
     }
 
-    /// Starts work on another stream than a block's own.
+    /// Starts work that uses a block on another stream than its own.
     fn use_elsewhere(&self) {
         let Some(mut block) = self.any_block() else {
             return;
@@ -203,14 +203,14 @@ impl World {
         });
         let own = own.unwrap();
         assert_eq!((own.address, own.requested), (address, block.size));
-        // What captures do is ordered by their graphs.
+        // During captures, graphs order the work.
         if own.stream != stream && !self.program.captures {
             block.used_until_ns = block.used_until_ns.max(self.launch(stream));
         }
         self.shelf.lock().unwrap().push(block);
     }
 
-    /// Starts work on a stream and returns when it is done.
+    /// Starts work on a stream and returns the time at which it is done.
     fn launch(&self, stream: Stream) -> u64 {
         self.allocator.with_driver(|driver| {
             driver.launch(stream, WORK_NS);
@@ -221,7 +221,7 @@ impl World {
         })
     }
 
-    /// What concerns all of the device, at any moment.
+    /// Makes a call that concerns the whole device.
     fn manage(&self) {
         let allocator = &self.allocator;
         match thread_rng().gen_range(0..9) {
@@ -252,7 +252,7 @@ impl World {
             4 => {
                 let rounds = ["caching", "caching:roundup_power2_divisions:4"];
                 let config = rounds[thread_rng().gen_range(0..2)].parse().unwrap();
-                // Options of another strategy are refused, by every lane.
+                // Every lane rejects options of another strategy.
                 let is_caching = self.program.config.starts_with("caching");
                 assert_eq!(
                     allocator
@@ -286,7 +286,7 @@ impl World {
         changed.unwrap();
     }
 
-    /// As a capture into a graph: a pool of its own, routes, and no wait for anything.
+    /// Acts like a capture into a graph: a private pool, routes, and no wait for events.
     fn capture(&self, number: u64) {
         self.allocator
             .for_each_lane(|lane| {
@@ -299,7 +299,7 @@ impl World {
         self.allocator.for_each_lane(Lane::capture_end).unwrap();
     }
 
-    /// Requests of one stream go to a private pool for a while.
+    /// Routes the requests of one stream to a private pool for a while.
     fn use_pool(&self, number: u64) {
         let (pool, stream) = (MempoolId(0, number + 1), self.any_stream());
         let allocator = &self.allocator;
@@ -336,7 +336,7 @@ impl World {
             .allocator
             .with_all(|device| device.lane_mut().empty_pool(pool));
         match emptied.unwrap() {
-            // It went with its last block, when everything cached did.
+            // The pool ended with its last block, when all cached memory was released.
             Ok(()) | Err(AllocError::NoSuchPool { .. }) => {}
             Err(error) => panic!("{error}"),
         }
@@ -347,7 +347,7 @@ impl World {
         checked.unwrap();
     }
 
-    /// Checks the figures when all threads are done, gives everything back, and checks that it went.
+    /// Checks the statistics when all threads are done, releases all memory, and checks that none is left.
     fn end(&self) {
         let allocator = &self.allocator;
         let blocks = std::mem::take(&mut *self.shelf.lock().unwrap());
@@ -371,7 +371,7 @@ impl World {
             allocator.with_driver(|driver| [driver.physical_bytes(), driver.physical_bytes_max()]);
         assert!(stats.reserved() <= physical);
         if self.program.config != "direct" {
-            // All others ask for whole pages, in which the device counts.
+            // All other strategies reserve whole pages, and the device counts in pages.
             assert_eq!(stats.reserved(), physical);
         }
         assert!(self.program.limit.is_none_or(|limit| most <= limit));
