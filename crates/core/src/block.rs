@@ -1,4 +1,4 @@
-//! The table of blocks: every part of a segment that a strategy keeps track of.
+//! The table of blocks: every part of a segment that a strategy tracks.
 #![expect(
     clippy::inline_always,
     reason = "a record passed to a call goes through memory, and a call costs a request a fortieth of its time"
@@ -36,16 +36,16 @@ impl BlockId {
     }
 }
 
-/// What a block is doing.
+/// The state of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockState {
-    /// The strategy may hand it out.
+    /// The strategy may allocate it.
     Free,
     /// The program holds it.
     Allocated,
-    /// The program let go of it; a stream that used it has not passed its event yet.
+    /// The program freed it, but a stream that used it has not passed its event yet.
     Pending,
-    /// Addresses of an expandable segment with no memory behind them.
+    /// Addresses of an expandable segment without memory.
     Unmapped,
 }
 
@@ -54,14 +54,14 @@ pub(crate) enum BlockState {
 pub(crate) struct Block {
     pub(crate) address: DeviceAddress,
     pub(crate) size: Bytes,
-    /// What the program asked for; in a block that is not active, what its last holder did.
+    /// The requested size; in a block that is not active, the last holder's request.
     pub(crate) requested: Bytes,
     /// The pool and stream that may use the block.
     pub(crate) domain: DomainId,
     /// Which of PyTorch's two size pools the block counts for: the same as its segment's.
     pub(crate) kind: SizeKind,
     pub(crate) state: BlockState,
-    /// Whether streams besides its own have used it since it was handed out.
+    /// Whether streams besides its own have used it since it was allocated.
     pub(crate) used_elsewhere: bool,
     /// The block that ends where this one starts, in strategies that link the blocks of a segment.
     pub(crate) previous: Option<BlockId>,
@@ -70,7 +70,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Returns a free block that nobody held yet, linked to no other.
+    /// Returns a free block that was never allocated, linked to no other.
     pub(crate) fn new(
         address: DeviceAddress,
         size: Bytes,
@@ -90,7 +90,7 @@ impl Block {
         }
     }
 
-    /// Returns the address behind the block's last byte.
+    /// Returns the address after the block's last byte.
     pub(crate) fn end(&self) -> DeviceAddress {
         self.address + self.size
     }
@@ -100,17 +100,17 @@ impl Block {
         self.previous.is_some() || self.next.is_some()
     }
 
-    /// Returns whether the program, or work it queued, may still touch the block.
+    /// Returns whether the program, or work it queued, may still access the block.
     pub(crate) fn is_active(&self) -> bool {
         matches!(self.state, BlockState::Allocated | BlockState::Pending)
     }
 }
 
-/// How the table keeps a [`Block`] without its state, in half a cache line.
+/// How the table stores a [`Block`] without its state, in half a cache line.
 ///
-/// A job's blocks are touched in no order, each time from a cache that holds only some of them: what
-/// fits into it twice as often is worth the few instructions that packing takes. No segment has 2^48
-/// bytes ([`Bytes::SEGMENT_MAX`]) and no device 2^16 domains, so a word holds one of each.
+/// A job touches its blocks in no order, from a cache that holds only some of them. Fitting twice as many is worth
+/// the few instructions of packing. No segment has 2^48 bytes ([`Bytes::SEGMENT_MAX`]) and no device has 2^16
+/// domains, so one word holds a size and a domain.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 struct Record {
@@ -130,11 +130,11 @@ const IS_LARGE: u64 = 1 << SIZE_BITS;
 const USED_ELSEWHERE: u64 = 1 << (SIZE_BITS + 1);
 /// Whether the block can be found by its address.
 const IS_LISTED: u64 = 1 << (SIZE_BITS + 2);
-/// Whether the block was noted, and not handed out since.
+/// Whether the block is watched: marked so, and not allocated since.
 const IS_WATCHED: u64 = 1 << (SIZE_BITS + 3);
 
 impl Record {
-    /// What keeps the place of a block that is no more.
+    /// The record of a removed block.
     const VACANT: Record = Record {
         address: DeviceAddress::NULL,
         size_and_flags: 0,
@@ -184,7 +184,7 @@ impl Record {
         Bytes(self.size_and_flags & SIZE_MASK)
     }
 
-    /// Replaces those bits of the first word that `mask` has.
+    /// Replaces the bits of the first word that `mask` selects.
     #[inline(always)]
     fn set(&mut self, mask: u64, bits: u64) {
         self.size_and_flags = self.size_and_flags & !mask | bits;
@@ -193,21 +193,20 @@ impl Record {
 
 /// Every block, by number and by address.
 ///
-/// Numbers are used again, last freed first: the newest record is likeliest to be in cache. The map from
-/// addresses compares through the table.
+/// Numbers are reused, last freed first: the newest record is likeliest to be in cache. The map from addresses
+/// compares keys through the table.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     /// Record 0 is never used, so that `Option<BlockId>` takes four bytes.
     records: Vec<Record>,
-    /// What each block is doing: apart from its record, because of a block's neighbours that is often all that is
-    /// asked, and a cache that has few of the records has all of these.
+    /// The state of each block. It is apart from its record, because a look at a block's neighbours often needs
+    /// only their states. A cache that holds few of the records holds all of these.
     states: Vec<BlockState>,
-    /// The segment of each block: apart from its record, because a request that hits does not ask for it.
+    /// The segment of each block. It is apart from its record, because a hit does not need it.
     segments: Vec<SegmentId>,
-    /// A number of the strategy's own for each block, as far as it has set any: an order, a size class,
-    /// an age.
+    /// A number that the strategy sets for each block: an order, a size class, an age.
     marks: Vec<u64>,
-    /// Records that hold no block.
+    /// Records without a block.
     vacant: Vec<BlockId>,
     by_address: NumberTable,
     lists_when_handed_out: bool,
@@ -226,14 +225,14 @@ impl BlockTable {
         }
     }
 
-    /// Puts blocks into the map from addresses only when they are handed out. What is left of a block
-    /// that was cut is often merged again before anyone asks for it by its address, and a strategy that
-    /// never does need not pay for that.
+    /// Puts blocks into the map from addresses only when they are allocated. The rest of a split block is often
+    /// merged again before it is looked up by address. A strategy that never looks up free blocks need not pay for
+    /// that.
     pub(crate) fn list_when_handed_out(&mut self) {
         self.lists_when_handed_out = true;
     }
 
-    /// Tells `hint` where [`BlockTable::find`] begins, now and whenever that changes.
+    /// Stores in `hint` where [`BlockTable::find`] begins, now and whenever that changes.
     pub(crate) fn keep_search_hint(&mut self, hint: &'static SearchHint) {
         self.by_address.keep_hint(hint);
     }
@@ -249,10 +248,10 @@ impl BlockTable {
         self.records[id.index()].unpack(self.state(id))
     }
 
-    /// Returns what a block is doing. Constant time.
+    /// Returns the state of a block. Constant time.
     #[inline(always)]
     pub(crate) fn state(&self, id: BlockId) -> BlockState {
-        // Where nobody looks at the state, an access that cannot panic is left out.
+        // If the caller ignores the state, the compiler removes an access that cannot panic.
         let state = self.states.get(id.index()).copied();
         state.unwrap_or(BlockState::Unmapped)
     }
@@ -263,13 +262,13 @@ impl BlockTable {
         self.segments[id.index()]
     }
 
-    /// Returns what [`BlockTable::set_mark`] set; zero of a block that it was never called for. Constant time.
+    /// Returns the number that [`BlockTable::set_mark`] set, or zero if it was never set. Constant time.
     #[inline(always)]
     pub(crate) fn mark(&self, id: BlockId) -> u64 {
         self.marks.get(id.index()).copied().unwrap_or(0)
     }
 
-    /// Keeps a number of the strategy's own for a block. Constant time.
+    /// Sets the strategy's number for a block. Constant time.
     #[inline(always)]
     pub(crate) fn set_mark(&mut self, id: BlockId, mark: u64) {
         match self.marks.get_mut(id.index()) {
@@ -286,7 +285,7 @@ impl BlockTable {
         self.marks[id.index()] = mark;
     }
 
-    /// Says what a block is doing.
+    /// Sets the state of a block.
     #[inline(always)]
     pub(crate) fn set_state(&mut self, id: BlockId, state: BlockState) {
         debug_assert!(
@@ -296,8 +295,7 @@ impl BlockTable {
         self.states[id.index()] = state;
     }
 
-    /// Returns a block as the program held it, and makes it free; `None` where the program does not hold it.
-    /// Constant time.
+    /// Makes the allocated block at `address` free, and returns it as it was before. Constant time.
     #[inline(always)]
     pub(crate) fn free_held(&mut self, id: BlockId) -> Option<Block> {
         let state = &mut self.states[id.index()];
@@ -308,7 +306,7 @@ impl BlockTable {
         Some(self.records[id.index()].unpack(BlockState::Allocated))
     }
 
-    /// Returns a block as it was, and makes it free. Constant time.
+    /// Makes a block free, and returns it as it was before. Constant time.
     pub(crate) fn make_free(&mut self, id: BlockId) -> Block {
         let block = self.get(id);
         debug_assert!(block.is_active(), "only what is in use becomes free");
@@ -316,25 +314,25 @@ impl BlockTable {
         block
     }
 
-    /// Says whether other streams than its own use a block.
+    /// Sets whether streams other than its own use a block.
     pub(crate) fn set_used_elsewhere(&mut self, id: BlockId, used_elsewhere: bool) {
         let bits = u64::from(used_elsewhere) * USED_ELSEWHERE;
         self.records[id.index()].set(USED_ELSEWHERE, bits);
     }
 
-    /// Notes a block until it is handed out, or forgets that it was noted.
+    /// Watches a block until it is allocated, or stops watching it.
     pub(crate) fn set_watched(&mut self, id: BlockId, is_watched: bool) {
         let bits = u64::from(is_watched) * IS_WATCHED;
         self.records[id.index()].set(IS_WATCHED, bits);
     }
 
-    /// Returns whether a block was noted, and not handed out since.
+    /// Returns whether a block is watched, and was not allocated since.
     pub(crate) fn is_watched(&self, id: BlockId) -> bool {
         self.records[id.index()].size_and_flags & IS_WATCHED != 0
     }
 
-    /// Notes that the program holds a block and what it asked for, makes it found by its address, and
-    /// returns it. Constant time.
+    /// Marks a block as allocated with the requested size, makes it findable by its address, and returns it.
+    /// Constant time.
     #[inline(always)]
     pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> Block {
         debug_assert!(requested.get() <= SIZE_MASK);
@@ -355,7 +353,7 @@ impl BlockTable {
         block
     }
 
-    /// Puts a block in and returns its number. Constant time.
+    /// Inserts a block and returns its number. Constant time.
     #[inline(always)]
     pub(crate) fn insert(&mut self, block: &Block, segment: SegmentId) -> BlockId {
         self.insert_record(Record::pack(block), block.state, segment, 0)
@@ -410,7 +408,7 @@ impl BlockTable {
             .insert(hash_of(address.get()), id.0, hash_of_number);
     }
 
-    /// Takes a block out. Its number may be given to another. Constant time.
+    /// Removes a block. Its number may then be reused. Constant time.
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: BlockId) {
         let record = &mut self.records[id.index()];
@@ -425,8 +423,7 @@ impl BlockTable {
         debug_assert!(self.vacant.len() < self.records.len());
     }
 
-    /// Returns the block that starts at `address`, if it is listed: a block that is in use is. Constant
-    /// time.
+    /// Returns the block that starts at `address`, if it is listed; every allocated block is. Constant time.
     #[inline]
     pub(crate) fn find(&self, address: DeviceAddress) -> Option<BlockId> {
         let is_it = |number| self.records[BlockId(number).index()].address == address;
@@ -442,8 +439,7 @@ impl BlockTable {
         present.map(|(number, _)| (BlockId(number), self.get(BlockId(number))))
     }
 
-    /// Returns every block with its segment: segment by segment, in the order of their addresses.
-    /// O(n log n).
+    /// Returns every block with its segment, segment by segment, sorted by address. O(n log n).
     pub(crate) fn by_segment(&self) -> Vec<(SegmentId, Block)> {
         let blocks = self.iter().map(|(id, block)| (self.segment(id), block));
         let mut blocks: Vec<(SegmentId, Block)> = blocks.collect();
@@ -451,8 +447,8 @@ impl BlockTable {
         blocks
     }
 
-    /// Cuts a block after its first `size` bytes and returns the number of the new second part, which
-    /// has the state and the mark of the first. Constant time.
+    /// Splits a block after its first `size` bytes. Returns the number of the new second part, which has the state
+    /// and the mark of the first. Constant time.
     #[inline(always)]
     pub(crate) fn split(&mut self, id: BlockId, size: Bytes) -> BlockId {
         let first = self.records[id.index()];
@@ -476,11 +472,11 @@ impl BlockTable {
         rest
     }
 
-    /// Joins a block with the one behind it, whose number becomes invalid. Constant time.
+    /// Merges a block with the next one, whose number becomes invalid. Constant time.
     ///
     /// # Panics
     ///
-    /// If there is none behind it.
+    /// If there is no next block.
     #[inline(always)]
     pub(crate) fn merge_with_next(&mut self, id: BlockId) {
         let next = self.records[id.index()].next;
@@ -526,7 +522,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Returns a block's number for tests that need one and no table.
+    /// Returns a block number for tests that have no table.
     pub(crate) fn block_id(number: u32) -> BlockId {
         BlockId(NonZeroU32::new(number).unwrap())
     }
@@ -538,7 +534,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Every field at its limits too, and none changes with another.
+        /// Every field, also at its limits; setting one changes no other.
         #[test]
         fn a_record_keeps_what_a_block_says(
             address in any::<u64>(),

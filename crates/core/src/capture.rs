@@ -1,11 +1,11 @@
 //! The order of captured work: what the next work of a stream comes after in a graph.
 //!
-//! Captured work does not run, so no event tells when it is done. But the graph says what comes after
-//! what, and memory may serve again what comes after all that used it.
+//! Captured work does not run, so no event shows when it is done. But the graph orders it: memory may be reused by
+//! work that comes after all of its users.
 //!
-//! The order counts whatever its kind, as in PyTorch. Of kernels that start before the one ahead of them is
-//! done (programmatic dependent launch) the program sees to the order, as it does outside of graphs, where
-//! memory that a stream freed serves the same stream at once.
+//! Every kind of dependency counts, as in PyTorch. With programmatic dependent launch, kernels may start before
+//! their predecessor is done. The program is then responsible for the order, as outside of graphs, where a stream
+//! reuses the memory that it freed at once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,22 +18,22 @@ pub(crate) struct CaptureOrder {
     pasts: HashMap<Stream, Past>,
 }
 
-/// What the next work of a stream comes after.
+/// The work that a stream's next work comes after.
 #[derive(Debug, Default)]
 struct Past {
-    /// Where the stream was when it was last asked about.
+    /// The stream's position at the last query.
     point: CapturePoint,
-    /// All of the graph that comes before that.
+    /// All nodes of the graph that come before that position.
     nodes: HashSet<GraphNode>,
 }
 
 impl CaptureOrder {
-    /// Brings what is known of a stream up to date, and returns a test of whether its next work comes
-    /// after all that a point comes after; `None` where the stream is not being captured.
+    /// Updates what is known of a stream, and returns a test of whether its next work comes after all nodes of a
+    /// point. Returns `None` if the stream is not being captured.
     ///
-    /// Each stream asks the driver about each node once, so that a capture takes time linear in its work,
-    /// for each stream that is asked about. A node of which the driver does not say what it comes after is
-    /// taken to come after nothing, which only keeps memory waiting.
+    /// Each stream queries the driver for each node once, so a capture takes time linear in its work for each such
+    /// stream. If the driver does not report a node's dependencies, the node is treated as having none. That only
+    /// keeps memory pending.
     pub(crate) fn follow<D: Driver>(
         &mut self,
         driver: &mut D,
@@ -45,7 +45,7 @@ impl CaptureOrder {
             *past = Past::default();
         }
         let met = past.add(driver, &point.after);
-        // A program may set the order anew (`cudaStreamUpdateCaptureDependencies`).
+        // A program may change the order (`cudaStreamUpdateCaptureDependencies`).
         if !past.point.after.iter().all(|node| met.contains(node)) {
             past.nodes.clear();
             past.add(driver, &point.after);
@@ -59,14 +59,14 @@ impl CaptureOrder {
         })
     }
 
-    /// Forgets all, as the names of nodes may mean others once a capture has ended.
+    /// Removes everything: once a capture has ended, the names of its nodes may be reused.
     pub(crate) fn forget(&mut self) {
         self.pasts.clear();
     }
 }
 
 impl Past {
-    /// Adds nodes and all that they come after; returns those that were met on the way to what was known.
+    /// Adds nodes and all their predecessors. Returns the known nodes that were reached.
     fn add<D: Driver>(&mut self, driver: &mut D, nodes: &[GraphNode]) -> HashSet<GraphNode> {
         let mut met = HashSet::new();
         let mut open = nodes.to_vec();

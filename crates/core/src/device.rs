@@ -1,4 +1,5 @@
-//! A device: what its lanes have in common, such as the limit, peaks and pictures of the whole.
+//! A device: the state that its lanes have in common, such as the limit, and the peaks and snapshots of the whole
+//! device.
 #![expect(
     clippy::inline_always,
     reason = "a call costs a request a fortieth of its time"
@@ -21,17 +22,16 @@ pub use inspect::DevicePast;
 /// What the lanes of a device have in common.
 #[derive(Debug)]
 pub struct DeviceState {
-    /// Bytes that all lanes together may hold from the driver, where there is a limit.
+    /// Bytes that all lanes together may reserve, if there is a limit.
     limit: Option<Bytes>,
-    /// The share of the device's memory that the configuration allows, until the device was asked how
-    /// much that is.
+    /// The fraction of the device's memory that the configuration allows, until the device's size is known.
     fraction: Option<f64>,
-    /// The device's peaks, where it has several lanes. Those of a single lane are the device's.
+    /// The device's peaks, if it has several lanes. The peaks of a single lane are the device's.
     peaks: Peaks,
 }
 
 impl DeviceState {
-    /// Returns the state of a device that holds nothing yet.
+    /// Returns the state of a device that holds no memory.
     pub fn new(config: &Config) -> DeviceState {
         DeviceState {
             limit: None,
@@ -41,7 +41,7 @@ impl DeviceState {
     }
 }
 
-/// How a [`Device`] reaches its lanes: it owns the only one, or each has a lock that is taken.
+/// How a [`Device`] reaches its lanes: it owns its only lane, or it locks one of several.
 pub trait Lanes {
     /// The driver of the device.
     type Driver: Driver;
@@ -49,17 +49,17 @@ pub trait Lanes {
     /// Returns a lane that has been entered.
     fn lane(&mut self, index: usize) -> &mut Lane<Self::Driver>;
 
-    /// Enters every lane in use. Without that only the lane may be used whose request is served.
+    /// Enters every lane in use. Otherwise only the lane of the request may be used.
     ///
     /// # Errors
     ///
     /// [`AllocError::Poisoned`].
     fn enter_all(&mut self) -> Result<(), AllocError>;
 
-    /// Returns the device's state, and the lanes that have been entered, in their order.
+    /// Returns the device's state and the lanes that have been entered, in their order.
     fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<Self::Driver>>);
 
-    /// Returns what [`Lanes::parts`] does, to be changed.
+    /// Returns the same as [`Lanes::parts`], mutable.
     fn parts_mut(
         &mut self,
     ) -> (
@@ -72,7 +72,7 @@ pub trait Lanes {
 /// [entered](Lanes::enter_all).
 #[derive(Debug)]
 pub struct Device<L> {
-    /// Its lanes, and what they have in common.
+    /// Its lanes, and the state they have in common.
     pub lanes: L,
 }
 
@@ -109,7 +109,7 @@ impl<D: Driver> Lanes for OneLane<D> {
 }
 
 impl<D: Driver> Device<OneLane<D>> {
-    /// Returns a device that holds nothing yet. `number` is the one that messages name.
+    /// Returns a device that holds no memory. `number` is the device's number in messages.
     pub fn new(driver: D, number: u32, config: &Config) -> DeviceAllocator<D> {
         Device {
             lanes: OneLane {
@@ -119,15 +119,14 @@ impl<D: Driver> Device<OneLane<D>> {
         }
     }
 
-    /// Returns the address of a block of at least `requested` bytes that work in `stream` may use at
-    /// once; [`DeviceAddress::NULL`] for zero bytes.
+    /// Returns the address of a block of at least `requested` bytes that work in `stream` may use at once. Returns
+    /// [`DeviceAddress::NULL`] for zero bytes.
     ///
-    /// Constant time on a hit for every strategy but BFC with a safe frontier; on a miss, driver
-    /// calls.
+    /// Constant time on a hit for every strategy except BFC with a safe frontier. A miss makes driver calls.
     ///
     /// # Errors
     ///
-    /// [`AllocError::OutOfMemory`] when nothing more can be given back, and as [`Lane::request`].
+    /// [`AllocError::OutOfMemory`] when no more memory can be released, and as [`Lane::request`].
     #[inline]
     pub fn allocate(
         &mut self,
@@ -141,10 +140,10 @@ impl<D: Driver> Device<OneLane<D>> {
         self.serve(&request)
     }
 
-    /// Returns the address of a block from the pool called `pool`, whatever routes are set: how a
-    /// recording, which knows the pool of each block, is replayed. A pool that does not exist is made;
-    /// one that nothing holds is held once from then on, even where memory runs out. A request for zero
-    /// bytes, or one that is refused before memory is looked for, leaves the pools as they were.
+    /// Returns the address of a block from the pool `pool`, whatever routes are set. A replay uses this, because a
+    /// recording names the pool of each block. A pool that does not exist is created. A pool with a use count of
+    /// zero gets a use count of one, even if memory runs out. A request for zero bytes, or one that fails before
+    /// memory is looked for, leaves the pools unchanged.
     ///
     /// # Errors
     ///
@@ -162,7 +161,7 @@ impl<D: Driver> Device<OneLane<D>> {
         self.serve(&request)
     }
 
-    /// Returns what serves a request, if anything does.
+    /// Returns the address that serves a request, if any.
     #[inline(always)]
     fn serve(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
         match self.lanes.lane.take(request) {
@@ -171,7 +170,7 @@ impl<D: Driver> Device<OneLane<D>> {
         }
     }
 
-    /// Serves a miss. Apart from [`Device::serve`], so that a hit does not pay for it.
+    /// Serves a miss. It is separate from [`Device::serve`], so that a hit does not pay for it.
     #[cold]
     fn serve_new(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
         match self.serve_miss(0, request)? {
@@ -180,7 +179,7 @@ impl<D: Driver> Device<OneLane<D>> {
         }
     }
 
-    /// Takes a block back, as [`Lane::free`] does.
+    /// Frees a block like [`Lane::free`].
     ///
     /// # Errors
     ///
@@ -192,29 +191,28 @@ impl<D: Driver> Device<OneLane<D>> {
 }
 
 impl<L: Lanes> Device<L> {
-    /// Returns the first lane, which private pools are in. A [`DeviceAllocator`] has no other.
+    /// Returns the first lane, which has the private pools. A [`DeviceAllocator`] has no other lane.
     pub fn lane(&self) -> &Lane<L::Driver> {
         self.lanes.parts().1.next().expect("a device has a lane")
     }
 
-    /// Returns what [`Device::lane`] does, to be changed.
+    /// Returns the same as [`Device::lane`], mutable.
     pub fn lane_mut(&mut self) -> &mut Lane<L::Driver> {
         self.lanes.lane(0)
     }
 
-    /// Gives everything that is not in use back to the driver, after the events that freed blocks
-    /// wait for, unless a capture forbids the wait. Private pools that are still held keep theirs.
+    /// Releases all unused memory to the driver. It first waits for the events of pending blocks, unless a capture
+    /// forbids the wait. Private pools that are still held keep their memory.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the driver refuses a call; what went back before that is gone.
+    /// [`AllocError::Driver`] when the driver refuses a call; memory released before that stays released.
     pub fn empty_cache(&mut self) -> Result<(), AllocError> {
         self.reclaim_pending()?;
         Ok(self.release_cached(None)?)
     }
 
-    /// Waits for every event that a freed block waits for; during a capture, in which that is not
-    /// allowed, for none.
+    /// Waits for the events of all pending blocks; does nothing during a capture, which forbids the wait.
     fn reclaim_pending(&mut self) -> Result<(), DriverError> {
         if self.lane().is_capturing() {
             return Ok(());
@@ -224,12 +222,13 @@ impl<L: Lanes> Device<L> {
         self.for_each_lane(Lane::reclaim_pending)
     }
 
-    /// Gives back everything that is free, but for what private pools keep that are still held.
+    /// Releases all free memory except that of private pools that are still held.
     fn release_cached(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         self.for_each_lane(|lane| lane.release_cached(failing))
     }
 
-    /// Does to each lane what may fail, until it does. What one has done is settled before the next does something.
+    /// Calls `act` with each lane until one fails. One lane's changes are added to the peaks before the next lane
+    /// is called.
     fn for_each_lane(
         &mut self,
         act: impl Fn(&mut Lane<L::Driver>) -> Result<(), DriverError>,
@@ -243,8 +242,8 @@ impl<L: Lanes> Device<L> {
         Ok(())
     }
 
-    /// Notifies observers of what happened, and brings the device's peaks up to date where any lane's have risen, or
-    /// another lane came into use. What one lane has done must be settled before another does something.
+    /// Notifies observers of new events. Updates the device's peaks if a lane has a new peak or another lane came
+    /// into use. Must be called after each lane's changes, before another lane changes.
     pub fn sync_peaks(&mut self) {
         let (mut count, mut has_new_peak) = (0, false);
         for lane in self.lanes.parts_mut().1 {

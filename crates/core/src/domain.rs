@@ -1,4 +1,4 @@
-//! Who may reuse whose memory: pools, and the streams in them.
+//! Pools, and the streams in them: they decide which requests may reuse which free memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 pub(crate) struct PoolIndex(u32);
 
 impl PoolIndex {
-    /// The pool of everything that no private pool asked for.
+    /// The default pool: it serves all requests that are not routed to a private pool.
     pub(crate) const DEFAULT: PoolIndex = PoolIndex(0);
 }
 
@@ -22,11 +22,10 @@ impl PoolIndex {
 pub(crate) struct DomainId(u16);
 
 impl DomainId {
-    /// The default pool's default stream.
+    /// The default stream of the default pool.
     pub(crate) const DEFAULT: DomainId = DomainId(0);
 
-    /// There are at most so many at a time: the record of a block has two bytes for the number. Tests have
-    /// fewer.
+    /// The most domains at a time: a block's record has two bytes for the number. Tests have fewer.
     pub(crate) const COUNT_MAX: usize = if cfg!(test) { 1 << 10 } else { 1 << u16::BITS };
 
     fn at(index: usize) -> DomainId {
@@ -43,32 +42,32 @@ impl DomainId {
         self.0
     }
 
-    /// Returns the domain that has a number.
+    /// Returns the domain with the given number.
     pub(crate) fn of_number(number: u16) -> DomainId {
         DomainId(number)
     }
 }
 
-/// A pair of pool and stream. Those of a pool stand together, in the order of their streams.
+/// A pair of pool and stream. The domains of a pool are adjacent, ordered by stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Domain {
     pub(crate) pool: PoolIndex,
     pub(crate) stream: Stream,
 }
 
-/// Where the segments of a private pool come from in place of the driver: `torch.cuda.MemPool` with an
-/// allocator of its own. It ends with the pool, which is after the last segment went back.
+/// The source of a private pool's segments in place of the driver: `torch.cuda.MemPool` with an allocator of its
+/// own. It is dropped with the pool, after its last segment was released.
 pub trait SegmentSource: Send {
-    /// Returns new memory of at least `size` bytes for work in `stream`, or `None` where there is none.
+    /// Returns new memory of at least `size` bytes for work in `stream`, or `None` if there is none.
     ///
-    /// A device with a limit (`is_limited`) is to lose no more than that: the limit counts what is handed
-    /// out, not what the source has besides.
+    /// On a device with a limit (`is_limited`), the source should take no more than that from the device. The limit
+    /// counts the returned memory, not other memory that the source holds.
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress>;
 
-    /// Takes memory back that [`SegmentSource::allocate`] returned for `size` bytes.
+    /// Releases memory that [`SegmentSource::allocate`] returned for `size` bytes.
     fn release(&mut self, address: DeviceAddress, size: Bytes);
 
-    /// Returns the name of the region that the memory belongs to, if it belongs to one: errors say it.
+    /// Returns the name of the region that the memory belongs to, if any; error messages name it.
     fn region(&self) -> Option<&Arc<str>> {
         None
     }
@@ -77,23 +76,23 @@ pub trait SegmentSource: Send {
 /// A set of segments that serve only the requests routed to it.
 pub(crate) struct Pool {
     pub(crate) id: MempoolId,
-    /// Graphs, captures and `MemPool` objects that hold the pool; at zero its free segments may go
-    /// back, and the pool ends with its last segment.
+    /// Number of graphs, captures and `MemPool` objects that hold the pool. At zero its free segments may be
+    /// released, and the pool ends with its last segment.
     pub(crate) use_count: u32,
-    /// Bytes held from the driver.
+    /// Reserved bytes.
     pub(crate) reserved_bytes: Gauge,
-    /// Segments, those that are only addresses too.
+    /// Number of segments, including those that only reserve addresses.
     pub(crate) segment_count: usize,
-    /// Whether other pools' requests may be served from here before they fail.
+    /// Whether the pool serves other pools' requests before they fail.
     pub(crate) use_on_oom: bool,
-    /// Whether its free segments go back as the default pool's do, though it is held.
+    /// Whether its free segments are released like the default pool's, though it is held.
     pub(crate) gives_back: bool,
-    /// The name of the region whose memory this is, while that memory is away. Nothing is handed out or
-    /// given back then, and the limit does not count what the pool has.
+    /// The name of the pool's region while that region is paused. No block is then allocated or released, and the
+    /// pool does not count against the limit.
     pub(crate) paused: Option<Arc<str>>,
-    /// Whether blocks are handed out whole.
+    /// Whether its blocks are never split.
     no_split: bool,
-    /// Where its segments come from, if not from the driver; does not change once it has any.
+    /// The source of its segments if it is not the driver; does not change while the pool has segments.
     source: Option<Box<dyn SegmentSource>>,
 }
 
@@ -123,8 +122,7 @@ impl Pool {
     }
 }
 
-/// Every pool and every domain, with numbers that stay small: those of pools and domains that ended are
-/// used again.
+/// Every pool and every domain. Numbers of pools and domains that ended are reused, so they stay small.
 #[derive(Debug)]
 pub(crate) struct Domains {
     pools: Slots<Pool>,
@@ -133,7 +131,7 @@ pub(crate) struct Domains {
     by_pair: BTreeMap<Domain, DomainId>,
     /// The domain of the latest request: most requests come from the same one.
     recent: (Domain, DomainId),
-    /// Whether any pool's blocks were ever handed out whole, so that jobs without need not ask.
+    /// Whether any pool ever had unsplit blocks, so that other jobs skip the check.
     any_no_split: bool,
 }
 
@@ -153,9 +151,9 @@ impl Domains {
         }
     }
 
-    /// Returns the domain of a pool and a stream, a new one if need be, or `None` where there are
-    /// [`DomainId::COUNT_MAX`] others. Constant time for the pair of the latest request, O(log n) for any
-    /// other of n.
+    /// Returns the domain of a pool and a stream, creating it if needed; `None` if there are
+    /// [`DomainId::COUNT_MAX`] others. Constant time for the pair of the latest request, O(log n) for any other of
+    /// n.
     #[inline]
     pub(crate) fn find_or_insert(&mut self, pool: PoolIndex, stream: Stream) -> Option<DomainId> {
         let pair = Domain { pool, stream };
@@ -184,7 +182,7 @@ impl Domains {
         Some(id)
     }
 
-    /// Returns every domain that there is.
+    /// Returns every domain.
     pub(crate) fn iter(&self) -> impl Iterator<Item = DomainId> {
         self.domains.iter().map(|(index, _)| DomainId::at(index))
     }
@@ -194,8 +192,8 @@ impl Domains {
         *{ self.domains.get(id.index()) }.expect("a domain outlives the blocks in it")
     }
 
-    /// Returns the domains of a pool in the order of their streams, as PyTorch walks them. O(log n) for n
-    /// domains of any pool, and linear in those returned.
+    /// Returns the domains of a pool ordered by stream, as PyTorch walks them. O(log n) for n domains of all pools,
+    /// and linear in those returned.
     pub(crate) fn of_pool(&self, pool: PoolIndex) -> Vec<DomainId> {
         let [first, last] = [u64::MIN, u64::MAX].map(|stream| Domain {
             pool,
@@ -210,25 +208,25 @@ impl Domains {
         { self.pools.get(index.0 as usize) }.expect("a pool outlives the segments in it")
     }
 
-    /// Returns a pool by its number, to be changed.
+    /// Returns a pool by its number, mutable.
     pub(crate) fn pool_mut(&mut self, index: PoolIndex) -> &mut Pool {
         { self.pools.get_mut(index.0 as usize) }.expect("a pool outlives the segments in it")
     }
 
-    /// Hands the blocks of a pool out whole from now on.
+    /// Stops splitting the blocks of a pool from now on.
     pub(crate) fn set_no_split(&mut self, index: PoolIndex) {
         self.any_no_split = true;
         self.pool_mut(index).no_split = true;
     }
 
-    /// Returns whether the blocks of a domain are handed out whole.
+    /// Returns whether the blocks of a domain are never split.
     #[inline]
     pub(crate) fn is_no_split(&self, id: DomainId) -> bool {
         self.any_no_split && self.pool(self.domain(id).pool).no_split
     }
 
-    /// Lets the segments of a pool come from `source`, if it has none yet and no other source; returns
-    /// whether it does.
+    /// Sets the source of a pool's segments, if the pool has no segments and no other source. Returns whether it
+    /// was set.
     pub(crate) fn set_source(&mut self, index: PoolIndex, source: Box<dyn SegmentSource>) -> bool {
         let pool = self.pool_mut(index);
         let is_new = pool.source.is_none() && pool.reserved_bytes.current() == 0;
@@ -238,13 +236,13 @@ impl Domains {
         is_new
     }
 
-    /// Returns where the segments of a domain come from, if not from the driver.
+    /// Returns the source of a domain's segments, if it is not the driver.
     pub(crate) fn source_of(&mut self, id: DomainId) -> Option<&mut (dyn SegmentSource + 'static)> {
         let pool = self.domain(id).pool;
         self.pool_mut(pool).source.as_deref_mut()
     }
 
-    /// Returns whether the segments of a domain come from elsewhere than the driver.
+    /// Returns whether the segments of a domain come from another source than the driver.
     pub(crate) fn has_source(&self, id: DomainId) -> bool {
         self.pool(self.domain(id).pool).source.is_some()
     }
@@ -254,13 +252,12 @@ impl Domains {
         self.pool(pool).source.as_ref()?.region()
     }
 
-    /// Returns the bytes of pools whose memory is away. Linear in the number of pools.
+    /// Returns the bytes of paused pools. Linear in the number of pools.
     pub(crate) fn paused_bytes(&self) -> Bytes {
         self.paused_regions().values().copied().sum()
     }
 
-    /// Returns the bytes of pools whose memory is away, by the name of the region. Linear in the number of
-    /// pools.
+    /// Returns the bytes of paused pools, by the name of the region. Linear in the number of pools.
     pub(crate) fn paused_regions(&self) -> BTreeMap<Arc<str>, Bytes> {
         let mut regions = BTreeMap::new();
         for (_, pool) in self.pools() {
@@ -277,7 +274,7 @@ impl Domains {
         self.by_id.get(&id).copied()
     }
 
-    /// Adds a pool that is held once, of a name that no other has. O(log n) for n pools.
+    /// Adds a pool with a use count of one. No other pool may have its name. O(log n) for n pools.
     pub(crate) fn insert_pool(&mut self, id: MempoolId) -> PoolIndex {
         let index = PoolIndex(number(self.pools.insert(Pool::new(id))));
         let other = self.by_id.insert(id, index);
@@ -286,7 +283,7 @@ impl Domains {
         index
     }
 
-    /// Ends a pool that has no segments left.
+    /// Removes a pool that has no segments left.
     pub(crate) fn remove_pool(&mut self, index: PoolIndex) {
         debug_assert_eq!(self.pool(index).reserved_bytes.current(), 0);
         debug_assert_ne!(index, PoolIndex::DEFAULT);
@@ -299,7 +296,7 @@ impl Domains {
         self.remove(&domains);
     }
 
-    /// Ends domains that have no memory.
+    /// Removes domains that have no memory.
     pub(crate) fn remove(&mut self, domains: &[DomainId]) {
         debug_assert!(!domains.contains(&DomainId::DEFAULT));
         self.recent = (self.domain(DomainId::DEFAULT), DomainId::DEFAULT);
@@ -312,7 +309,7 @@ impl Domains {
         debug_assert_eq!(self.domains.len(), self.by_pair.len());
     }
 
-    /// Returns every pool, to be changed.
+    /// Returns every pool, mutable.
     pub(crate) fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
         self.pools.iter_mut()
     }
@@ -324,17 +321,17 @@ impl Domains {
     }
 }
 
-/// Values by numbers, of which there are no more than there ever were values at a time.
+/// Values by number. There are never more numbers than there were values at one time.
 #[derive(Debug)]
 struct Slots<T> {
-    /// `None` where a value was removed.
+    /// `None` if the value was removed.
     values: Vec<Option<T>>,
-    /// Where that is so, each number once; the latest is used first.
+    /// The indices of the `None` values, each once; the latest is used first.
     vacant: Vec<usize>,
 }
 
 impl<T> Slots<T> {
-    /// Returns slots that have one value, whose number is 0.
+    /// Returns slots with one value, whose number is 0.
     fn with_first(value: T) -> Slots<T> {
         Slots {
             values: vec![Some(value)],
@@ -361,7 +358,7 @@ impl<T> Slots<T> {
         self.values.len() - self.vacant.len()
     }
 
-    /// Removes a value, if it is there, whose number another may then have. Constant time.
+    /// Removes a value, if it is there. Another value may then get its number. Constant time.
     fn remove(&mut self, index: usize) -> Option<T> {
         let value = self.values[index].take();
         if value.is_some() {
@@ -380,7 +377,7 @@ impl<T> Slots<T> {
         self.values[index].as_mut()
     }
 
-    /// Returns every value, by rising numbers.
+    /// Returns every value, in order of the numbers.
     fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         let numbered = self.values.iter().enumerate();
         numbered.filter_map(|(index, value)| Some((index, value.as_ref()?)))
@@ -414,13 +411,13 @@ mod tests {
 
     const FULL: u64 = DomainId::COUNT_MAX as u64;
 
-    /// An allocator on a device that runs out of domains first.
+    /// An allocator on a device whose domains run out before its memory.
     fn allocator(strategy: &str) -> DeviceAllocator<TestDriver> {
         let config: Config = strategy.parse().unwrap();
         DeviceAllocator::new(TestDriver::new(Bytes(1 << 50)), 0, &config)
     }
 
-    /// As programs make streams for some work and destroy them.
+    /// Creates streams for some work and destroys them, as programs do.
     fn use_once(allocator: &mut DeviceAllocator<TestDriver>, pool: MempoolId, streams: Range<u64>) {
         for stream in streams.map(Stream) {
             let block = allocator.allocate_in(pool, Bytes(1_000), stream).unwrap();
@@ -479,7 +476,7 @@ mod tests {
         assert_eq!(found, [0, 3, 8, u64::MAX]);
     }
 
-    /// What makes room for a domain ends pools that nothing holds, but not the one that it is for.
+    /// Making room for a domain removes pools that nothing holds, but not the domain's own pool.
     #[test]
     fn a_pool_that_nothing_holds_has_room_made_for_its_own_segment() {
         let mut allocator = allocator("caching");
@@ -525,7 +522,7 @@ mod tests {
         assert_eq!(allocator.lane().pool_use_count(pool), Ok(1));
     }
 
-    /// As programs capture graphs and let go of them without emptying the cache.
+    /// Programs capture graphs and drop them without emptying the cache.
     #[test]
     fn pools_that_nothing_holds_make_room_for_others() {
         for strategy in ["direct", "caching", "slab"] {
@@ -563,7 +560,7 @@ mod tests {
         }
     }
 
-    /// Where some streams have nothing cached, the others keep what they have.
+    /// If some streams have no cached memory, the others keep theirs.
     #[test]
     fn nothing_goes_back_for_a_stream_while_another_has_nothing() {
         let mut allocator = allocator("caching");
@@ -586,7 +583,7 @@ mod tests {
         use_once(&mut allocator, MempoolId::DEFAULT, FULL..FULL + 1);
     }
 
-    /// What a held pool has free is its own, for other streams as for other pools.
+    /// The free memory of a held pool is its own, for other streams and for other pools.
     #[test]
     fn streams_of_a_held_pool_make_room_when_it_is_let_go() {
         let mut allocator = allocator("caching");
@@ -631,7 +628,7 @@ mod tests {
             .unwrap();
     }
 
-    /// Events name their streams by numbers that others have since.
+    /// Events name their streams by domain numbers that other streams have since.
     #[test]
     fn what_happened_in_streams_that_made_room_is_forgotten() {
         let mut allocator = allocator("caching");
@@ -649,7 +646,7 @@ mod tests {
         assert_ne!(past.since, 0);
     }
 
-    /// A request that no device could serve leaves a stream of `bfc` with a large region to ask for next.
+    /// After a request that no device could serve, a stream of `bfc` asks for a large region next.
     #[test]
     fn a_stream_that_takes_the_place_of_another_starts_as_any_does() {
         let mut allocator = allocator("bfc");

@@ -79,12 +79,11 @@ pub trait Driver {
     /// [`DriverError::OutOfMemory`] when no such range is left.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError>;
 
-    /// Gives a whole range from [`Driver::reserve`] back (`cuMemAddressFree`); nothing may be mapped
-    /// in it.
+    /// Releases a whole range from [`Driver::reserve`] (`cuMemAddressFree`). Nothing may be mapped in it.
     ///
     /// # Errors
     ///
-    /// What the device says; the range is then still reserved.
+    /// The driver's error; the range is then still reserved.
     fn unreserve(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
 
     /// Returns new physical memory of `size` bytes, mapped nowhere (`cuMemCreate`).
@@ -94,7 +93,7 @@ pub trait Driver {
     /// [`DriverError::OutOfMemory`] when the device has too little left.
     fn create(&mut self, size: Bytes) -> Result<Handle, DriverError>;
 
-    /// Gives physical memory back (`cuMemRelease`). It leaves the device once nothing maps it.
+    /// Releases physical memory (`cuMemRelease`). It is freed on the device once no address maps it.
     ///
     /// # Errors
     ///
@@ -151,15 +150,15 @@ pub trait Driver {
     /// What the device says; the event is then still valid.
     fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError>;
 
-    /// Makes the work that comes to `stream` from now on wait for the event, and does not wait itself
-    /// (`cudaStreamWaitEvent`).
+    /// Makes work that is queued in `stream` from now on wait for the event (`cudaStreamWaitEvent`). The call
+    /// itself does not wait.
     ///
     /// # Errors
     ///
     /// What the device says; the stream then waits for nothing more than before.
     fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError>;
 
-    /// Gives an event back. It cannot fail: a driver that is told no keeps the event.
+    /// Destroys an event. This cannot fail: if the driver refuses, it keeps the event.
     fn release_event(&mut self, event: EventHandle);
 
     /// Waits until the work now in `stream` is done (`cudaStreamSynchronize`).
@@ -169,20 +168,20 @@ pub trait Driver {
     /// What the device says.
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError>;
 
-    /// Returns the number of the capture that `stream` is part of; `None` where it is not being captured, or
-    /// the device does not say (`cudaStreamGetCaptureInfo`).
+    /// Returns the number of the capture that `stream` is in (`cudaStreamGetCaptureInfo`). `None` if the stream is
+    /// not being captured or the device does not report it.
     fn capture_of(&mut self, _stream: Stream) -> Option<u64> {
         None
     }
 
-    /// Returns where the next work in `stream` comes in the graph that it is captured into; `None` as
-    /// [`Driver::capture_of`]. No other thread may put work into the stream meanwhile.
+    /// Returns the position of the next work of `stream` in the graph that it is captured into; `None` as for
+    /// [`Driver::capture_of`]. No other thread may queue work in the stream meanwhile.
     fn capture_point(&mut self, _stream: Stream) -> Option<CapturePoint> {
         None
     }
 
-    /// Returns the work that a node of a graph comes directly after, while the graph is being captured;
-    /// none where the device does not say (`cudaGraphNodeGetDependencies`).
+    /// Returns the direct dependencies of a graph's node while the graph is being captured; empty if the device
+    /// does not report them (`cudaGraphNodeGetDependencies`).
     fn dependencies(&mut self, _node: GraphNode) -> Vec<GraphNode> {
         Vec::new()
     }
@@ -199,7 +198,7 @@ pub trait Driver {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// The device has too little memory left. The allocator gives cached memory back and tries again.
+    /// The device has too little memory left. The allocator releases cached memory and tries again.
     OutOfMemory,
     /// The device or its driver cannot do this.
     Unsupported {
@@ -212,7 +211,7 @@ pub enum DriverError {
         call: &'static str,
         /// The driver's error number.
         code: i32,
-        /// The driver's own words.
+        /// The driver's error message.
         message: String,
     },
 }
@@ -237,7 +236,7 @@ impl fmt::Display for DriverError {
 
 impl std::error::Error for DriverError {}
 
-/// Returns `None` for a driver that is out of memory, which is an answer and not an error.
+/// Returns `None` if the driver is out of memory, which callers treat as an answer and not as an error.
 pub(crate) fn unless_out_of_memory<T>(
     result: Result<T, DriverError>,
 ) -> Result<Option<T>, DriverError> {

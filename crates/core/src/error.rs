@@ -1,4 +1,4 @@
-//! Why a request was not served.
+//! The errors of the allocator.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,20 +6,19 @@ use std::sync::Arc;
 use crate::driver::DriverError;
 use crate::units::{Bytes, DeviceAddress, MempoolId, PytorchSize, Stream, TorchRelease};
 
-/// Why the allocator did not do what it was asked. Except for cached memory that went back to the
-/// driver, the allocator is then as it was before the call.
+/// Why a call failed. The allocator is then as it was before the call, except for cached memory that was released
+/// to the driver.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No memory is left for the request, after everything that could be given back was.
+    /// No memory is left for the request, after all memory that could be released was released.
     OutOfMemory(Box<OutOfMemory>),
     /// The request is larger than [`Bytes::REQUEST_MAX`].
     TooLarge {
-        /// What was asked for.
+        /// The requested size.
         requested: Bytes,
     },
-    /// The address is not that of a block that the program holds: it was never handed out, or was
-    /// freed before.
+    /// The address is not that of an allocated block: it was never returned, or was freed before.
     NotAllocated {
         /// The address.
         address: DeviceAddress,
@@ -28,12 +27,12 @@ pub enum AllocError {
     NotFree {
         /// The address.
         address: DeviceAddress,
-        /// What was asked for.
+        /// The requested size.
         size: Bytes,
     },
-    /// What is to be a part of the device's memory is not from 0 to 1.
+    /// The fraction of the device's memory is not from 0 to 1.
     NotAFraction,
-    /// A thread panicked while it worked on the device, whose state cannot be trusted since.
+    /// A thread panicked while it worked on the device, so the device's state cannot be trusted.
     Poisoned,
     /// There is no such pool.
     NoSuchPool {
@@ -45,7 +44,7 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
-    /// Nothing holds that pool, which ends with its last segment.
+    /// No user holds that pool, which ends with its last segment.
     PoolNotHeld {
         /// The pool that was named.
         pool: MempoolId,
@@ -55,93 +54,92 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
-    /// That pool has segments, or a source of its own for them, already.
+    /// That pool already has segments, or a source of its own for them.
     PoolHasSource {
         /// The pool that was named.
         pool: MempoolId,
     },
-    /// As many streams have memory that is not only cached as can be told apart, 65,536, each counted once
-    /// for the default pool and for each private pool that there is. Held pools keep what they have cached.
+    /// The most streams, 65,536, already have memory that is not only cached. Each stream counts once for the
+    /// default pool and once for each private pool. Held pools keep their cached memory.
     TooManyStreams,
-    /// The pool's memory is away.
+    /// The pool is paused.
     Paused {
         /// The name of the region that the memory belongs to.
         region: Arc<str>,
     },
-    /// The pool cannot be brought back to a checkpoint.
+    /// The pool cannot be restored to a checkpoint.
     NotRestorable {
         /// The pool that was named.
         pool: MempoolId,
-        /// The first block that stands in the way.
+        /// The first block that prevents it.
         address: DeviceAddress,
-        /// Why it does.
+        /// The reason.
         reason: &'static str,
     },
-    /// The options are not those of the strategy in use, or it is not `caching`, the only one that takes
-    /// others over.
+    /// The options belong to another strategy, or the strategy is not `caching`, the only one whose options can be
+    /// changed.
     NotReconfigurable,
     /// A call to the device failed for another reason than lack of memory.
     Driver(DriverError),
 }
 
-/// What there was when memory ran out.
+/// The state of the device when memory ran out.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OutOfMemory {
     /// The device's number.
     pub device: u32,
-    /// What the program asked for.
+    /// The requested size.
     pub requested: Bytes,
     /// The stream it is for.
     pub stream: Stream,
     /// The pool it is routed to.
     pub pool: MempoolId,
-    /// What the driver would have been asked for: PyTorch's messages name this size.
+    /// The size that the driver would have been asked for: PyTorch's messages name it.
     pub segment_size: Bytes,
     /// The largest block that is free in the request's pool and stream.
     pub largest_free: Bytes,
-    /// Bytes held by the program.
+    /// Allocated bytes.
     pub allocated: Bytes,
-    /// Bytes held from the driver.
+    /// Reserved bytes.
     pub reserved: Bytes,
-    /// Bytes that may be held from the driver, where a limit is set.
+    /// The limit on reserved bytes, if one is set.
     pub limit: Option<Bytes>,
-    /// Bytes held from the driver by private pools and not in use.
+    /// Bytes that private pools have reserved and do not use.
     pub free_in_private_pools: Bytes,
-    /// Bytes free on the device, as its driver says.
+    /// Bytes free on the device, as the driver reports.
     pub device_free: Bytes,
     /// Bytes of the device.
     pub device_total: Bytes,
-    /// Regions whose memory is away, by name, and what their segments take when it is back. It counts as
-    /// reserved, and not against the limit.
+    /// Paused regions, by name, and the bytes that their segments take when resumed. These bytes count as reserved,
+    /// but not against the limit.
     pub paused: Vec<(Arc<str>, Bytes)>,
-    /// What the strategy has to say: BFC's picture of its bins. Empty for the others.
+    /// The strategy's details: BFC's summary of its bins. Empty for the others.
     pub details: String,
-    /// What the program holds, those that take the most first.
+    /// The holders of allocated memory, the largest first.
     pub holders: Vec<Holder>,
-    /// Whether the driver was not asked, because the device was not to hold that much
-    /// (`throw_on_cudamalloc_oom`).
+    /// Whether the request was rejected without a driver call (`throw_on_cudamalloc_oom`).
     pub is_rejected: bool,
     /// Whether new segments grow by mapping memory.
     pub expandable_segments: bool,
-    /// The release of PyTorch whose words the message has: the newest, unless whoever knows better says so.
+    /// The release of PyTorch whose wording the message uses: the newest, unless the caller sets another.
     pub torch: TorchRelease,
 }
 
-/// The blocks of one size that the program holds on one stream and in one region.
+/// The allocated blocks of one size on one stream and in one region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
     /// The size of each.
     pub size: Bytes,
     /// Their stream.
     pub stream: Stream,
-    /// The name of the region they are in, if they are in one.
+    /// The name of their region, if any.
     pub region: Option<Arc<str>>,
     /// How many there are.
     pub count: u64,
 }
 
 impl Holder {
-    /// Returns what they take together.
+    /// Returns their total bytes.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.size.get() * self.count)
     }
@@ -234,7 +232,7 @@ impl fmt::Display for AllocError {
     }
 }
 
-/// PyTorch's wording, so that what users search for and scripts look for is found.
+/// PyTorch's wording, so that searches and scripts that look for it find it.
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.is_rejected {
@@ -292,7 +290,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// Returns what PyTorch advises where segments do not grow, with the variable and the document that it names.
+/// Returns PyTorch's advice if segments are not expandable, with the variable and the document that it names.
 macro_rules! advise_expandable_segments {
     ($variable:literal, $document:literal) => {
         concat!(
@@ -306,7 +304,8 @@ macro_rules! advise_expandable_segments {
 }
 
 impl OutOfMemory {
-    /// Returns what PyTorch advises, in the words of its release. Up to 2.13 it does so even where segments grow already.
+    /// Returns PyTorch's advice, in the wording of its release. Releases up to 2.13 give it even if segments are
+    /// expandable already.
     fn advice(&self) -> &'static str {
         match self.torch {
             TorchRelease(..2, _) | TorchRelease(2, ..10) => advise_expandable_segments!(
@@ -361,5 +360,5 @@ impl OutOfMemory {
     }
 }
 
-/// Without a source: what the driver said is all that [`AllocError::Driver`] says.
+/// Without a source: the message of [`AllocError::Driver`] is the driver's whole message.
 impl std::error::Error for AllocError {}

@@ -1,4 +1,4 @@
-//! What happened, kept until its owner takes it, and notified to an observer if there is one.
+//! Events, kept until their owner takes them. An observer, if there is one, is notified of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,20 +6,21 @@ use std::sync::Arc;
 use crate::event::{Action, Event};
 use crate::recent_events::RecentEvents;
 
-/// Is notified of events, in order and of those of one call together, by the thread whose call caused them: of
-/// memory that leaves before it does, of all else when the owner of the allocator asks for that.
+/// A function that is notified of events, in order, by the thread whose call caused them. Events of one call are
+/// reported together. Releases are reported before the memory is released; other events when the allocator's owner
+/// asks for it.
 pub type Observer = Arc<dyn Fn(&[Event]) + Send + Sync>;
 
 /// Events in their order.
 #[derive(Default)]
 pub(crate) struct EventLog {
-    /// Whether anyone wants events at all.
+    /// Whether events are enabled.
     pub(crate) enabled: bool,
     events: Vec<Event>,
-    /// How many of them, the first ones, the observer was notified of already.
+    /// How many of them, from the first, were already reported to the observer.
     notified: usize,
     observer: Option<Observer>,
-    /// Those that are kept whether or not anyone wants them.
+    /// The last events, which are kept even if events are not enabled.
     pub(crate) recent: RecentEvents,
 }
 
@@ -41,7 +42,7 @@ pub(crate) struct LogMark {
 }
 
 impl EventLog {
-    /// Has `observer` notified of every event from now on, or nobody; then none are kept either.
+    /// Sets the observer that is notified of every event from now on. Without one, no events are kept either.
     pub(crate) fn observe(&mut self, observer: Option<Observer>) {
         self.enabled = observer.is_some();
         self.observer = observer;
@@ -57,8 +58,8 @@ impl EventLog {
         self.events.push(event);
     }
 
-    /// Tells the observer, if there is one, what it was not notified yet, and keeps it: it may have to be
-    /// taken back.
+    /// Notifies the observer, if there is one, of new events. The events are kept, because a failed call takes them
+    /// back.
     pub(crate) fn notify(&mut self) {
         if let Some(observer) = &self.observer {
             let unseen = &self.events[self.notified..];
@@ -69,7 +70,7 @@ impl EventLog {
         }
     }
 
-    /// Returns the events that nobody was notified of, and forgets all.
+    /// Returns the events that no observer was notified of, and removes all.
     pub(crate) fn take(&mut self) -> std::vec::Drain<'_, Event> {
         debug_assert!(self.notified <= self.events.len());
         self.events.drain(..std::mem::take(&mut self.notified));
@@ -84,8 +85,8 @@ impl EventLog {
         }
     }
 
-    /// Takes back the events since `mark`, of a call that failed. What the observer was notified of already is
-    /// corrected, the last event first: what it hears next makes its picture what it was at the mark.
+    /// Takes back the events of a failed call, those since `mark`. For events that the observer was already
+    /// notified of, it is notified of their opposites, the last first. Its state is then as it was at the mark.
     #[cold]
     pub(crate) fn take_back(&mut self, mark: LogMark) {
         debug_assert!(mark.events <= self.events.len(), "a mark is of this log");
@@ -101,12 +102,12 @@ impl EventLog {
                 Action::SegmentUnmap => correct(Action::SegmentMap),
                 Action::FreeCompleted => {
                     correct(Action::Alloc);
-                    // Where the program's own free stands, the block waits again.
+                    // At the program's own free, the block is pending again.
                     if index == mark.events {
                         correct(Action::FreeRequested);
                     }
                 }
-                // With the event above, the block is held again.
+                // With the event above, the block is allocated again.
                 Action::FreeRequested => {}
                 Action::Alloc => {
                     correct(Action::FreeRequested);
@@ -114,7 +115,7 @@ impl EventLog {
                 }
                 Action::SegmentAlloc => correct(Action::SegmentFree),
                 Action::SegmentMap => correct(Action::SegmentUnmap),
-                // That these were so stays true.
+                // These events stay true.
                 Action::Snapshot
                 | Action::OutOfMemory
                 | Action::SegmentPaused

@@ -1,15 +1,15 @@
-//! The figures as they are kept: what the path of a request pays for [`Stats`].
+//! The statistics as they are stored: this module is what a request pays for [`Stats`].
 //!
-//! Five figures change with every request and every free, each of them for a size pool and for all.
-//! What follows from others is left out until somebody asks, where that is cheaper: what was freed is what
-//! was allocated less what is there, and what is active is what is allocated and the few blocks that wait
-//! for other streams. And a figure is kept as its peak and the *head room* below that, over all too: a
-//! change is one subtraction, whose sign says whether there is a new peak, and nothing else is looked at. A
-//! free then costs six additions to head rooms; a request as many subtractions, and three additions to
-//! sums.
+//! Five statistics change with every request and every free, each of them for a size pool and in total. Values that
+//! follow from others are computed on demand if that is cheaper. Freed is allocated in total minus current. Active
+//! is allocated plus the few pending blocks.
 //!
-//! Where several allocators serve one device, a peak here is what this one's part may rise to without a
-//! look at the others (`peaks.rs`), and [`Figures::take_has_new_peak`] says that it rose above that.
+//! A statistic is stored as its peak and the *headroom* below it. A change is one subtraction, and its sign shows
+//! whether there is a new peak. A free costs six additions to headrooms. A request costs as many subtractions, and
+//! three additions to sums.
+//!
+//! If several allocators serve one device, a peak here is the level that this one may reach without a sync
+//! (`peaks.rs`). [`Figures::take_has_new_peak`] reports that it rose above that.
 
 #![expect(
     clippy::inline_always,
@@ -23,22 +23,22 @@ use gauge::{Gauge, Level, Waiting};
 use crate::stats::{SizeKind, Stat, Stats};
 use crate::units::{Bytes, signed};
 
-/// How many figures have a peak.
+/// How many statistics have a peak.
 pub(crate) const LEVELS: usize = 29;
 
-/// How many figures there are of what is held, and again of what is active.
+/// How many statistics there are of allocated memory, and again of active memory.
 pub(crate) const ACTIVE_LEVELS: usize = 6;
 
-/// Everything that is counted; [`Stats`] says what each figure means.
+/// Every statistic; [`Stats`] defines each.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
     allocation: Gauge,
     allocated_bytes: Gauge,
     requested_bytes: Gauge,
-    /// What is active and not allocated.
+    /// Memory that is active and not allocated.
     waiting: Waiting,
     waiting_bytes: Waiting,
-    /// How many blocks wait, so that a job in which none does need not look further.
+    /// Number of pending blocks; a job without any skips further work.
     waiting_blocks: usize,
     inactive_split: Gauge,
     inactive_split_bytes: Gauge,
@@ -46,10 +46,10 @@ pub(crate) struct Figures {
     reserved_bytes: Gauge,
     oversize_allocations: Stat,
     oversize_segments: Stat,
-    /// Whether any peak rose since somebody asked.
+    /// Whether any peak rose since the last query.
     has_new_peak: bool,
-    /// Whether what is active has peaks of its own although no block waits here: in another allocator of
-    /// the device, one does.
+    /// Whether active memory has peaks of its own although no block is pending here: one is pending in another
+    /// allocator of the device.
     tracks_active: bool,
     pub(crate) num_alloc_retries: i64,
     pub(crate) num_ooms: i64,
@@ -57,7 +57,7 @@ pub(crate) struct Figures {
     pub(crate) num_device_alloc: i64,
     pub(crate) num_device_free: i64,
     pub(crate) num_oom_rejections: i64,
-    /// The size from which blocks are not split, in bytes; -1 where there is none.
+    /// The size from which blocks are not split, in bytes; -1 if there is no such size.
     pub(crate) max_split_size: i64,
 }
 
@@ -89,7 +89,7 @@ impl Figures {
         }
     }
 
-    /// Counts a block that the program gets, and asked for so many bytes of.
+    /// Counts a block that is allocated, and its requested bytes.
     #[inline(always)]
     pub(crate) fn count_allocated(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
         debug_assert!(requested <= size, "a block has what was asked for");
@@ -105,7 +105,7 @@ impl Figures {
         }
     }
 
-    /// Counts a block that the program let go of, and that nobody uses any more.
+    /// Counts a block that is freed and no longer used.
     #[inline]
     pub(crate) fn count_freed(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
         self.allocation.decrease(kind, 1);
@@ -113,12 +113,12 @@ impl Figures {
         self.requested_bytes.decrease(kind, signed(requested));
     }
 
-    /// Counts a block that the program let go of, and that other streams may still use.
+    /// Counts a block that is freed while other streams may still use it.
     pub(crate) fn count_suspended(&mut self, kind: SizeKind, size: Bytes) {
         self.allocation.decrease(kind, 1);
         self.allocated_bytes.decrease(kind, signed(size));
         self.waiting_blocks += 1;
-        // From here on the peaks of what is active are not those of what is allocated, on no lane.
+        // From here on the peaks of active memory differ from those of allocated memory, on every lane.
         self.has_new_peak |= !self.tracks_active;
         self.waiting.current[kind as usize] += 1;
         self.waiting_bytes.current[kind as usize] += signed(size);
@@ -128,7 +128,7 @@ impl Figures {
         );
     }
 
-    /// Counts a suspended block that nobody uses any more.
+    /// Counts a pending block that is no longer used.
     pub(crate) fn count_resumed(&mut self, kind: SizeKind, size: Bytes, requested: Bytes) {
         debug_assert!(self.waiting_blocks > 0, "what is resumed was suspended");
         self.waiting_blocks -= 1;
@@ -161,7 +161,7 @@ impl Figures {
         }
     }
 
-    /// Counts a segment that went back.
+    /// Counts a segment that was released.
     pub(crate) fn count_segment_freed(&mut self, kind: SizeKind, is_oversize: bool) {
         self.segment.decrease(kind, 1);
         if is_oversize {
@@ -169,30 +169,30 @@ impl Figures {
         }
     }
 
-    /// Adds to the bytes held from the driver.
+    /// Adds to the reserved bytes.
     pub(crate) fn change_reserved(&mut self, kind: SizeKind, change: i64) {
         let is_new = &mut self.has_new_peak;
         self.reserved_bytes.change(kind, change, is_new);
     }
 
-    /// Sets the blocks that the program holds, and the segments, from which nothing is split.
+    /// Sets the number of allocated blocks and of segments that are too large to be split.
     pub(crate) fn set_oversize(&mut self, blocks: i64, segments: i64) {
         debug_assert!(blocks >= 0 && segments >= 0);
         self.has_new_peak |= self.oversize_allocations.set(blocks);
         self.has_new_peak |= self.oversize_segments.set(segments);
     }
 
-    /// Counts a block from which nothing is split that the program gets.
+    /// Counts the allocation of a block that is too large to be split.
     pub(crate) fn count_oversize_allocation(&mut self) {
         self.has_new_peak |= self.oversize_allocations.increase(1);
     }
 
-    /// Counts a block from which nothing is split that the program let go of.
+    /// Counts the free of a block that is too large to be split.
     pub(crate) fn count_oversize_freed(&mut self) {
         self.oversize_allocations.decrease(1);
     }
 
-    /// Returns whether any peak rose since this was last asked.
+    /// Returns whether any peak rose since the last call.
     #[inline]
     pub(crate) fn take_has_new_peak(&mut self) -> bool {
         std::mem::take(&mut self.has_new_peak)
@@ -204,18 +204,18 @@ impl Figures {
         self.has_new_peak
     }
 
-    /// Has peaks of what is active kept, or no longer, where no block waits here.
+    /// Sets whether to keep peaks of active memory although no block is pending here.
     pub(crate) fn track_active(&mut self, tracks_active: bool) {
         self.tracks_active = tracks_active;
     }
 
-    /// Returns whether peaks of what is active are kept where no block waits here.
+    /// Returns whether peaks of active memory are kept although no block is pending here.
     pub(crate) fn tracks_active(&self) -> bool {
         self.tracks_active
     }
 
-    /// Shows `act` every figure that has a peak, always in the same order: first [`ACTIVE_LEVELS`] of what
-    /// is held and, in the same order, as many of what is active; [`LEVELS`] altogether.
+    /// Calls `act` with every statistic that has a peak, always in the same order. First come [`ACTIVE_LEVELS`] of
+    /// allocated memory, then, in the same order, as many of active memory; there are [`LEVELS`] altogether.
     #[inline]
     pub(crate) fn for_each_level(&mut self, mut act: impl FnMut(Level<'_>)) {
         let act = &mut act;
@@ -240,18 +240,18 @@ impl Figures {
         }
     }
 
-    /// Returns how many blocks were freed and wait for other streams.
+    /// Returns the number of pending blocks.
     pub(crate) fn waiting_blocks(&self) -> usize {
         self.waiting_blocks
     }
 
-    /// Returns the bytes of the blocks that the program, or work it queued, may still touch.
+    /// Returns the active bytes: of blocks that the program, or work it queued, may still access.
     pub(crate) fn active(&self) -> Bytes {
         let waiting: i64 = self.waiting_bytes.current.iter().sum();
         Bytes((self.allocated_bytes.current() + waiting).unsigned_abs())
     }
 
-    /// Returns the figures as PyTorch reports them.
+    /// Returns the statistics as PyTorch reports them.
     pub(crate) fn stats(&self) -> Stats {
         Stats {
             allocation: self.allocation.stats(),
@@ -280,8 +280,8 @@ impl Figures {
         self.for_each_level(|level| level.reset());
     }
 
-    /// Adds the figures of another part of the device. Peaks stay what they are: those of a sum are not
-    /// the sums of peaks.
+    /// Adds the statistics of another part of the device. Peaks are not added: the peak of a sum is not the sum of
+    /// peaks.
     #[must_use]
     pub(crate) fn sum(mut self, mut other: Figures) -> Figures {
         let gauges = self.gauges().into_iter().zip(other.gauges());
@@ -315,12 +315,12 @@ impl Figures {
         self.num_oom_rejections = 0;
     }
 
-    /// Returns the bytes held from the driver.
+    /// Returns the reserved bytes.
     pub(crate) fn reserved(&self) -> Bytes {
         Bytes(self.reserved_bytes.current().unsigned_abs())
     }
 
-    /// Returns the bytes of the blocks that the program holds.
+    /// Returns the allocated bytes.
     pub(crate) fn allocated(&self) -> Bytes {
         Bytes(self.allocated_bytes.current().unsigned_abs())
     }
@@ -484,7 +484,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is worked out when somebody asks is what would have been counted step by step.
+        /// Values computed on demand equal those counted step by step.
         #[test]
         fn what_is_left_out_follows_from_what_is_kept(steps in prop::collection::vec(step(), 1..200)) {
             let mut figures = Figures::new();

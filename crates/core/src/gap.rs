@@ -1,4 +1,4 @@
-//! Where the bytes between what is reserved and what is live have gone.
+//! Fragmentation: the causes of the bytes that are reserved and not live.
 
 use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 use crate::units::{Bytes, MempoolId, Stream};
@@ -6,28 +6,27 @@ use crate::units::{Bytes, MempoolId, Stream};
 /// Live bytes are requests rounded up to this.
 const LIVE_ROUNDING: Bytes = Bytes(512);
 
-/// Why bytes are reserved that are not live.
+/// The cause of reserved bytes that are not live.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Cause {
     /// A block is larger than its request.
     Rounding,
-    /// A block was freed, and a stream that used it has not passed its event yet.
+    /// A block was freed, but a stream that used it has not passed its event yet.
     WaitingForEvents,
     /// Free, in a private pool: a CUDA graph's, or one of the program's own.
     PrivatePools,
-    /// Free, and another stream's.
+    /// Free, but in another stream.
     OtherStreams,
-    /// Free, and could go back to the driver: a segment without a block, or whole pages of an
-    /// expandable one.
+    /// Free, and could be released to the driver: a segment without a block, or whole pages of an expandable one.
     CachedSegments,
     /// Free, in an expandable segment, on pages that blocks lie on too.
     PartlyUsedPages,
-    /// Free, beside blocks in a segment that goes back only whole.
+    /// Free, beside blocks in a segment that can only be released whole.
     SplitRemainders,
 }
 
 impl Cause {
-    /// Every cause, in the order in which they are looked for.
+    /// Every cause, in the order in which they are checked.
     pub const ALL: [Cause; 7] = [
         Cause::Rounding,
         Cause::WaitingForEvents,
@@ -38,7 +37,7 @@ impl Cause {
         Cause::SplitRemainders,
     ];
 
-    /// Returns the name that reports give it.
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Cause::Rounding => "rounding",
@@ -52,21 +51,21 @@ impl Cause {
     }
 }
 
-/// What is reserved at an instant, what of it is live, and why the rest is not: each byte counts once,
-/// so `live` and all causes add up to `reserved`.
+/// The reserved bytes at one moment, the live part, and the causes of the rest. Each byte counts once, so `live`
+/// and all causes add up to `reserved`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Gap {
-    /// The bytes held from the driver.
+    /// The reserved bytes.
     pub reserved: Bytes,
-    /// The bytes of [`Gap::live_bytes_of`] over the blocks that the program holds.
+    /// The sum of [`Gap::live_bytes_of`] over the allocated blocks.
     pub live: Bytes,
     /// The rest by cause, in the order of [`Cause::ALL`].
     pub causes: [Bytes; Cause::ALL.len()],
 }
 
 impl Gap {
-    /// Returns the gap of an allocator that holds `segments`, as a request in `stream` would see it;
-    /// `large_page` is how long the pages of large expandable segments are
+    /// Returns the gap of an allocator with these `segments`, from the view of a request in `stream`. `large_page`
+    /// is the page size of large expandable segments
     /// ([`CachingConfig::large_segment_size`](crate::CachingConfig::large_segment_size)). Linear time.
     pub fn of(segments: &[SegmentSnapshot], stream: Stream, large_page: Bytes) -> Gap {
         let mut gap = Gap::default();
@@ -82,8 +81,8 @@ impl Gap {
         gap
     }
 
-    /// Returns how much of a block counts as live while the program holds it: its request rounded up to
-    /// 512 bytes. Of a block that is smaller than that, as TensorFlow's are, all.
+    /// Returns the live bytes of an allocated block: its request rounded up to 512 bytes, and at most the block's
+    /// size. TensorFlow's blocks can be smaller than that.
     pub fn live_bytes_of(requested: Bytes, size: Bytes) -> Bytes {
         requested.round_up(LIVE_ROUNDING).min(size)
     }
@@ -114,7 +113,7 @@ impl Gap {
 /// The free bytes of one segment, or of one mapped range of an expandable segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FreeBytes {
-    /// Whose it is.
+    /// The stream that its blocks belong to.
     pub stream: Stream,
     /// Which pool it belongs to.
     pub pool: MempoolId,
@@ -122,16 +121,16 @@ pub struct FreeBytes {
     pub is_expandable: bool,
     /// The bytes in no block.
     pub free: Bytes,
-    /// What of them could go back to the driver: all if there is no block, nothing if there is one; of
-    /// an expandable segment, the whole pages that no block touches.
+    /// The free bytes that could be released to the driver. Without a block that is all of them; with a block,
+    /// none. For an expandable segment: the whole pages that no block touches.
     pub releasable: Bytes,
 }
 
 impl FreeBytes {
-    /// How long the pages of expandable segments for small requests are.
+    /// The page size of expandable segments for small requests.
     pub const SMALL_PAGE: Bytes = Bytes::mib(2);
 
-    /// Returns the causes that the bytes count for, as a request in `stream` sees them.
+    /// Returns the causes that the bytes count for, from the view of a request in `stream`.
     pub fn causes(&self, stream: Stream) -> [(Cause, Bytes); 2] {
         let (whole, part) = if !self.pool.is_default() {
             (Cause::PrivatePools, Cause::PrivatePools)
@@ -267,7 +266,7 @@ mod tests {
         let mut expandable = segment(&[
             (25 * MIB, 25 * MIB, Allocated),
             (10 * MIB, 0, Inactive),
-            // Neighbours, though listed apart.
+            // Neighbours, though listed separately.
             (25 * MIB, 0, Inactive),
         ]);
         expandable.is_expandable = true;

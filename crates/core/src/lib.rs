@@ -18,13 +18,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`Device`] has one or more [lanes](Lane), each of which serves some of its streams. What they have in common, such
-//! as the limit, and what is tried when a lane has no free block, is the device's. A [`DeviceAllocator`] is a device of
-//! one lane.
+//! A [`Device`] has one or more [lanes](Lane), each of which serves some of its streams. The device has the limit,
+//! and the attempts to serve a request when a lane has no free block. A [`DeviceAllocator`] is a device with one
+//! lane.
 //!
 //! # The path of a request
 //!
-//! Downward only. A hit ends with the first attempt; everything below it is a miss.
+//! Calls go downward only. A hit ends with `Lane::take`; everything below it is a miss.
 //!
 //! ```text
 //! DeviceAllocator::allocate              device.rs
@@ -41,15 +41,14 @@
 //!    └─ Strategy::grow                   new memory: segment.rs, from physical.rs, which has the Driver
 //! ```
 //!
-//! A block that is freed goes to `Strategy::put` at once or, where other streams used it, by way of
-//! `stream.rs` once they have passed their events; of a graph that is being captured, `capture.rs` can
-//! tell earlier.
+//! A freed block goes to `Strategy::put` at once. If other streams used it, it waits in `stream.rs` until they have
+//! passed their events. If the streams are captured into a graph, `capture.rs` may find earlier that they are done.
 //!
 //! # What this crate does not do
 //!
-//! It calls no CUDA, reads no clock, file or environment variable, starts no thread and locks nothing:
-//! the device is a type parameter, options come in as values, and whoever shares an allocator between
-//! threads locks it. It has no `unsafe` code.
+//! It calls no CUDA, reads no clock, file or environment variable, starts no thread and takes no lock. The device
+//! is a type parameter, and options are passed in as values. A caller that shares an allocator between threads
+//! locks it. The crate has no `unsafe` code.
 #![forbid(unsafe_code)]
 
 mod block;

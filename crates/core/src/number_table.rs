@@ -1,4 +1,4 @@
-//! A hash table of numbers that stand for something kept elsewhere.
+//! A hash table of numbers whose keys are stored elsewhere.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,24 +8,24 @@ use crate::units::DeviceAddress;
 /// The numbers that a bucket has room for.
 const BUCKET_LEN: usize = 6;
 
-/// The least number of buckets: 256 bytes.
+/// The smallest number of buckets: 256 bytes.
 const BUCKETS_MIN_LOG2: u32 = 3;
 
-/// A set of numbers, found by the hash of what each stands for.
+/// A set of numbers, found by the hash of each number's key.
 ///
-/// Buckets of half a cache line with a byte of the hash for each number, so that what the numbers stand
-/// for, likely to be in no cache, is hardly ever looked at in vain; a bucket that is full passes on to the
-/// next and counts what it has passed on, so that nothing has to move when a number is taken out (compare
-/// Knuth, The Art of Computer Programming, volume 3, 6.4, and the tables of Abseil, which look at many such
-/// bytes at once). At most three in five places are in use, on average less than half: 13 bytes a number.
+/// A bucket is half a cache line, with a byte of the hash for each number. So a key, which is likely in no cache,
+/// is rarely read in vain. A full bucket passes numbers on to the next one and counts them, so nothing has to move
+/// when a number is removed. Compare Knuth, The Art of Computer Programming, volume 3, 6.4, and Abseil's tables,
+/// which compare many such bytes at once. At most three in five places are in use, on average less than half: 13
+/// bytes a number.
 #[derive(Debug)]
 pub(crate) struct NumberTable {
     /// A power of two of them.
     buckets: Vec<Bucket>,
-    /// What is left of a hash after this shift is its bucket.
+    /// A hash shifted right by this is its bucket's index.
     shift: u32,
     len: usize,
-    /// What is told where the buckets are.
+    /// Where the position of the buckets is published.
     hint: Option<&'static SearchHint>,
 }
 
@@ -33,8 +33,7 @@ pub(crate) struct NumberTable {
 #[derive(Clone, Copy, Default, Debug)]
 #[repr(align(32))]
 struct Bucket {
-    /// A byte for each place, zero where it is vacant, and above them how many numbers would be here had
-    /// there been room.
+    /// A byte for each place, zero if it is vacant. Above them: how many numbers were passed on for lack of room.
     control: u64,
     numbers: [u32; BUCKET_LEN],
 }
@@ -43,14 +42,14 @@ struct Bucket {
 const EACH: u64 = 0x0101_0101_0101;
 /// The uppermost bit in the byte of each place.
 const EACH_TOP: u64 = EACH << 7;
-/// One that was passed on.
+/// One number that was passed on.
 const PASSED_ON: u64 = 1 << (8 * BUCKET_LEN);
-/// As many passed on as can be counted.
+/// The largest count of numbers passed on.
 const PASSED_ON_MAX: u64 = !(PASSED_ON - 1);
 
 impl Bucket {
-    /// Returns the places whose byte is `tag`, and now and then one above such a place that is not, as the
-    /// uppermost bits of their bytes.
+    /// Returns the places whose byte is `tag`, as the uppermost bits of their bytes. Rarely, it also returns a
+    /// place above such a place whose byte differs.
     #[inline]
     fn places_of(&self, tag: u64) -> u64 {
         let difference = self.control ^ (tag * EACH);
@@ -77,7 +76,7 @@ impl Bucket {
         self.control >= PASSED_ON
     }
 
-    /// Counts a number that there is no room for. What is too many to be counted stays so for good.
+    /// Counts a number that was passed on. A count that reaches the maximum stays there.
     #[inline]
     fn pass_on(&mut self) {
         if self.control < PASSED_ON_MAX {
@@ -85,7 +84,7 @@ impl Bucket {
         }
     }
 
-    /// Forgets a number that was passed on.
+    /// Subtracts a number that was passed on.
     #[inline]
     fn take_back(&mut self) {
         if self.control < PASSED_ON_MAX {
@@ -100,7 +99,7 @@ fn first_of(places: u64) -> usize {
     (places.trailing_zeros() / 8) as usize
 }
 
-/// Returns the byte that stands for a hash in its bucket: never zero, and of other bits than the bucket.
+/// Returns the byte that represents a hash in its bucket: never zero, and from other bits than the bucket's index.
 #[inline]
 fn tag_of(hash: u32) -> u64 {
     u64::from(hash & 0xff).max(1)
@@ -116,7 +115,7 @@ impl NumberTable {
         }
     }
 
-    /// Tells `hint` where searches begin, now and whenever that changes.
+    /// Publishes in `hint` where searches begin, now and whenever that changes.
     pub(crate) fn keep_hint(&mut self, hint: &'static SearchHint) {
         self.hint = Some(hint);
         hint.set(&self.buckets, self.shift);
@@ -127,7 +126,7 @@ impl NumberTable {
     pub(crate) fn find(&self, hash: u32, is_it: impl Fn(NonZeroU32) -> bool) -> Option<NonZeroU32> {
         let index = self.first_bucket(hash);
         let bucket = &self.buckets[index];
-        // Nearly always it is the first that has the tag.
+        // Nearly always the first number with the tag is the right one.
         let place = first_of(bucket.places_of(tag_of(hash)));
         let number = bucket.numbers.get(place).copied().and_then(NonZeroU32::new);
         match number {
@@ -136,8 +135,8 @@ impl NumberTable {
         }
     }
 
-    /// Looks at all that has the tag, bucket by bucket: each once at most, because all of them may have
-    /// passed something on, even where little is left.
+    /// Checks every number with the tag, bucket by bucket. Each bucket is visited at most once, because all of them
+    /// may have passed numbers on, even if few are left.
     #[inline(never)]
     fn find_from(
         &self,
@@ -158,8 +157,8 @@ impl NumberTable {
         None
     }
 
-    /// Adds a number that is not in the table, which never becomes smaller again. `hash_of_number` returns
-    /// the hash of any number in it. Constant time, but for the doubling.
+    /// Adds a number that is not in the table. The table never shrinks. `hash_of_number` returns the hash of any
+    /// number in it. Constant time, except when the table doubles.
     #[inline]
     pub(crate) fn insert(
         &mut self,
@@ -177,7 +176,7 @@ impl NumberTable {
         debug_assert!(self.len < self.buckets.len() * BUCKET_LEN);
     }
 
-    /// Takes a number out. Constant time.
+    /// Removes a number. Constant time.
     ///
     /// # Panics
     ///
@@ -222,7 +221,7 @@ impl NumberTable {
         loop {
             let after = self.after(index);
             let bucket = &mut self.buckets[index];
-            // Of a vacant place the byte is zero, and of those below it none is taken for one.
+            // A vacant place's byte is zero, and no place below it is mistaken for vacant.
             let vacant = bucket.places_of(0);
             if vacant != 0 {
                 let place = first_of(vacant);
@@ -246,8 +245,8 @@ impl NumberTable {
     }
 }
 
-/// Where the search for a block begins, for those who have yet to take the lock that its allocator is under:
-/// they can have the processor fetch that memory meanwhile.
+/// Where the search for a block begins, for threads that have not yet locked its allocator: they can prefetch that
+/// memory.
 #[derive(Debug)]
 pub struct SearchHint(
     /// Where the buckets are and, in the lowest bits, the shift.
@@ -264,7 +263,7 @@ impl Default for SearchHint {
 }
 
 impl SearchHint {
-    /// Returns one that nothing was told to.
+    /// Returns a hint that is not set.
     pub const fn new() -> SearchHint {
         SearchHint(AtomicU64::new(0))
     }
@@ -275,9 +274,8 @@ impl SearchHint {
         self.0.store(hint, Ordering::Relaxed);
     }
 
-    /// Returns where in this process's memory the search for a block that starts at `address` begins. Good
-    /// for a prefetch and nothing else: the answer may be old, and where nobody told anything is no address.
-    /// Constant time; one load.
+    /// Returns where in this process's memory the search for a block that starts at `address` begins. Good only for
+    /// a prefetch: it may be out of date, and is not an address if the hint is not set. Constant time; one load.
     #[inline]
     pub fn place_of(&self, address: DeviceAddress) -> usize {
         let hint = self.0.load(Ordering::Relaxed);
@@ -287,8 +285,8 @@ impl SearchHint {
     }
 }
 
-/// Returns a hash of a number whose lowest bits are often zero: what differs decides the upper bits,
-/// and those choose the bucket (multiplication by the golden ratio; Knuth, 6.4).
+/// Returns a hash of a number whose lowest bits are often zero. The differing bits decide the upper bits, which
+/// choose the bucket (multiplication by the golden ratio; Knuth, 6.4).
 #[inline]
 pub(crate) fn hash_of(number: u64) -> u32 {
     (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> u32::BITS) as u32
@@ -310,7 +308,7 @@ mod tests {
         number.get() as usize - 1
     }
 
-    /// Hashes that meet in a few buckets, the last ones too, which pass on to the first.
+    /// Hashes that fall into a few buckets, including the last ones, which pass on to the first.
     fn hash() -> impl Strategy<Value = u32> {
         let few_bits = (0..4_u32, 0..3_u32).prop_map(|(bucket, tag)| bucket << 30 | tag);
         prop_oneof![
@@ -323,7 +321,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map, and everything is found and nothing else after each change.
+        /// Compared with a map: after each change everything in it is found, and nothing else.
         #[test]
         fn finds_what_a_map_finds(
             changes in prop::collection::vec((any::<bool>(), 0..90_usize), 1..400),
@@ -350,7 +348,7 @@ mod tests {
         }
     }
 
-    /// As a table grows, too.
+    /// The same while the table grows.
     #[test]
     fn a_hint_is_where_a_search_begins() {
         static HINT: SearchHint = SearchHint::new();
@@ -403,7 +401,7 @@ mod tests {
         assert_eq!(table.find(7, |found| found == number(1)), Some(number(1)));
     }
 
-    /// What was passed on stays where it went when there is room again.
+    /// Numbers that were passed on stay in their buckets when there is room again.
     #[test]
     fn a_search_ends_where_every_bucket_has_passed_something_on() {
         let mut table = NumberTable::new();
@@ -433,7 +431,7 @@ mod tests {
         u32::BITS - BUCKETS_MIN_LOG2
     }
 
-    /// Then all that was passed on can still be found, and searches for others are longer.
+    /// The numbers passed on are still found, and searches for others take longer.
     #[test]
     fn a_count_that_is_full_stays_full() {
         let mut table = NumberTable::new();

@@ -1,36 +1,37 @@
 //! The peaks of a device whose streams are served by several allocators.
 //!
-//! The peak of a sum is not the sum of peaks, and an allocator sees its own figures only. So what an
-//! allocator keeps as its peak is a *ceiling*, and the ceilings of all add up to no more than the
-//! device's peak: as long as every allocator stays below its own, the device is below its peak, and
-//! nobody need look. Whoever passes a ceiling has everybody's figures looked at, by [`Peaks::sync`]:
-//! the device's peak becomes what it then is, and the head room below it is handed out anew.
+//! The peak of a sum is not the sum of peaks, and an allocator sees only its own statistics. So each allocator's
+//! peak is a *ceiling*, and all ceilings add up to no more than the device's peak. While every allocator stays
+//! below its ceiling, the device is below its peak, and nothing needs to be checked. When an allocator passes its
+//! ceiling, [`Peaks::sync`] reads the statistics of all of them. It raises the device's peak to the current sum and
+//! distributes the headroom below it anew.
 //!
-//! That is exact where each change is settled before the next, as it is while one thread allocates. Of
-//! what several threads do in the same moment, a peak may miss a part, or count what one of them had freed
+//! Peaks are exact if each change is synced before the next, as while one thread allocates. If several threads
+//! allocate and free at the same moment, a peak may miss a part. It may also count memory that one thread had freed
+//! when another allocated as much.
 //! when the other took as much.
 
 use crate::figures::{ACTIVE_LEVELS, Figures, LEVELS};
 
-/// The peaks of every figure of a device, and how the head room below them was handed out.
+/// The peaks of every statistic of a device, and how the headroom below them is distributed.
 #[derive(Debug)]
 pub(crate) struct Peaks {
     /// In the order of [`Figures::for_each_level`].
     device: [i64; LEVELS],
     /// One for each allocator.
     parts: Vec<Part>,
-    /// Whether any block of any allocator waited when somebody looked.
+    /// Whether any block of any allocator was pending at the last sync.
     any_waits: bool,
 }
 
-/// What one allocator contributes.
+/// The contribution of one allocator.
 #[derive(Clone, Debug)]
 struct Part {
     current: [i64; LEVELS],
     ceiling: [i64; LEVELS],
-    /// The most that `current` was when somebody looked: what the allocator is likely to need again.
+    /// The highest `current` of all syncs: the allocator is likely to need it again.
     high: [i64; LEVELS],
-    /// Whether it passed a ceiling, which then is its own peak.
+    /// Whether it passed a ceiling, which is then its own peak.
     has_new_peak: bool,
     tracks_active: bool,
 }
@@ -46,9 +47,9 @@ impl Default for Peaks {
 }
 
 impl Peaks {
-    /// Brings the peaks up to date with the allocators' figures and hands out the head room below them, for
-    /// [`Peaks::write_ceilings`] to write. The first time, the allocators' own peaks must be theirs alone: at most one
-    /// of them was in use.
+    /// Updates the peaks from the allocators' statistics and distributes the headroom below them, for
+    /// [`Peaks::write_ceilings`] to write. Before the first call, at most one allocator may have been used, so that
+    /// its own peaks are the device's.
     pub(crate) fn sync<'f>(&mut self, figures: impl Iterator<Item = &'f mut Figures>) {
         self.read(figures);
         for index in 0..LEVELS {
@@ -57,7 +58,7 @@ impl Peaks {
         }
     }
 
-    /// Writes into the allocators' figures how far each may rise without a look at the others.
+    /// Writes into each allocator's statistics how far they may rise without a sync.
     pub(crate) fn write_ceilings<'f>(&self, figures: impl Iterator<Item = &'f mut Figures>) {
         for (part, figures) in self.parts.iter().zip(figures) {
             figures.track_active(self.any_waits);
@@ -65,7 +66,7 @@ impl Peaks {
         }
     }
 
-    /// Sets every peak to its current value, which those of the allocators' figures were set to.
+    /// Sets every peak to its current value, after the peaks of the allocators' statistics were set to theirs.
     pub(crate) fn reset<'f>(&mut self, figures: impl Iterator<Item = &'f mut Figures>) {
         self.read(figures);
         for part in &mut self.parts {
@@ -76,12 +77,12 @@ impl Peaks {
         }
     }
 
-    /// Returns how many allocators' figures the peaks are of.
+    /// Returns the number of allocators that the peaks cover.
     pub(crate) fn count(&self) -> usize {
         self.parts.len()
     }
 
-    /// Writes the peaks into the sum of the allocators' figures.
+    /// Writes the peaks into the sum of the allocators' statistics.
     pub(crate) fn write_to(&self, sum: &mut Figures) {
         write(sum, &self.device);
     }
@@ -115,18 +116,18 @@ impl Peaks {
         }
     }
 
-    /// Raises one of the device's peaks to what it has been.
+    /// Raises one of the device's peaks to the highest value since the last sync.
     fn raise(&mut self, index: usize) {
         let sum = self.sum(index);
         let mut peak = self.device[index].max(sum);
         let is_active = (ACTIVE_LEVELS..2 * ACTIVE_LEVELS).contains(&index);
         if is_active {
-            // What is held is active. While no block waits there is no difference, and only the former
+            // Allocated memory is active. While no block is pending the two are equal, and only the allocated peak
             // is kept.
             peak = peak.max(self.device[index - ACTIVE_LEVELS]);
         }
         for part in self.parts.iter().filter(|part| part.has_new_peak) {
-            // It may have fallen since, within the same call; the others have not changed in that.
+            // It may have fallen again within the same call; the other allocators have not changed in that time.
             if part.tracks_active || !is_active {
                 peak = peak.max(sum - part.current[index] + part.ceiling[index]);
             }
@@ -136,8 +137,8 @@ impl Peaks {
         self.device[index] = peak;
     }
 
-    /// Hands out what is left below one of the device's peaks: to each what it has needed before, where
-    /// there is enough for all, so that a job that repeats itself is left alone; else equal shares.
+    /// Distributes the headroom below one of the device's peaks. Each allocator gets what it has needed before if
+    /// there is enough for all, so that a job that repeats itself causes no sync. Otherwise they get equal shares.
     fn distribute(&mut self, index: usize) {
         let left = self.device[index] - self.sum(index);
         let wanted = |part: &Part| part.high[index] - part.current[index];
@@ -183,7 +184,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Allocate(usize, u64),
-        /// With work that still uses the block, or without.
+        /// Whether work still uses the block.
         Free(usize, bool),
         Finish(usize),
         Reset,
@@ -198,7 +199,7 @@ mod tests {
         ]
     }
 
-    /// What the allocators of a device count, and one figure for all of it.
+    /// The statistics of a device's allocators, and one set of statistics for the whole device.
     struct World {
         parts: [Figures; PARTS],
         whole: Figures,
@@ -221,11 +222,11 @@ mod tests {
             self.peaks.write_ceilings(self.parts.iter_mut());
         }
 
-        /// Counts something in a part, and settles if the part passed a ceiling.
+        /// Counts a change in one part, and syncs if the part passed a ceiling.
         fn count(&mut self, part: usize, count: impl Fn(&mut Figures)) {
             count(&mut self.parts[part]);
             count(&mut self.whole);
-            // Whether what waits is told apart is seen by all when something does.
+            // When the first block becomes pending, all parts must start to track active memory separately.
             if self.parts[part].has_new_peak() || self.whole.waiting_blocks() == 1 {
                 self.sync();
             }
@@ -248,8 +249,8 @@ mod tests {
     }
 
     proptest! {
-        /// While one thread allocates, the device's peaks are those of one allocator that serves all streams, and no
-        /// ceiling lets an allocator pass them unseen.
+        /// While one thread allocates, the device's peaks equal those of one allocator that serves all streams. No
+        /// ceiling lets an allocator exceed them unnoticed.
         #[test]
         fn peaks_are_those_of_all_together(steps in prop::collection::vec(step(), 1..200)) {
             let mut world = World::new();

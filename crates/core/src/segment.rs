@@ -1,5 +1,6 @@
-//! Segments, and what a strategy works on. Figures, events and the limit are kept here, so that no strategy can forget
-//! them. A heap has no driver: where memory comes or goes, it is handed the [`Physical`] memory.
+//! Segments, and the heap that a strategy works on. The heap keeps statistics, events and the limit, so that no
+//! strategy can forget them. It has no driver: a call that gets or releases memory receives the [`Physical`]
+//! memory.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use crate::physical::{Owner, Physical};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
 
-/// Small enough that blocks of a segment differ in it, large enough for any number of segments.
+/// Small enough that blocks of a segment get different ranks, large enough for any number of segments.
 const RANK_UNIT: Bytes = Bytes(512);
 
 /// A range of device addresses from the driver.
@@ -23,17 +24,17 @@ pub(crate) struct Segment {
     pub(crate) size: Bytes,
     pub(crate) domain: DomainId,
     pub(crate) kind: SizeKind,
-    /// The unit in which memory is mapped into an expandable segment; `None` where the driver allocated it whole.
+    /// The unit in which memory is mapped into an expandable segment; `None` if the driver allocated it whole.
     pub(crate) page_size: Option<Bytes>,
-    /// Tells the segment from every other that there ever was; the table gives it.
+    /// A number that no other segment ever had; the table assigns it.
     pub(crate) serial: u64,
-    /// The rank of its start: where it would begin if all that there ever were, as long as they came, lay one behind
-    /// the other, in units of [`RANK_UNIT`]; the table gives it.
+    /// The rank of its start. Ranks number addresses as if all segments that ever existed lay one behind the other
+    /// in order of creation, in units of [`RANK_UNIT`]. The table assigns it.
     rank: u64,
 }
 
 impl Segment {
-    /// Returns where it starts, and its size.
+    /// Returns the segment's start and size.
     pub(crate) fn range(&self) -> (DeviceAddress, Bytes) {
         (self.address, self.size)
     }
@@ -43,8 +44,8 @@ impl Segment {
         self.page_size.is_some()
     }
 
-    /// Returns a number that is lower for addresses in older segments and, in the same, for lower addresses in
-    /// steps of 512 bytes.
+    /// Returns the rank of an address, in steps of 512 bytes: lower for older segments and, within a segment, for
+    /// lower addresses.
     pub(crate) fn rank_of(&self, address: DeviceAddress) -> u64 {
         self.rank + address.offset_from(self.address).get() / RANK_UNIT.get()
     }
@@ -67,7 +68,7 @@ impl Segment {
         }
     }
 
-    /// Returns whose reserved bytes the segment's are.
+    /// Returns the pool and domain that the segment's reserved bytes count for.
     fn owner(&self) -> Owner {
         Owner {
             domain: self.domain,
@@ -76,12 +77,12 @@ impl Segment {
     }
 }
 
-/// Every segment, by number. Numbers are used again.
+/// Every segment, by number. Numbers are reused.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentTable {
     segments: Vec<Option<Segment>>,
     vacant: Vec<SegmentId>,
-    /// How many segments there ever were.
+    /// How many segments ever existed.
     count: u64,
     /// The rank that the next segment gets.
     next_rank: u64,
@@ -124,7 +125,7 @@ impl SegmentTable {
     ///
     /// # Panics
     ///
-    /// If it went back to the driver.
+    /// If it was released to the driver.
     pub(crate) fn get(&self, id: SegmentId) -> &Segment {
         self.segments[id.index()]
             .as_ref()
@@ -138,7 +139,7 @@ impl SegmentTable {
     }
 }
 
-/// What every strategy works on.
+/// The state that every strategy works on.
 #[derive(Debug)]
 pub(crate) struct Heap {
     pub(crate) blocks: BlockTable,
@@ -146,12 +147,12 @@ pub(crate) struct Heap {
     pub(crate) domains: Domains,
     pub(crate) stats: Figures,
     pub(crate) log: EventLog,
-    /// Bytes that may be held from the driver, where the program set a fraction.
+    /// Bytes that may be reserved, if the program set a fraction.
     pub(crate) limit: Option<Bytes>,
 }
 
 impl Heap {
-    /// Sets the size from which blocks are not split, and counts anew what is that large.
+    /// Sets the size from which blocks are not split, and recounts the blocks and segments of at least that size.
     pub(crate) fn set_max_split_size(&mut self, size: Option<Bytes>) {
         self.stats.max_split_size = size.map_or(-1, signed);
         let (mut blocks, mut segments) = (0, 0);
@@ -186,24 +187,24 @@ impl Heap {
         }
     }
 
-    /// Returns whether `size` more bytes would pass the limit.
+    /// Returns whether reserving `size` more bytes would exceed the limit.
     pub(crate) fn exceeds_limit(&self, size: Bytes) -> bool {
         let passes = |limit| self.limited().saturating_add(size) > limit;
         self.limit.is_some_and(passes)
     }
 
-    /// Returns the bytes that the limit counts: all that are held, without what paused pools have.
+    /// Returns the bytes that count against the limit: all reserved bytes except those of paused pools.
     pub(crate) fn limited(&self) -> Bytes {
         debug_assert!(self.domains.paused_bytes() <= self.stats.reserved());
         self.stats.reserved() - self.domains.paused_bytes()
     }
 
-    /// Takes a segment from the driver. One driver call.
+    /// Allocates a segment from the driver. One driver call.
     ///
     /// # Errors
     ///
-    /// [`DriverError::OutOfMemory`] also where the limit forbids it, and above [`Bytes::SEGMENT_MAX`]; the
-    /// driver is then not asked.
+    /// [`DriverError::OutOfMemory`] also if the limit forbids it, or above [`Bytes::SEGMENT_MAX`]; the driver is
+    /// then not called.
     pub(crate) fn allocate_segment<D: Driver>(
         &mut self,
         physical: &mut Physical<D>,
@@ -281,11 +282,11 @@ impl Heap {
         Ok(())
     }
 
-    /// Takes addresses for an expandable segment, with no memory behind them. One driver call.
+    /// Reserves addresses for an expandable segment, without memory. One driver call.
     ///
     /// # Errors
     ///
-    /// What the driver said; [`DriverError::OutOfMemory`] above [`Bytes::SEGMENT_MAX`].
+    /// The driver's error; [`DriverError::OutOfMemory`] above [`Bytes::SEGMENT_MAX`].
     pub(crate) fn reserve_segment<D: Driver>(
         &mut self,
         physical: &mut Physical<D>,
@@ -309,7 +310,7 @@ impl Heap {
         }))
     }
 
-    /// Gives the addresses of an expandable segment back, in which nothing is mapped.
+    /// Releases the addresses of an expandable segment in which nothing is mapped.
     pub(crate) fn unreserve_segment<D: Driver>(
         &mut self,
         physical: &mut Physical<D>,
@@ -326,7 +327,7 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// What the driver said; nothing is then mapped that was not before.
+    /// The driver's error; nothing more is then mapped than before.
     pub(crate) fn map<D: Driver>(
         &mut self,
         physical: &mut Physical<D>,
@@ -347,13 +348,13 @@ impl Heap {
         Ok(mapped)
     }
 
-    /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and gives their memory
-    /// back, after the work queued on the segment's stream. Linear in the pages.
+    /// Unmaps `size` bytes at `address` and releases their memory, after the work queued on the segment's stream.
+    /// The range must be whole pages that are all mapped. Linear in the pages.
     ///
     /// # Errors
     ///
-    /// What the driver said; everything is then still mapped. Memory that the driver refuses to take
-    /// back once it is unmapped is kept as detached, which is no error here.
+    /// The driver's error; everything is then still mapped. If the driver refuses to release memory that is already
+    /// unmapped, the memory is kept as detached; that is not an error.
     pub(crate) fn unmap<D: Driver>(
         &mut self,
         physical: &mut Physical<D>,
@@ -380,11 +381,11 @@ impl Heap {
         Ok(())
     }
 
-    /// Offers the driver once more what it refused to take back.
+    /// Tries again to release the memory that the driver refused to release.
     ///
     /// # Errors
     ///
-    /// What the driver said; what it took before that is gone.
+    /// The driver's error; memory released before that stays released.
     pub(crate) fn release_spares<D: Driver>(
         &mut self,
         physical: &mut Physical<D>,
@@ -392,15 +393,15 @@ impl Heap {
         physical.release_spares(&mut |owner, change| self.count_reserved(owner, change))
     }
 
-    /// Returns whether a pool has any segment, if only addresses, or memory that the driver refused to take
-    /// back.
+    /// Returns whether a pool has any segment, even one of addresses only, or memory that the driver refused to
+    /// release.
     pub(crate) fn has_segments(&self, pool: PoolIndex) -> bool {
         let pool = self.domains.pool(pool);
         pool.reserved_bytes.current() != 0 || pool.segment_count != 0
     }
 
-    /// Returns the domains but the default one that have no segment, and so no block, and no memory that
-    /// the driver refused to take back. O(n log n) for n domains and segments.
+    /// Returns the domains, except the default one, that have no segment (and so no block) and no memory that the
+    /// driver refused to release. O(n log n) for n domains and segments.
     pub(crate) fn domains_without_memory<D>(&self, physical: &Physical<D>) -> Vec<DomainId> {
         let segments = self.segments.iter().map(|(_, segment)| segment.domain);
         let spares = physical.spare_owners().map(|owner| owner.domain);
@@ -425,7 +426,7 @@ impl Heap {
         self.blocks.insert(&block, id)
     }
 
-    /// Writes an event down, if anyone asked for events.
+    /// Records an event, if events are enabled.
     #[inline]
     pub(crate) fn record(
         &mut self,
@@ -434,7 +435,7 @@ impl Heap {
         address: DeviceAddress,
         size: Bytes,
     ) {
-        // What is complete at once is kept as that alone.
+        // A free that completes at once is kept as that one event.
         if action != Action::FreeRequested {
             self.log.recent.push(action, domain, address, size);
         }
@@ -443,8 +444,8 @@ impl Heap {
         }
     }
 
-    /// Writes down that memory leaves and tells the observer, who may have to let go of it first: the memory
-    /// is still there. Returns what takes the event back if the driver refuses.
+    /// Records a release and notifies the observer while the memory is still there: NCCL, for example, must
+    /// deregister it first. Returns the mark that takes the event back if the driver refuses.
     fn record_leaving(
         &mut self,
         action: Action,

@@ -1,4 +1,4 @@
-//! A picture of everything that an allocator holds.
+//! A snapshot of all memory of an allocator.
 
 use std::ops::Range;
 
@@ -12,9 +12,9 @@ use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 pub enum BlockStatus {
     /// The program holds it.
     Allocated,
-    /// The program let go of it, and a stream that used it has not passed its event yet.
+    /// The program freed it, but a stream that used it has not passed its event yet.
     PendingFree,
-    /// It can be handed out, or its segment returned.
+    /// It can be allocated, or its segment released.
     Inactive,
 }
 
@@ -36,7 +36,7 @@ pub struct BlockSnapshot {
     pub address: DeviceAddress,
     /// How long it is, rounding included.
     pub size: Bytes,
-    /// What was asked for; for an inactive block, what its last holder asked for, or zero.
+    /// The requested size; for an inactive block, that of its last holder, or zero.
     pub requested: Bytes,
     /// Whether it is in use.
     pub status: BlockStatus,
@@ -63,7 +63,7 @@ pub struct SegmentSnapshot {
 }
 
 impl SegmentSnapshot {
-    /// Returns the bytes of the blocks that the program holds.
+    /// Returns the allocated bytes.
     pub fn allocated_bytes(&self) -> Bytes {
         self.sum(
             |block| block.status == BlockStatus::Allocated,
@@ -71,7 +71,7 @@ impl SegmentSnapshot {
         )
     }
 
-    /// Returns the bytes of the blocks that are held or wait for an event.
+    /// Returns the active bytes: of blocks that are allocated or pending.
     pub fn active_bytes(&self) -> Bytes {
         self.sum(
             |block| block.status != BlockStatus::Inactive,
@@ -79,7 +79,7 @@ impl SegmentSnapshot {
         )
     }
 
-    /// Returns the bytes that were asked for, over the blocks that are held or wait for an event.
+    /// Returns the requested bytes of the blocks that are allocated or pending.
     pub fn requested_bytes(&self) -> Bytes {
         self.sum(
             |block| block.status != BlockStatus::Inactive,
@@ -100,8 +100,8 @@ impl SegmentSnapshot {
     }
 }
 
-/// Returns a picture of a heap. Blocks that a strategy does not keep in the table, because it knows
-/// free space otherwise, show as inactive blocks between those that it does.
+/// Returns the snapshot of a heap. Free space that a strategy does not keep as blocks in the table is shown as
+/// inactive blocks.
 pub(crate) fn of_heap(heap: &Heap) -> Vec<SegmentSnapshot> {
     let blocks = heap.blocks.by_segment();
     let mut snapshots = Vec::new();

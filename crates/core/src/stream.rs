@@ -1,4 +1,4 @@
-//! Blocks that other streams used, and the events that say when those streams are done.
+//! Blocks that other streams used, and the events that show when those streams are done.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -6,22 +6,23 @@ use crate::block::BlockId;
 use crate::driver::{CapturePoint, Driver, DriverError, EventHandle};
 use crate::units::Stream;
 
-/// A stream that used a block which belongs to another.
+/// A stream that used another stream's block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Use {
     stream: Stream,
-    /// The capture that the stream was part of whenever the block was said to be used there, if that was one.
-    /// As in PyTorch, work from before the stream joined is the program's own affair if it said nothing then.
+    /// The capture that the stream was in at every `record_stream` call for the block, if it was the same one. As
+    /// in PyTorch, work from before the stream joined the capture is the program's own responsibility unless it
+    /// called `record_stream` then.
     captured_in: Option<u64>,
 }
 
-/// A block that was freed during a capture, and where in it all that used it is over.
+/// A block that was freed during a capture, and the point in it after which no work uses it.
 type Ordered = (BlockId, CapturePoint);
 
 /// Which streams used which blocks, and which freed blocks wait for them.
 ///
-/// There is a queue for each stream, because the events of one stream pass in order: the first that
-/// has not passed ends the search, and a busy stream does not hold up the blocks of another.
+/// Each stream has a queue, because the events of one stream pass in order. The first event that has not passed
+/// ends the search, and a busy stream does not delay the blocks of another.
 #[derive(Debug, Default)]
 pub(crate) struct StreamUses {
     uses: HashMap<BlockId, Vec<Use>>,
@@ -29,11 +30,12 @@ pub(crate) struct StreamUses {
     queues: Vec<(Stream, VecDeque<(EventHandle, BlockId)>)>,
     /// How many events each block in the queues waits for; never zero.
     outstanding: HashMap<BlockId, usize>,
-    /// Freed during a capture, in which no event may be recorded that is to be queried.
+    /// Blocks freed during a capture, in which no event may be recorded that is queried later.
     deferred: Vec<BlockId>,
-    /// As `deferred`, where a graph has all uses and says when they are over; by the stream of the block.
+    /// Like `deferred`, for blocks whose uses are all in one graph, which shows when they end. By the block's
+    /// stream.
     ordered: BTreeMap<Stream, Vec<Ordered>>,
-    /// Waits for nothing any more.
+    /// Blocks that wait for no more events.
     passed: VecDeque<BlockId>,
 }
 
@@ -47,7 +49,7 @@ impl StreamUses {
             && self.passed.is_empty()
     }
 
-    /// Notes that work in `stream` uses the block, captured or not.
+    /// Records that work in `stream` uses the block, captured or not.
     pub(crate) fn add(&mut self, block: BlockId, stream: Stream, captured_in: Option<u64>) {
         let uses = self.uses.entry(block).or_default();
         match uses.iter_mut().find(|known| known.stream == stream) {
@@ -60,8 +62,8 @@ impl StreamUses {
         }
     }
 
-    /// Keeps a block of `own` that was freed during a capture until the captures have ended or, if it
-    /// `reuses` memory, [`StreamUses::pass_ordered`] lets the block go.
+    /// Defers a block of stream `own` that was freed during a capture until the captures have ended. If it `reuses`
+    /// memory, [`StreamUses::pass_ordered`] may end the wait earlier.
     pub(crate) fn defer<D: Driver>(
         &mut self,
         driver: &mut D,
@@ -70,7 +72,7 @@ impl StreamUses {
         reuses: bool,
     ) {
         let uses = self.uses.remove(&block).unwrap_or_default();
-        // A graph orders its own work. What a stream did outside of it, an event has to tell.
+        // A graph orders its own work. Work outside the graph needs an event.
         let is_in_graph = |known: &Use| {
             known.captured_in.is_some() && driver.capture_of(known.stream) == known.captured_in
         };
@@ -93,7 +95,7 @@ impl StreamUses {
         self.ordered.contains_key(&stream)
     }
 
-    /// Lets the blocks of a stream wait no more that were freed in a capture and whose uses are over.
+    /// Ends the wait of a stream's blocks that were freed in a capture and whose uses are over.
     pub(crate) fn pass_ordered(&mut self, stream: Stream, is_over: impl Fn(&CapturePoint) -> bool) {
         let Some(waiting) = self.ordered.get_mut(&stream) else {
             return;
@@ -106,11 +108,11 @@ impl StreamUses {
         debug_assert!(self.ordered.values().all(|waiting| !waiting.is_empty()));
     }
 
-    /// Records an event in every stream that used a freed block, which then waits for all of them.
+    /// Records an event in every stream that used a freed block. The block then waits for all of them.
     ///
     /// # Errors
     ///
-    /// What the driver said; the block's uses are then as before, and it waits for nothing.
+    /// The driver's error; the block's uses are then unchanged, and it waits for no event.
     pub(crate) fn wait_for<D: Driver>(
         &mut self,
         driver: &mut D,
@@ -142,7 +144,7 @@ impl StreamUses {
         Ok(())
     }
 
-    /// Records the events of blocks that were freed during captures, which have ended.
+    /// Records the events of blocks that were freed during captures that have ended.
     pub(crate) fn end_deferral<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
         let ordered = std::mem::take(&mut self.ordered).into_values().flatten();
         self.deferred.extend(ordered.map(|(block, _)| block));
@@ -153,7 +155,7 @@ impl StreamUses {
         Ok(())
     }
 
-    /// Asks the driver for each stream which of its events have passed.
+    /// Queries, for each stream, which of its events have passed.
     pub(crate) fn poll<D: Driver>(&mut self, driver: &mut D) -> Result<(), DriverError> {
         for index in 0..self.queues.len() {
             while let Some(&(event, _)) = self.queues[index].1.front() {
@@ -167,7 +169,7 @@ impl StreamUses {
         Ok(())
     }
 
-    /// Waits until every event has passed that a block waits for which is meant.
+    /// Waits until every event has passed that a selected block waits for.
     pub(crate) fn synchronize<D: Driver>(
         &mut self,
         driver: &mut D,
@@ -199,30 +201,30 @@ impl StreamUses {
         self.uses.keys().copied()
     }
 
-    /// Forgets that other streams use a block.
+    /// Removes the record that other streams use a block.
     pub(crate) fn forget(&mut self, block: BlockId) {
         self.uses.remove(&block);
     }
 
-    /// Lets a freed block wait for nothing but the next look.
+    /// Ends the wait of a freed block, to be reclaimed at the next check.
     pub(crate) fn wait_no_more(&mut self, block: BlockId) {
         debug_assert!(!self.outstanding.contains_key(&block));
         debug_assert!(!self.passed.contains(&block), "a block passes once");
         self.passed.push_back(block);
     }
 
-    /// Returns a block that waits for nothing any more, without forgetting it.
+    /// Returns a block that waits for no more events, and leaves it in the queue.
     pub(crate) fn first_passed(&self) -> Option<BlockId> {
         self.passed.front().copied()
     }
 
-    /// Forgets the block that [`StreamUses::first_passed`] returned.
+    /// Removes the block that [`StreamUses::first_passed`] returned.
     pub(crate) fn remove_first_passed(&mut self) {
         let passed = self.passed.pop_front();
         debug_assert!(passed.is_some_and(|block| !self.uses.contains_key(&block)));
     }
 
-    /// Returns the blocks that were freed and wait, in no particular order.
+    /// Returns the freed blocks that wait, in no particular order.
     pub(crate) fn waiting(&self) -> Vec<BlockId> {
         let outstanding = self.outstanding.keys();
         let ordered = self.ordered.values().flatten();
@@ -243,7 +245,7 @@ impl StreamUses {
         &mut self.queues[index].1
     }
 
-    /// Takes an event that has passed out of its place in a queue.
+    /// Removes an event that has passed from its queue.
     fn pass<D: Driver>(&mut self, (index, place): (usize, usize), driver: &mut D) {
         let passed = self.queues[index].1.remove(place);
         let (event, block) = passed.expect("the caller saw an event in the queue");
@@ -262,7 +264,8 @@ impl StreamUses {
     }
 }
 
-/// Returns where the work of a block's own stream and of its other users is over, if one capture has all of it.
+/// Returns the point after which no work of a block's own stream or its other users uses it, if one capture has all
+/// of it.
 fn last_use<D: Driver>(driver: &mut D, own: Stream, uses: &[Use]) -> Option<CapturePoint> {
     let mut last_use = driver.capture_point(own)?;
     for known in uses {
@@ -272,6 +275,6 @@ fn last_use<D: Driver>(driver: &mut D, own: Stream, uses: &[Use]) -> Option<Capt
         }
         last_use.after.extend(point.after);
     }
-    // As in PyTorch, what is freed before any work was captured waits for the capture's end.
+    // As in PyTorch, a block freed before any work was captured waits for the capture's end.
     (!last_use.after.is_empty()).then_some(last_use)
 }

@@ -1,4 +1,4 @@
-//! Figures and pictures of a device, those of all lanes at one moment.
+//! Statistics and snapshots of a device: those of all lanes at one moment.
 
 use super::{Device, Lanes};
 use crate::event::{Action, Event};
@@ -8,23 +8,24 @@ use crate::snapshot::SegmentSnapshot;
 use crate::stats::Stats;
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
-/// What a device holds, and what led there.
+/// The memory of a device, and the events that led to it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DevicePast {
-    /// What is held, by address.
+    /// All segments, by address.
     pub segments: Vec<SegmentSnapshot>,
-    /// The last events, oldest first: some thousands of each lane, as far back as they are known of every lane, and
-    /// none before they were kept. Those of several lanes take turns in dozens, but for what concerns
-    /// the driver, which is in order. That a pool's memory left, or is back, is one event without an address.
+    /// The last events, oldest first: some thousands of each lane. They go back as far as the events of every lane
+    /// are known, and no further than when recording began. Events of several lanes are interleaved in batches of
+    /// some dozens, except that driver events are in order. A pause or resume of a pool is one event without an
+    /// address.
     pub events: Vec<Event>,
-    /// The pools whose memory is away.
+    /// The pools that are paused.
     pub paused: Vec<MempoolId>,
-    /// The private pools that keep what is free in them.
+    /// The private pools that keep their free memory.
     pub kept: Vec<KeptPool>,
 }
 
 impl DevicePast {
-    /// Returns this without the pools whose memory is away, as if it had never been on the device.
+    /// Returns this without the paused pools, as if they had never been on the device.
     #[must_use]
     pub fn on_device(mut self) -> DevicePast {
         let is_there = |pool: &MempoolId| !self.paused.contains(pool);
@@ -36,18 +37,17 @@ impl DevicePast {
 }
 
 impl<L: Lanes> Device<L> {
-    /// Returns the bytes of the blocks that the program holds: one of the figures, for less than all of them
-    /// take.
+    /// Returns the allocated bytes: cheaper than computing all statistics.
     pub(super) fn allocated(&self) -> Bytes {
         self.sum(|lane| lane.heap.stats.allocated())
     }
 
-    /// Returns the bytes held from the driver, as [`Device::allocated`] does.
+    /// Returns the reserved bytes, as cheaply as [`Device::allocated`].
     pub(super) fn reserved(&self) -> Bytes {
         self.sum(|lane| lane.heap.stats.reserved())
     }
 
-    /// Returns the figures.
+    /// Returns the statistics.
     pub fn stats(&self) -> Stats {
         let (state, lanes) = self.lanes.parts();
         let figures = lanes.map(|lane| lane.heap.stats.clone());
@@ -60,8 +60,8 @@ impl<L: Lanes> Device<L> {
         stats
     }
 
-    /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
-    /// the keys: those of [`Stats::entries`], and the reserved bytes of each private pool.
+    /// Returns every statistic under its key in `torch.cuda.memory_stats`, sorted by key: those of
+    /// [`Stats::entries`], and the reserved bytes of each private pool.
     pub fn memory_stats(&self) -> Vec<(String, i64)> {
         let mut entries = self.stats().entries();
         self.lane().add_pools_to(&mut entries);
@@ -88,8 +88,7 @@ impl<L: Lanes> Device<L> {
         }
     }
 
-    /// Returns everything held, segment by segment in the order of their addresses. Takes
-    /// O(n log n) for n blocks.
+    /// Returns all segments, sorted by address. Takes O(n log n) for n blocks.
     pub fn segments(&self) -> Vec<SegmentSnapshot> {
         let lanes = self.lanes.parts().1;
         let mut segments: Vec<_> = lanes.flat_map(Lane::segments).collect();
@@ -103,7 +102,7 @@ impl<L: Lanes> Device<L> {
         segments
     }
 
-    /// Returns what [`Device::segments`] does, and writes a [`Action::Snapshot`] down.
+    /// Returns the same as [`Device::segments`], and records an [`Action::Snapshot`].
     pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
         let active = self.sum(|lane| lane.heap.stats.active());
         let segments = self.segments();
@@ -114,9 +113,9 @@ impl<L: Lanes> Device<L> {
         segments
     }
 
-    /// Returns the start of each segment, in the order of their addresses, and a number that grows with every segment
-    /// that was ever taken; those of different lanes say nothing of each other. A segment whose pages come and go keeps
-    /// its number.
+    /// Returns the start and the number of each segment, sorted by address. A lane's numbers grow with every new
+    /// segment; numbers of different lanes cannot be compared. An expandable segment keeps its number while its
+    /// pages are mapped and unmapped.
     pub fn segment_numbers(&self) -> Vec<(DeviceAddress, u64)> {
         let lanes = self.lanes.parts().1;
         let segments = lanes.flat_map(|lane| lane.heap.segments.iter());
@@ -126,13 +125,13 @@ impl<L: Lanes> Device<L> {
         numbers
     }
 
-    /// Returns the largest block that is free in any pool and stream, in bytes. Linear in the number of free blocks.
+    /// Returns the size of the largest free block of any pool and stream. Linear in the number of free blocks.
     pub fn largest_free(&self) -> Bytes {
         let lanes = self.lanes.parts().1;
         { lanes.map(Lane::largest_free).max() }.unwrap_or_default()
     }
 
-    /// Returns what is held and the last events that led there.
+    /// Returns all segments and the last events that led to them.
     pub fn recent_past(&self) -> DevicePast {
         DevicePast {
             segments: self.segments(),
@@ -143,7 +142,7 @@ impl<L: Lanes> Device<L> {
         }
     }
 
-    /// Returns the last events of all, oldest first, as far back as they are known of every lane.
+    /// Returns the last events of all lanes, oldest first, as far back as they are known for every lane.
     fn recent_events(&self) -> Vec<Event> {
         let lanes = self.lanes.parts().1;
         let pasts: Vec<_> = lanes.map(Lane::recent_past).collect();
@@ -151,7 +150,7 @@ impl<L: Lanes> Device<L> {
         let start = start.unwrap_or_default();
         let events = pasts.into_iter().flat_map(|past| past.events);
         let mut events: Vec<_> = events.filter(|&(time, _)| time >= start).collect();
-        // Those of one lane stay in their order, which their times do not contradict.
+        // The sort is stable, so the events of one lane keep their order.
         events.sort_by_key(|&(time, _)| time);
         events.into_iter().map(|(_, event)| event).collect()
     }

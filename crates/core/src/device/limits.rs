@@ -1,4 +1,4 @@
-//! How much a device may hold from the driver.
+//! How much memory a device may reserve.
 
 use super::{Device, Lanes};
 use crate::driver::{Driver, DriverError};
@@ -6,26 +6,26 @@ use crate::error::AllocError;
 use crate::units::Bytes;
 
 impl<L: Lanes> Device<L> {
-    /// Sets or removes the most bytes that may be held from the driver. What is held above it stays.
+    /// Sets or removes the limit on reserved bytes. Memory that is already reserved above it stays.
     pub fn set_limit(&mut self, limit: Option<Bytes>) {
         let (state, _) = self.lanes.parts_mut();
         (state.limit, state.fraction) = (limit, None);
         self.share_limit();
     }
 
-    /// Returns the most bytes that may be held from the driver, where there is a limit: none before the first
-    /// request for new memory, even where the configuration asks for one.
+    /// Returns the limit on reserved bytes, if there is one. A limit from the configuration applies only after the
+    /// first request for new memory.
     pub fn limit(&self) -> Option<Bytes> {
         self.lanes.parts().0.limit
     }
 
-    /// Limits what may be held from the driver to a part of the device's memory, from 0 to 1. As in PyTorch
-    /// 2.10 and newer, 1 removes the limit.
+    /// Limits reserved memory to a fraction of the device's memory, from 0 to 1. As in PyTorch 2.10 and newer, 1
+    /// removes the limit.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotAFraction`] for what is not from 0 to 1, such as NaN, which changes nothing;
-    /// [`AllocError::Driver`] when the device does not say how much memory it has.
+    /// [`AllocError::NotAFraction`] for a value outside 0 to 1, such as NaN; nothing changes.
+    /// [`AllocError::Driver`] when the device does not report its memory size.
     pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
         let total = self.total()?;
         if !(0.0..=1.0).contains(&fraction) {
@@ -35,16 +35,15 @@ impl<L: Lanes> Device<L> {
         Ok(())
     }
 
-    /// Returns the part of the device's memory that may be held from the driver: 1.0 where there is no
-    /// limit.
+    /// Returns the fraction of the device's memory that may be reserved; 1.0 if there is no limit.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the device does not say how much memory it has.
+    /// [`AllocError::Driver`] when the device does not report its memory size.
     pub fn memory_fraction(&mut self) -> Result<f64, AllocError> {
         let (state, _) = self.lanes.parts();
         let Some(limit) = state.limit else {
-            // What is configured becomes a limit at the first request for new memory.
+            // A configured fraction becomes a limit at the first request for new memory.
             return Ok(state.fraction.unwrap_or(1.0));
         };
         let total = self.total()?;
@@ -53,7 +52,7 @@ impl<L: Lanes> Device<L> {
         Ok(fraction)
     }
 
-    /// Sets the limit that the configuration asks for, once: only the device knows how much that is. Lane `own` asks.
+    /// Sets the configured limit, once, by asking the device through lane `own` for its memory size.
     pub(super) fn apply_configured_fraction(&mut self, own: usize) -> Result<(), DriverError> {
         let Some(fraction) = self.lanes.parts().0.fraction else {
             return Ok(());
@@ -64,7 +63,7 @@ impl<L: Lanes> Device<L> {
         Ok(())
     }
 
-    /// Allows each lane to hold from the driver what the others leave of the device's limit.
+    /// Limits each lane to the part of the device's limit that the other lanes leave.
     pub(super) fn share_limit(&mut self) {
         let limited = self.limited();
         let (state, lanes) = self.lanes.parts_mut();
@@ -75,7 +74,7 @@ impl<L: Lanes> Device<L> {
         }
     }
 
-    /// Returns the bytes of all lanes that the limit counts.
+    /// Returns the bytes of all lanes that count against the limit.
     pub(super) fn limited(&self) -> Bytes {
         self.sum(|lane| lane.heap.limited())
     }

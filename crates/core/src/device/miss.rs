@@ -1,4 +1,4 @@
-//! What is tried, in order, for a request that no free block serves.
+//! The attempts, in order, to serve a request that no free block serves.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,28 +12,29 @@ use crate::strategy::{Release, Request, Strategy};
 use crate::units::{DeviceAddress, TorchRelease};
 
 impl<L: Lanes> Device<L> {
-    /// Returns what serves a request that no free block of its lane, `own`, does: the first of these attempts that
-    /// succeeds. `None` where none does.
+    /// Returns the address from the first of these attempts that succeeds, or `None` if none does. No free block of
+    /// the request's lane, `own`, serves the request.
     ///
-    /// Only lane `own` need have been entered; the others are where they are needed.
+    /// Only lane `own` must have been entered. The others are entered when they are needed.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the device fails otherwise than for lack of memory, [`AllocError::Poisoned`].
+    /// [`AllocError::Driver`] when the device fails for another reason than lack of memory, and
+    /// [`AllocError::Poisoned`].
     pub fn serve_miss(
         &mut self,
         own: usize,
         request: &Request,
     ) -> Result<Option<DeviceAddress>, AllocError> {
         self.apply_configured_fraction(own)?;
-        // A limit is for what all lanes hold together.
+        // A limit applies to the memory of all lanes together.
         if self.counts_all_lanes(own) {
             self.lanes.enter_all()?;
             self.share_limit();
         }
-        // Where the user set a threshold, memory long idle goes back before more is taken.
+        // If the user set a threshold, memory that was idle for long is released before more is reserved.
         self.lanes.lane(own).release(Release::Idle)?;
-        // Where the user wants that, the driver is not asked for what the device is not to hold.
+        // If the user set a limit on requests to the driver, a request above it fails here.
         if self.is_rejected(own, request)? {
             return Ok(None);
         }
@@ -43,42 +44,42 @@ impl<L: Lanes> Device<L> {
         }
         self.lanes.enter_all()?;
         self.sync_peaks();
-        // What private pools hold free, where their owners allow that.
+        // Free memory of private pools whose owners allow that.
         if let Some(address) = self.take_from_open_pools(own, request) {
             return Ok(Some(address));
         }
-        // New memory, once just enough cached memory went back for the driver to have what is missing.
+        // New memory, after just enough cached memory is released for the driver to have it.
         if let Some(address) = self.grow_after_release_for(own, request)? {
             return Ok(Some(address));
         }
-        // In a capture nothing may wait for events, so that nothing else goes back.
+        // In a capture nothing may wait for events, so no more memory can be released.
         if self.lane().is_capturing() {
             return Ok(None);
         }
-        // Everything cached goes back, what waits for events included; then the last tries.
+        // Release all cached memory, including pending blocks after a wait, then try the last times.
         self.reclaim_pending()?;
         self.release_cached(Some(request))?;
         self.share_limit();
         if let Some(address) = self.try_again(own, request)? {
             return Ok(Some(address));
         }
-        // Private pools may have more free, too.
+        // Private pools may have more free memory, too.
         self.sync_peaks();
         Ok(self.take_from_open_pools_again(own, request))
     }
 
-    /// Returns whether what all lanes hold decides if one may take more memory.
+    /// Returns whether the memory of all lanes decides if one lane may reserve more.
     fn counts_all_lanes(&mut self, own: usize) -> bool {
         let rejects = self.lanes.lane(own).config.rejects_above().is_some();
         rejects || self.lanes.parts().0.limit.is_some()
     }
 
-    /// Returns whether a request for new memory fails at once, without the driver being asked. What would pass the
-    /// limit does not: then cached memory goes back.
+    /// Returns whether a request for new memory fails at once, without a driver call. A request that only passes
+    /// the limit does not: it releases cached memory first.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device does not say how much memory it has.
+    /// [`DriverError`] when the device does not report its memory size.
     fn is_rejected(&mut self, own: usize, request: &Request) -> Result<bool, DriverError> {
         let lane = self.lanes.lane(own);
         let size = lane.segment_size(request);
@@ -103,8 +104,8 @@ impl<L: Lanes> Device<L> {
         self.lanes.lane(own).grow(request)
     }
 
-    /// Returns a free block or new memory, in the order of [`Config::last_try`](crate::Config::last_try), now that
-    /// everything that could go back did.
+    /// Returns a free block or new memory, in the order of [`Config::last_try`](crate::Config::last_try), after
+    /// everything that can be released was released.
     fn try_again(
         &mut self,
         own: usize,
@@ -122,8 +123,8 @@ impl<L: Lanes> Device<L> {
         }
     }
 
-    /// Returns a free block of a pool that serves others' requests before they fail. Private pools are in the first
-    /// lane; those whose own request it is had their turn.
+    /// Returns a free block of a pool that serves other pools' requests before they fail. Private pools are in the
+    /// first lane. A pool is skipped for its own requests, which it has already tried to serve.
     fn take_from_open_pools(&mut self, own: usize, request: &Request) -> Option<DeviceAddress> {
         let stream = self.lanes.lane(own).stream_of_default_pool(request)?;
         let found = self.lane_mut().take_from_open_pools(request, stream)?;
@@ -142,11 +143,11 @@ impl<L: Lanes> Device<L> {
             .flatten()
     }
 
-    /// Returns the error for a request of lane `own` that nothing serves, and counts it.
+    /// Returns the error for a request of lane `own` that no attempt served, and counts it.
     ///
     /// # Errors
     ///
-    /// What the driver said when it was asked how much memory there is.
+    /// The driver's error when it was asked for its free and total memory.
     pub fn out_of_memory(
         &mut self,
         own: usize,
@@ -197,8 +198,8 @@ impl<L: Lanes> Device<L> {
         Ok(AllocError::OutOfMemory(Box::new(out_of_memory)))
     }
 
-    /// Returns how many blocks of which size the program holds on the device, on which stream and in which region, those
-    /// that take the most first.
+    /// Returns how many blocks of which size are allocated on the device, by stream and region. The holders of the
+    /// most memory come first.
     fn holders(&self) -> Vec<Holder> {
         let mut counts = BTreeMap::new();
         let lanes = self.lanes.parts().1;
