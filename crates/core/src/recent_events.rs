@@ -1,5 +1,5 @@
-//! The last events of an allocator, kept for the moment that memory runs out: the job's own past is what an
-//! explanation tries other settings on.
+//! The last events of an allocator, kept for an out-of-memory error: the explanation replays the job's recent past
+//! with other settings.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use crate::units::{Bytes, DeviceAddress};
 /// How many are kept: some steps of a training job, in 512 KiB.
 const KEPT: usize = 1 << 14;
 
-/// The clock goes on with each so many.
+/// The clock advances once for this many events.
 const PER_TICK: usize = 1 << 6;
 
-/// What the events of several allocators of one device are ordered by.
+/// The clock that orders the events of several allocators of one device.
 ///
-/// It goes on with every event that concerns the driver, so that these are in order whatever allocator they are
-/// of, and with some dozens of the others, so that allocators that are busy at the same time take turns.
+/// It advances with every driver event, so that driver events of all allocators are in order. It also advances once
+/// for some dozens of other events, so that allocators that are busy at the same time are interleaved.
 #[derive(Debug, Default)]
 pub struct EventClock {
     is_running: AtomicBool,
@@ -26,8 +26,8 @@ pub struct EventClock {
 }
 
 impl EventClock {
-    /// Has the events of all its allocators kept from now on. They cost a pair of request and free up to a tenth
-    /// of its time, so that whoever has no use for them yet does without.
+    /// Starts keeping the events of all its allocators. This costs up to a tenth of the time of a request and its
+    /// free, so it starts only when the events may be needed.
     pub fn start(&self) {
         self.is_running.store(true, Ordering::Relaxed);
     }
@@ -43,16 +43,16 @@ impl EventClock {
     }
 }
 
-/// The last events, in 32 bytes each: of frees that were complete at once, one for both.
+/// The last events, in 32 bytes each. A free that completes at once is one record for both of its events.
 #[derive(Debug, Default)]
 pub(crate) struct RecentEvents {
-    /// `None` where no events are kept.
+    /// `None` if no events are kept.
     clock: Option<Arc<EventClock>>,
-    /// How many there were in all.
+    /// Number of events in all.
     count: usize,
-    /// The number of the first that is not to be forgotten.
+    /// The number of the first event that is still needed.
     oldest: usize,
-    /// When the one before it was forgotten.
+    /// The time at which the event before it was forgotten.
     forgotten_at: u64,
     /// The last of them: number `n` at `n % KEPT`.
     records: Vec<Record>,
@@ -67,13 +67,13 @@ struct Record {
     action: Action,
 }
 
-/// What is known of the past of one allocator.
+/// The known past of one allocator.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RecentPast {
-    /// The last events, oldest first, and what its [`EventClock`] showed. That a pool's memory left, or is back, is
-    /// one of them, which has no address and no size: it is of every segment that the pool has then.
+    /// The last events, oldest first, with the time of the [`EventClock`]. A pause or resume of a pool is one event
+    /// without address or size: it applies to every segment that the pool has then.
     pub events: Vec<(u64, Event)>,
-    /// The time since when nothing is missing; 0 where nothing ever was.
+    /// The time since which the events are complete; 0 if none is missing.
     pub since: u64,
 }
 
@@ -119,7 +119,7 @@ impl RecentEvents {
         self.count
     }
 
-    /// Takes back those since there were `count`.
+    /// Removes the events after the first `count`.
     pub(crate) fn take_back(&mut self, count: usize) {
         debug_assert!(count <= self.count, "what is to come cannot be taken back");
         let first = self.first();
@@ -134,14 +134,14 @@ impl RecentEvents {
         debug_assert!(self.records.len() <= KEPT);
     }
 
-    /// Forgets all: some are about a domain that ends.
+    /// Removes all events: some are about a domain that ends.
     pub(crate) fn forget(&mut self) {
         self.oldest = self.count;
         let clock = self.clock.as_ref();
         self.forgotten_at = clock.map_or(0, |clock| clock.tick());
     }
 
-    /// Returns the number of the first that is there.
+    /// Returns the number of the first event that is there.
     fn first(&self) -> usize {
         self.oldest.max(self.count.saturating_sub(KEPT))
     }

@@ -34,7 +34,8 @@ impl<L: Lanes> Device<L> {
         }
         // If the user set a threshold, memory that was idle for long is released before more is reserved.
         self.lanes.lane(own).release(Release::Idle)?;
-        // If the user set a limit on requests to the driver, a request above it fails here.
+        // If the user wants requests above a fraction of the device's memory to fail without a driver call, they
+        // fail here.
         if self.is_rejected(own, request)? {
             return Ok(None);
         }
@@ -74,8 +75,8 @@ impl<L: Lanes> Device<L> {
         rejects || self.lanes.parts().0.limit.is_some()
     }
 
-    /// Returns whether a request for new memory fails at once, without a driver call. A request that only passes
-    /// the limit does not: it releases cached memory first.
+    /// Returns whether a request for new memory fails at once, without a driver call. A request that exceeds the
+    /// limit does not fail here: it releases cached memory first.
     ///
     /// # Errors
     ///
@@ -124,7 +125,7 @@ impl<L: Lanes> Device<L> {
     }
 
     /// Returns a free block of a pool that serves other pools' requests before they fail. Private pools are in the
-    /// first lane. A pool is skipped for its own requests, which it has already tried to serve.
+    /// first lane; their own requests are not served here, because they have tried their pool already.
     fn take_from_open_pools(&mut self, own: usize, request: &Request) -> Option<DeviceAddress> {
         let stream = self.lanes.lane(own).stream_of_default_pool(request)?;
         let found = self.lane_mut().take_from_open_pools(request, stream)?;

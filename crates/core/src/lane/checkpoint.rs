@@ -1,8 +1,8 @@
-//! Bringing a private pool back to what it held before: what PyTorch's trees of CUDA graphs need, which
-//! replay one graph and then capture another in the memory that the first left free.
+//! Restores a private pool to an earlier state. PyTorch's CUDA graph trees need this: they replay one graph and
+//! then capture another in the memory that the first left free.
 //!
-//! **Invariant:** a pool is restored completely or not at all. Whatever can fail comes before the first block is freed,
-//! such as the check that every segment of the checkpoint is still held.
+//! **Invariant:** a pool is restored completely or not at all. Every step that can fail comes before the first
+//! block is freed, such as the check that every segment of the checkpoint is still held.
 
 use super::{Allocation, Lane};
 use crate::block::{Block, BlockId, BlockState};
@@ -13,25 +13,25 @@ use crate::event::Action;
 use crate::strategy::{CheckpointBlock, Placement};
 use crate::units::{DeviceAddress, MempoolId};
 
-/// What a private pool held at one moment, for [`Lane::restore`]. Holds no memory itself.
+/// The allocated blocks of a private pool at one moment, for [`Lane::restore`]. It holds no memory itself.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     pool: MempoolId,
-    /// By rising addresses.
+    /// Sorted by address.
     blocks: Vec<CheckpointBlock>,
 }
 
-/// What [`Lane::restore`] did, each list by rising addresses.
+/// The result of [`Lane::restore`], each list sorted by address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Restored {
-    /// The blocks that the program held in the pool, and holds no more.
+    /// The blocks of the pool that were allocated before and are not any more.
     pub freed: Vec<Allocation>,
-    /// The blocks that it holds now.
+    /// The blocks of the pool that are newly allocated.
     pub allocated: Vec<Allocation>,
 }
 
 impl<D: Driver> Lane<D> {
-    /// Returns what a pool holds now. O(n log n) for n blocks.
+    /// Returns the current state of a pool. O(n log n) for n blocks.
     ///
     /// # Errors
     ///
@@ -60,21 +60,22 @@ impl<D: Driver> Lane<D> {
         Ok(Checkpoint { pool, blocks })
     }
 
-    /// Takes every block that the program holds in the checkpoint's pool back, and hands out those that
-    /// it held at the checkpoint, at the same addresses and of the same sizes, which then count as what
-    /// was asked for. Memory that the pool has got since stays with it, free. Blocks that other streams
-    /// use are waited for. O(n log n) for n blocks; with `pool` and `slab` times the free blocks, or objects, of
-    /// one size.
+    /// Frees every allocated block of the checkpoint's pool, and allocates the blocks of the checkpoint again, with
+    /// the same addresses and sizes. Their requested size then equals their size. Memory that the pool has reserved
+    /// since stays in it, free. Waits for blocks that other streams use.
+    ///
+    /// O(n log n) for n blocks; with `pool` and `slab` times the free blocks, or objects, of one size.
     ///
     /// The checkpoint must be this allocator's.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist any more; [`AllocError::Paused`] for one
-    /// whose memory is away; [`AllocError::NotRestorable`] where a block's memory went back to the
-    /// driver, with `direct` as soon as the block was freed, or is used by other streams during a
-    /// capture, in which they cannot be waited for; [`AllocError::Driver`] when a wait fails. The program
-    /// then holds what it did.
+    /// The allocated blocks are then unchanged:
+    /// - [`AllocError::NoSuchPool`] if the pool does not exist any more.
+    /// - [`AllocError::Paused`] if the pool is paused.
+    /// - [`AllocError::NotRestorable`] if a block's memory was released to the driver; `direct` does so as soon as
+    ///   a block is freed. Also if other streams use a block during a capture, in which nothing may wait for them.
+    /// - [`AllocError::Driver`] when a wait fails.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<Restored, AllocError> {
         let pool = self.find_pool(checkpoint.pool)?;
         self.refuse_paused(pool)?;
@@ -103,7 +104,7 @@ impl<D: Driver> Lane<D> {
         Ok(Restored { freed, allocated })
     }
 
-    /// Returns whether the program holds exactly the blocks of a pool that start at these addresses.
+    /// Returns whether the allocated blocks of a pool start at exactly these addresses.
     ///
     /// # Errors
     ///
@@ -174,7 +175,7 @@ impl<D: Driver> Lane<D> {
         Ok(())
     }
 
-    /// Returns the blocks of a checkpoint that are to be handed out, if all can be.
+    /// Returns the blocks of a checkpoint that are to be allocated, if all can be.
     fn restorable_blocks(
         &self,
         checkpoint: &Checkpoint,
@@ -200,8 +201,8 @@ impl<D: Driver> Lane<D> {
         Ok(wanted)
     }
 
-    /// Takes every held block of a pool back, and returns what they were. A wanted one that is all of
-    /// its segment only counts as freed: some strategies would give its memory back.
+    /// Frees every allocated block of a pool and returns them. A wanted block that is all of its segment is only
+    /// counted as freed, because some strategies would release its memory.
     fn free_pool(&mut self, pool: PoolIndex, wanted: &[CheckpointBlock]) -> Vec<Allocation> {
         let mut freed = Vec::new();
         for id in self.held_in_pool(pool) {
@@ -264,8 +265,8 @@ impl<D: Driver> Lane<D> {
         taken
     }
 
-    /// Takes a block back that no other stream uses. If its memory cannot go back to the driver now, the
-    /// next request tries that again.
+    /// Frees a block that no other stream uses. If its memory cannot be released to the driver now, the next
+    /// request tries again.
     pub(super) fn free_unused(&mut self, id: BlockId) {
         let block = self.heap.blocks.make_free(id);
         let (address, size, requested) = (block.address, block.size, block.requested);
@@ -287,7 +288,7 @@ impl<D: Driver> Lane<D> {
         }
     }
 
-    /// Counts a block as freed that is about to be handed out again.
+    /// Counts a block as freed that is about to be allocated again.
     fn count_unused(&mut self, id: BlockId) {
         let block = self.heap.blocks.get(id);
         let (address, size, requested) = (block.address, block.size, block.requested);

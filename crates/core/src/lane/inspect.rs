@@ -1,4 +1,4 @@
-//! Limits, figures, events: what is asked about, rather than for, memory.
+//! Limits, statistics and events: queries about memory, rather than requests for it.
 
 use std::sync::Arc;
 
@@ -15,21 +15,22 @@ use crate::snapshot::SegmentSnapshot;
 use crate::strategy::{Placement, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
-/// What has happened in a lane that others must be told of.
+/// Changes in a lane that other threads must be notified of.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneNews {
-    /// Whether freed blocks wait for other streams: requests elsewhere in the device look whether they are done.
+    /// Whether freed blocks wait for other streams: requests in other lanes then check whether those streams are
+    /// done.
     pub has_waiting_blocks: bool,
-    /// Whether a peak rose since the device's were brought up to date, so that [`Device::sync_peaks`](crate::Device::sync_peaks)
-    /// is due.
+    /// Whether a peak rose since the device's peaks were updated, so that
+    /// [`Device::sync_peaks`](crate::Device::sync_peaks) is due.
     pub has_new_peak: bool,
     /// Whether someone observes events, so that [`Lane::settle`] is due.
     pub is_observed: bool,
 }
 
 impl<D: Driver> Lane<D> {
-    /// Tells `hint` where in this process's memory the search for a block begins, now and whenever that
-    /// changes, in place of any other hint.
+    /// Publishes in `hint` where in this process's memory the search for a block begins, now and whenever that
+    /// changes. It replaces any other hint.
     pub fn keep_search_hint(&mut self, hint: &'static SearchHint) {
         self.heap.blocks.keep_search_hint(hint);
     }
@@ -62,7 +63,7 @@ impl<D: Driver> Lane<D> {
             .for_each(Gauge::reset_accumulated);
     }
 
-    /// Returns what others must be told of, when whoever used the lane leaves it.
+    /// Returns what other threads must be notified of when a thread leaves the lane.
     #[inline]
     pub fn news(&self) -> LaneNews {
         LaneNews {
@@ -72,8 +73,8 @@ impl<D: Driver> Lane<D> {
         }
     }
 
-    /// Notifies the observer, if there is one, of what has happened since. `is_only_lane` says that no other lane is in
-    /// use, so that new peaks are the device's: they are no news then.
+    /// Notifies the observer, if there is one, of new events. `is_only_lane` says that no other lane is in use: a
+    /// new peak is then the device's peak already, and needs no sync.
     pub fn settle(&mut self, is_only_lane: bool) {
         self.notify_observers();
         if is_only_lane {
@@ -81,19 +82,19 @@ impl<D: Driver> Lane<D> {
         }
     }
 
-    /// Returns whether a peak rose since the device's were brought up to date.
+    /// Returns whether a peak rose since the device's peaks were updated.
     #[inline]
     pub(crate) fn has_new_peak(&self) -> bool {
         self.heap.stats.has_new_peak()
     }
 
-    /// Starts or stops writing events down.
+    /// Starts or stops recording events.
     pub fn record_events(&mut self, enabled: bool) {
         self.heap.log.enabled = enabled;
     }
 
-    /// Keeps the last events, some thousands, for [`Device::recent_past`](crate::Device::recent_past), while `clock` is running.
-    /// Lanes of one device have one clock, which orders their events.
+    /// Keeps the last events, some thousands, for [`Device::recent_past`](crate::Device::recent_past), while
+    /// `clock` is running. Lanes of one device share a clock, which orders their events.
     pub fn keep_recent_events(&mut self, clock: Arc<EventClock>) {
         self.heap.log.recent.keep(clock);
     }
@@ -103,26 +104,26 @@ impl<D: Driver> Lane<D> {
         self.heap.log.recent.past(&self.heap.domains)
     }
 
-    /// Returns the events since the last call and forgets them.
+    /// Returns the events since the last call and removes them.
     pub fn take_events(&mut self) -> std::vec::Drain<'_, Event> {
         self.heap.log.take()
     }
 
-    /// Has `observer` told of every event from now on, or nobody: of memory that goes back to the driver or
-    /// to a pool's source just before it does, with all that happened until then, and of what else there is
-    /// whenever [`Lane::settle`] or [`Device::sync_peaks`](crate::Device::sync_peaks) is called. If the driver then
-    /// refuses, the observer is told of events that undo those of the call.
+    /// Sets the observer that is notified of every event from now on; `None` removes it. A release to the driver or
+    /// to a pool's source is reported just before it happens, with all earlier events. Other events are reported
+    /// when [`Lane::settle`] or [`Device::sync_peaks`](crate::Device::sync_peaks) is called. If the driver refuses
+    /// a release, the observer is notified of events that undo those of the call.
     pub fn observe_events(&mut self, observer: Option<Observer>) {
         self.heap.log.observe(observer);
     }
 
-    /// Returns whether anybody is told of events.
+    /// Returns whether there is an observer.
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
         self.heap.log.is_observed()
     }
 
-    /// Tells the observer, if there is one, what has happened that it was not told of yet.
+    /// Notifies the observer, if there is one, of events that were not reported yet.
     pub(crate) fn notify_observers(&mut self) {
         if self.is_observed() {
             self.heap.log.notify();
@@ -156,38 +157,37 @@ impl<D: Driver> Lane<D> {
         Ok(self.allocation_of(self.find_allocated(address)?))
     }
 
-    /// Returns everything held, segment by segment in the order of their addresses. Takes
-    /// O(n log n) for n blocks.
+    /// Returns all segments, sorted by address. Takes O(n log n) for n blocks.
     pub fn segments(&self) -> Vec<SegmentSnapshot> {
         crate::snapshot::of_heap(&self.heap)
     }
 
-    /// Returns the start of each block, in use or free, and of each part of an expandable segment that has no memory,
-    /// and a number that is lower for those that began earlier, in no order. Of a block that is cut, the rest keeps the
-    /// number. There are none unless the order of free blocks is
+    /// Returns the start and the number of each block, allocated or free, and of each part of an expandable segment
+    /// without memory, in no order. A block that began earlier has a lower number. When a block is split, the rest
+    /// keeps the number. The result is empty unless the order of free blocks is
     /// [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge).
     pub fn block_numbers(&self) -> impl Iterator<Item = (DeviceAddress, u64)> {
         let blocks = self.heap.blocks.iter();
         blocks.filter_map(|(id, block)| Some((block.address, self.strategy.block_number(id)?)))
     }
 
-    /// Has the blocks that start at `oldest` have begun before all others, in that order: how the replay of a recording
-    /// that lost its beginning says how old what it [adopted](Lane::adopt) is. Nothing changes unless the
-    /// order of free blocks is [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge). Takes O(n log n) for n
-    /// blocks.
+    /// Makes the blocks that start at `oldest` older than all others, in that order. The replay of a recording that
+    /// lost its beginning uses this to set the ages of blocks that it [adopted](Lane::adopt). Nothing changes
+    /// unless the order of free blocks is [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge). Takes O(n
+    /// log n) for n blocks.
     pub fn order_blocks(&mut self, oldest: &[DeviceAddress]) {
         self.strategy.order_blocks(&self.heap, oldest);
     }
 
-    /// Returns the largest block that is free in any pool and stream, in bytes. Linear in their number.
+    /// Returns the size of the largest free block of any pool and stream. Linear in the number of free blocks.
     pub(crate) fn largest_free(&self) -> Bytes {
         let domains = self.heap.domains.iter();
         let largest = domains.map(|domain| self.strategy.largest_free(&self.heap, domain));
         largest.max().unwrap_or_default()
     }
 
-    /// Takes over other options of `caching` while it runs. Segments and blocks stay as they are, so that
-    /// some may be expandable and others not, and the limit stays what it is.
+    /// Changes the options of `caching` while it runs. Segments and blocks stay as they are, so some may be
+    /// expandable and others not. The limit stays the same.
     ///
     /// # Errors
     ///
@@ -205,7 +205,7 @@ impl<D: Driver> Lane<D> {
         &self.physical.driver
     }
 
-    /// Returns the driver, to be changed.
+    /// Returns the driver, mutable.
     pub fn driver_mut(&mut self) -> &mut D {
         &mut self.physical.driver
     }

@@ -1,12 +1,10 @@
-//! `buddy`: powers of two from 1 KiB, in arenas that are halved until a part is as small as the
-//! request, and whose halves are merged when both are free (Knuth, The Art of Computer Programming,
-//! volume 1, 2.5).
+//! `buddy`: powers of two from 1 KiB. Arenas are halved until a part is as small as the request, and halves are
+//! merged when both are free (Knuth, The Art of Computer Programming, volume 1, 2.5).
 //!
-//! A request takes a block of its order that was freed a moment ago, or else the smallest free part
-//! of an arena that is large enough, of several the one at the lowest address. A request over the
-//! arena's size gets a segment of its own, rounded up to 2 MiB. Which parts are free is known from
-//! bits ([`forest`]), not from lists through the blocks: a request touches the records of no block but
-//! its own.
+//! A request takes a recently freed block of its order. Otherwise it takes the smallest free part of an arena that
+//! is large enough; of several, the one at the lowest address. A request over the arena's size gets a segment of
+//! its own, rounded up to 2 MiB. Bits ([`forest`]) show which parts are free, not lists through the blocks, so a
+//! request touches no block's record but its own.
 
 pub(super) mod arenas;
 pub(super) mod forest;

@@ -1,13 +1,13 @@
 //! `caching`: PyTorch's own allocator, address for address.
 //!
-//! Small requests (up to 1 MiB) are cut from segments of 2 MiB, larger ones from segments of 20 MiB
-//! or, from 10 MiB on, of their own size. A request takes the smallest free block that fits, of
-//! several the one of the lowest rank ([`ranks`]); what is left over becomes a free block, and free
-//! neighbours are merged. Source: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11, whose
-//! decisions this file makes in the same order; where a version differs, a comment says so.
+//! Small requests (up to 1 MiB) are split from segments of 2 MiB. Larger ones are split from segments of 20 MiB or,
+//! from 10 MiB on, get segments of their own size. A request takes the smallest free block that fits; of several,
+//! the one with the lowest rank ([`ranks`]). The rest becomes a free block, and free neighbours are merged. Source:
+//! `c10/cuda/CUDACachingAllocator.cpp` of PyTorch 2.11, whose decisions this file makes in the same order. If a
+//! version differs, a comment says so.
 //!
-//! Two differences are meant: what a pool with `use_on_oom` has in expandable segments serves others before they
-//! fail, which PyTorch passes over; and a job that lowtide serves looks among the free blocks once more after a wait
+//! Two differences are intended. A pool with `use_on_oom` also serves other requests from its expandable segments
+//! before they fail, which PyTorch skips. A job that lowtide serves searches the free blocks once more after a wait
 //! ([`CachingConfig::search_after_wait`]).
 
 mod expandable;
@@ -31,8 +31,7 @@ use ranks::Ranks;
 
 /// No block is smaller.
 const BLOCK_MIN: Bytes = Bytes(512);
-/// The largest request that small segments serve. What is left of a large block is split off only
-/// if it is larger.
+/// The largest request that small segments serve. The rest of a large block is split off only if it is larger.
 const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
 
 /// The strategy.
@@ -45,7 +44,7 @@ pub(crate) struct Caching {
     /// Searches for a free block among the default pool's large ones, counted only while garbage
     /// collection is on: the clock by which a free block has an age.
     large_searches: u64,
-    /// Whether an expandable segment was ever made, so that jobs without any need not ask.
+    /// Whether an expandable segment was ever created, so that other jobs skip the check.
     has_expandable: bool,
 }
 
@@ -145,7 +144,7 @@ impl Caching {
         heap.limit.is_some() && self.config.garbage_collection_threshold > 0.0
     }
 
-    /// Cuts a block that is in no list down to a request and returns it.
+    /// Splits a block that is in no list for a request and returns it.
     #[inline(always)]
     fn carve(&mut self, heap: &mut Heap, id: BlockId, request: &Request) -> BlockId {
         let block = heap.blocks.get(id);
@@ -213,7 +212,7 @@ impl Caching {
             || (self.config.expandable_segments && !heap.domains.has_source(block.domain))
     }
 
-    /// Gives the segment of a free block that covers it back.
+    /// Releases the segment of a free block that covers it.
     fn release_block<D: Driver>(
         &mut self,
         heap: &mut Heap,
@@ -228,12 +227,12 @@ impl Caching {
         Ok(())
     }
 
-    /// Returns whether a free block is a whole segment that can go back as it is.
+    /// Returns whether a free block is a whole segment that can be released as it is.
     fn is_releasable(&self, heap: &Heap, id: BlockId) -> bool {
         !heap.blocks.get(id).is_split() && !self.is_expandable(heap, id)
     }
 
-    /// Gives back the free segments of a pool and kind, stream by stream, smallest first.
+    /// Releases the free segments of a pool and kind, stream by stream, smallest first.
     fn release_kind<D: Driver>(
         &mut self,
         heap: &mut Heap,
@@ -310,10 +309,10 @@ fn pool_of(domains: &mut Vec<SizePools>, domain: DomainId, kind: SizeKind) -> &m
     }
 }
 
-/// What goes back to the driver.
+/// Release of memory to the driver.
 impl Caching {
-    /// Gives back free segments older than the average until the driver's memory is under the
-    /// threshold. Without waiting for events, unlike [`Strategy::release`].
+    /// Releases free segments older than the average until reserved memory is under the threshold. Unlike
+    /// [`Strategy::release`], it does not wait for events.
     fn collect_garbage<D: Driver>(
         &mut self,
         heap: &mut Heap,
@@ -348,8 +347,8 @@ impl Caching {
         Ok(())
     }
 
-    /// Where blocks from some size on are not split, gives back the smallest that is large enough, or the
-    /// largest of those below until they are.
+    /// If blocks from some size on are not split, releases the smallest free block that is large enough. If there
+    /// is none, releases the largest of the smaller ones until they suffice.
     fn release_for<D: Driver>(
         &mut self,
         heap: &mut Heap,
@@ -659,7 +658,7 @@ impl Placement for Caching {
     }
 }
 
-/// What is checked, and never needed otherwise.
+/// Checks, for tests and debugging only.
 impl Caching {
     fn check_links(&self, heap: &Heap, id: BlockId, block: &Block) -> Result<(), String> {
         let segment = heap.segments.get(heap.blocks.segment(id));

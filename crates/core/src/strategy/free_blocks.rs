@@ -23,15 +23,16 @@ const BINS_PER_OCTAVE_LOG2: u32 = 6;
 
 /// A set of [`FreeBlock`]s in order.
 ///
-/// The order is divided into bins by size, each power of two in 64 steps, with a bit for each bin
-/// that holds anything: finding the first block of at least a size looks at one bin and, if that has
-/// none, at the next bin whose bit is set. Constant time while bins are short, and most hold one block or
-/// none, so that a bin is in order only where it holds more than a few; a bin with many blocks of about
-/// the same size is a tree, so that the worst case is logarithmic.
+/// The order is divided into bins by size, 64 for each power of two, with a bit for each bin that is not empty. A
+/// search for the first block of at least a size looks at one bin and, if that has none, at the next bin whose bit
+/// is set.
+///
+/// Constant time while bins are short. Most bins hold one block or none, so a bin is sorted only if it holds more
+/// than a few. A bin with many blocks of about the same size is a tree, so the worst case is logarithmic.
 #[derive(Debug, Default)]
 pub(crate) struct FreeBlocks {
     bins: Vec<Bin>,
-    /// Bit `i % 64` of word `i / 64` is set exactly when bin `i` holds anything.
+    /// Bit `i % 64` of word `i / 64` is set exactly when bin `i` is not empty.
     occupied: Vec<u64>,
     len: usize,
 }
@@ -50,7 +51,7 @@ impl FreeBlocks {
         self.len
     }
 
-    /// Puts a block in that is not in the set.
+    /// Adds a block that is not in the set.
     #[inline(always)]
     pub(crate) fn insert(&mut self, block: FreeBlock) {
         self.len += 1;
@@ -65,11 +66,11 @@ impl FreeBlocks {
         debug_assert_eq!(self.bins.len().div_ceil(64), self.occupied.len());
     }
 
-    /// Takes a block out that is in the set.
+    /// Removes a block that is in the set.
     ///
     /// # Panics
     ///
-    /// If it is not.
+    /// If the block is not in the set.
     #[inline(always)]
     pub(crate) fn remove(&mut self, block: FreeBlock) {
         let bin = bin_of(block.size);
@@ -81,19 +82,19 @@ impl FreeBlocks {
         });
     }
 
-    /// Returns the smallest block of at least `size`, of several the one of the lowest rank.
+    /// Returns the smallest block of at least `size`; of several, the one with the lowest rank.
     #[inline]
     pub(crate) fn first_at_least(&self, size: Bytes) -> Option<FreeBlock> {
         self.find(key_of(size)).map(|found| found.block)
     }
 
-    /// Returns the block that comes after one in the order of the set, in which that need not be.
+    /// Returns the block that follows a given one in the order of the set. The given block need not be in the set.
     #[inline]
     pub(crate) fn next_after(&self, block: FreeBlock) -> Option<FreeBlock> {
         self.find(block.key() + 1).map(|found| found.block)
     }
 
-    /// Takes the block out that [`FreeBlocks::first_at_least`] returns, if `accepts` it.
+    /// Removes the block that [`FreeBlocks::first_at_least`] returns, if `accepts` it.
     #[inline(always)]
     pub(crate) fn take_first_at_least(
         &mut self,
@@ -118,7 +119,7 @@ impl FreeBlocks {
         self.iter_from(Bytes::ZERO)
     }
 
-    /// Returns the largest block, of several the one of the highest rank.
+    /// Returns the largest block; of several, the one with the highest rank.
     pub(crate) fn last(&self) -> Option<FreeBlock> {
         let word = self.occupied.iter().rposition(|&word| word != 0)?;
         let bit = 63 - self.occupied[word].leading_zeros() as usize;
@@ -132,7 +133,7 @@ impl FreeBlocks {
         self.len -= 1;
         let bin = &mut self.bins[found.bin];
         bin.remove(found.block, found.position);
-        // Whether the bin is empty is what a processor cannot predict.
+        // A processor cannot predict whether the bin is empty.
         let bit = u64::from(bin.is_empty()) << (found.bin % 64);
         self.occupied[found.bin / 64] &= !bit;
     }

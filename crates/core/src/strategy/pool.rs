@@ -1,9 +1,9 @@
 //! `pool`: a free list for each size, as textbooks and early GPU memory pools have it.
 //!
-//! Requests are rounded up to 1 KiB. A block serves requests of exactly its size for as long as its
-//! slab is held: it is never split or merged. A size that has no free block is carved from what no
-//! block has covered yet, the *rest* of a slab. Slabs are large so that the driver is rarely asked;
-//! what this costs is memory that stays with sizes that nothing asks for any more.
+//! Requests are rounded up to 1 KiB. A block serves requests of exactly its size while its slab is held: it is
+//! never split or merged. If a size has no free block, one is split from the *rest* of a slab, which no block has
+//! covered yet. Slabs are large, so that driver calls are rare. The cost is memory that stays with sizes that are
+//! no longer requested.
 
 mod options;
 
@@ -24,9 +24,9 @@ pub use options::PoolConfig;
 /// Sizes are rounded up to this.
 const ROUNDING: Bytes = Bytes::kib(1);
 
-/// Sizes that are at most so many times [`ROUNDING`], 1 MiB, find their list by an index, in 24 KiB for each
-/// domain: most requests are that small, and a look is quicker than a search. What looks at all lists, as for
-/// the largest free block, looks at so many of each domain.
+/// Sizes of at most this many times [`ROUNDING`], 1 MiB, find their list by an index, in 24 KiB for each domain.
+/// Most requests are that small, and an index is faster than a search. Operations on all lists, such as finding the
+/// largest free block, visit this many for each domain.
 const INDEXED_SIZES: usize = 1 << 10;
 
 /// The strategy.
@@ -79,8 +79,8 @@ impl PoolStrategy {
         Some(domain.carve(heap, rest.id, request.size))
     }
 
-    /// Takes free blocks, by rising numbers, out of the lists of their domains, which are among `domains`, and
-    /// out of the table.
+    /// Removes free blocks, sorted by number, from the table and from the lists of their domains, which are among
+    /// `domains`.
     fn forget(&mut self, heap: &mut Heap, domains: &[DomainId], gone: &[BlockId]) {
         for domain in domains {
             let domain = self.domains.get_mut(domain.index());
@@ -179,8 +179,8 @@ impl Strategy for PoolStrategy {
         None
     }
 
-    /// Linear in the pool's blocks: slabs do not count those in use, because every request would pay
-    /// for that, and this is asked for when memory has run out.
+    /// Linear in the pool's blocks: slabs do not count their allocated blocks, because every request would pay for
+    /// that. This is called only when memory has run out.
     fn release<D: Driver>(
         &mut self,
         heap: &mut Heap,

@@ -1,25 +1,24 @@
-//! Blocks freed a moment ago, which the next request for their size takes back as they are.
+//! Recently freed blocks, which the next request of their size reuses as they are.
 
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
 use crate::segment::Heap;
 use crate::units::Bytes;
 
-/// Of a size class, blocks of so many bytes are kept, but no fewer than [`BLOCKS_MIN`] and no more than
-/// [`BLOCKS_MAX`]; half of them, the oldest, go when there is one more. More is faster, and takes more
-/// memory: with 10,000 live blocks of random sizes up to 1 MiB, a pair took 82 ns where 8 of each class
-/// were kept and 68 ns with 32, but with 32 of the large ones too, recorded jobs took up to a tenth
-/// more memory.
+/// Each size class keeps this many bytes of blocks, but at least [`BLOCKS_MIN`] and at most [`BLOCKS_MAX`] blocks.
+/// One block more, and the older half is merged. Keeping more is faster but takes more memory. With 10,000 live
+/// blocks of random sizes up to 1 MiB, a pair of request and free took 82 ns with 8 blocks of each class and 68 ns
+/// with 32. But with 32 of the large ones too, recorded jobs took up to a tenth more memory.
 const CLASS_BYTES_MAX: Bytes = Bytes::mib(2);
 const BLOCKS_MIN: u64 = 8;
 const BLOCKS_MAX: u64 = 32;
 
 /// A few free blocks for each domain and size class, the newest on top.
 ///
-/// Merging a block with its neighbours only to cut it out again is most of what buddies cost, and
-/// what a job frees it soon asks for again. So merging is put off, as in the lazy buddy systems of
-/// Barkley and Lee (1989), for a bounded number of blocks and at most until a request finds nothing
-/// else: new memory is asked for only after all of them are merged.
+/// Merging a block with its neighbours only to split it again is most of the cost of buddies, and a job soon
+/// requests again what it freed. So merging is delayed, as in the lazy buddy systems of Barkley and Lee (1989). The
+/// delay is limited to a bounded number of blocks, and ends when a request finds nothing else: new memory is
+/// requested only after all of them are merged.
 #[derive(Debug, Default)]
 pub(super) struct RecentBlocks {
     /// By [`DomainId::index`], then by class.
@@ -42,7 +41,8 @@ impl RecentBlocks {
         recent.blocks.pop()
     }
 
-    /// Puts a free block of a domain and class in, and hands those that have to go to `merge`: most often none.
+    /// Adds a free block of a domain and class, and passes blocks that no longer fit to `merge`; usually there are
+    /// none.
     #[inline(always)]
     pub(super) fn put(
         &mut self,
@@ -65,7 +65,7 @@ impl RecentBlocks {
         recent.blocks.push(id);
     }
 
-    /// Hands every block of a domain to `merge`, and returns whether there were any.
+    /// Passes every block of a domain to `merge`, and returns whether there were any.
     #[cold]
     pub(super) fn drain(
         &mut self,
@@ -86,12 +86,12 @@ impl RecentBlocks {
         any
     }
 
-    /// Checks that every block is free and in the class that `class_of` gives its size, and returns
-    /// the bytes of all.
+    /// Checks that every block is free and in the class that `class_of` returns for its size. Returns the bytes of
+    /// all.
     ///
     /// # Errors
     ///
-    /// A sentence that says which is not.
+    /// A sentence that names the block that is not.
     pub(super) fn check(
         &self,
         heap: &Heap,
@@ -129,7 +129,7 @@ impl RecentBlocks {
 }
 
 impl RecentClass {
-    /// Hands the older half to `merge`.
+    /// Passes the older half to `merge`.
     #[inline(never)]
     fn make_room(&mut self, heap: &mut Heap, mut merge: impl FnMut(&mut Heap, BlockId)) {
         for id in self.blocks.drain(..self.blocks_max / 2) {

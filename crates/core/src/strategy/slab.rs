@@ -1,15 +1,15 @@
 //! `slab`: size classes on top of buddies (Bonwick, The Slab Allocator, 1994).
 //!
-//! Requests up to 64 KiB are objects of slabs: a slab is a run of an arena that holds up to 64 objects
-//! of one class, and goes back to the arena as soon as none of them is in use. Larger requests are
-//! runs of their own, and requests over the arena's size segments of their own. Each power of two is
-//! divided into eight classes ([`size_class`]), so that above 4 KiB at most an eighth of a block, and
-//! nothing else of an arena, is lost to rounding. What it costs instead: a run of nine sixteenths
-//! leaves seven that only smaller requests can use, so that where sizes change at random, arenas stay
-//! less full than those of `buddy`.
+//! Requests up to 64 KiB are objects of slabs. A slab is a run of an arena that holds up to 64 objects of one
+//! class. It returns to the arena as soon as none of them is in use. Larger requests are runs of their own, and
+//! requests over the arena's size are segments of their own.
 //!
-//! Of the slabs of a class that have a free object, the one with the lowest number serves, so that
-//! those that came later become empty.
+//! Each power of two is divided into eight classes ([`size_class`]). So above 4 KiB at most an eighth of a block is
+//! lost to rounding, and nothing else of an arena. The cost is that a run of nine sixteenths leaves seven that only
+//! smaller requests can use. If sizes change at random, arenas stay less full than those of `buddy`.
+//!
+//! The slab with the lowest number serves, among the slabs of a class that have a free object, so that later slabs
+//! become empty.
 
 mod options;
 mod size_class;
@@ -38,7 +38,7 @@ pub(crate) struct Slabs {
     recent: RecentBlocks,
 }
 
-/// What is beneath the blocks freed a moment ago.
+/// The layers below the recently freed blocks.
 #[derive(Debug)]
 struct Layers {
     arenas: Arenas,
@@ -49,11 +49,11 @@ struct Layers {
 /// The slabs of one class in one domain.
 #[derive(Debug, Default)]
 struct SlabList {
-    /// By number; those of slabs that went back are stale.
+    /// By number; entries of slabs that returned to the arena are stale.
     slabs: Vec<Slab>,
     /// The numbers of the slabs with a free object.
     with_free: BitSet,
-    /// The numbers that are no slab's.
+    /// The numbers without a slab.
     vacant: BitSet,
 }
 
