@@ -1,5 +1,5 @@
-//! The line between Rust and C: no panic passes it, an error becomes a status and the thread's text, and nothing is
-//! done in the child of a fork.
+//! The boundary between Rust and C. A panic does not cross it, and an error becomes a status and the thread's
+//! error text. In a forked child nothing is done.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -21,27 +21,27 @@ thread_local! {
     static LAST_OUT_OF_MEMORY: Cell<Option<OutOfMemory>> = const { Cell::new(None) };
 }
 
-/// Returns why the last call that failed in this thread did; the empty text if none has.
+/// Returns why this thread's last failed call failed; the empty text if none has failed. Never null.
 ///
-/// A call that succeeds leaves the text as it is. The text is UTF-8, belongs to lowtide and is valid
-/// until the next call in this thread that fails, or the thread's end. Never null.
+/// A call that succeeds does not change the text. The text is UTF-8 and belongs to lowtide. It is valid until the
+/// next call in this thread that fails, or until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_last_error() -> *const c_char {
     let text = LAST_ERROR.try_with(|last| last.borrow().as_ptr());
-    // A thread that is ending has lost its text.
+    // The text of a thread that is ending is dropped already.
     text.unwrap_or(c"".as_ptr())
 }
 
-/// Returns the figures of the last call of this thread that ran out of memory.
+/// Returns the figures of this thread's last call that ran out of memory.
 pub(crate) fn last_out_of_memory() -> Option<OutOfMemory> {
     LAST_OUT_OF_MEMORY.try_with(Cell::get).ok().flatten()
 }
 
-/// Runs the body of an exported function, except in the child of a fork, where the call fails.
+/// Runs the body of an exported function. In a forked child the call fails and the body does not run.
 #[inline]
 pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
-    // A body that panics leaves nothing half done that is used again: what it changes is behind locks,
-    // which are poisoned.
+    // A panic leaves no inconsistent state that is used again: everything that a body changes is behind locks,
+    // which are then poisoned.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         if fork::is_forked() {
             return Err(fork::error());
@@ -58,8 +58,8 @@ pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
     }
 }
 
-/// Runs the body of an exported function whose caller does not ask why it failed: the first line of the
-/// text goes to standard error, too, or the user would see only what goes wrong later.
+/// Runs the body of an exported function whose caller ignores the reason of a failure. The first line of the
+/// error is also printed to standard error; otherwise the user would see only the consequences.
 #[inline]
 pub(crate) fn run_and_report(body: impl FnOnce() -> Result<(), Error>) -> Status {
     let status = run(body);
@@ -69,10 +69,11 @@ pub(crate) fn run_and_report(body: impl FnOnce() -> Result<(), Error>) -> Status
     status
 }
 
-/// Returns whether it is told already. That the process was forked is told once in each: every call fails for it.
+/// Returns whether the failure was reported already. In a forked child every call fails, so each process reports
+/// that once.
 #[cold]
 fn is_reported(status: Status) -> bool {
-    // Which process has told it: a child of that one has not.
+    // The process that has reported it. Its forked children have not.
     static FORK_TOLD_BY: AtomicU32 = AtomicU32::new(0);
     let is_told_by = |process| FORK_TOLD_BY.swap(process, Ordering::Relaxed) == process;
     status == Status::Forked && is_told_by(std::process::id())
@@ -88,9 +89,9 @@ fn report() {
     let _ = line.map(say);
 }
 
-/// Writes a line to standard error that says whose it is.
+/// Writes a line to standard error, with lowtide's name in front.
 pub(crate) fn say(line: impl Display) {
-    // Where nobody can be told, there is nobody to tell that.
+    // If standard error cannot be written to, the failure cannot be reported either.
     let _ = io::stderr().write_all(format!("lowtide: {line}\n").as_bytes());
 }
 
@@ -103,13 +104,13 @@ fn keep(error: Error) -> Status {
         out_of_memory,
     } = error;
     if let Some(figures) = out_of_memory {
-        // As below.
+        // Fails only in a thread that is ending, as below.
         let _ = LAST_OUT_OF_MEMORY.try_with(|last| last.set(Some(*figures)));
     }
     text.retain(|character| character != '\0');
-    // Nothing is left to fail on; without memory for a text the process ends before this.
+    // Cannot fail: the zero bytes are removed. If no memory is left for a text, the process aborts earlier.
     let text = CString::new(text).unwrap_or_default();
-    // A thread that is ending has no place for it any more.
+    // A thread that is ending no longer has a place for the text.
     let _ = LAST_ERROR.try_with(|last| last.replace(text));
     status
 }
@@ -121,7 +122,7 @@ fn message_of(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-/// The statuses that were told of a function's failures, one bit each.
+/// The statuses of a function's failures that were reported, one bit each.
 pub(crate) struct Reported(AtomicU32);
 
 impl Reported {
@@ -130,8 +131,8 @@ impl Reported {
     }
 }
 
-/// Returns what became of a hook's call, whose caller ignores that: the first failure of each status is told
-/// as [`run_and_report`] does. A loop that fails all the time would fill the screen.
+/// Returns the status of a hook's call, and reports the first failure of each status as [`run_and_report`] does.
+/// The hook's caller ignores the status, and a loop that always fails must not fill the screen.
 #[inline]
 pub(crate) fn report_once(reported: &'static Reported, status: Status) -> Status {
     if status != Status::Ok {
@@ -143,12 +144,12 @@ pub(crate) fn report_once(reported: &'static Reported, status: Status) -> Status
     status
 }
 
-/// The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
-/// the same registers. Both 0 are the default pool.
+/// The number of a memory pool. PyTorch passes it as `std::pair<uint64_t, uint64_t>`, which uses the same
+/// registers. Both 0 is the default pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Mempool {
-    /// Above 0 for what a graph capture asked for.
+    /// Above 0 for a pool of a graph capture.
     pub capture: u64,
     /// Above 0 for a `torch.cuda.MemPool`.
     pub user: u64,
@@ -167,15 +168,15 @@ impl Mempool {
     }
 }
 
-/// Returns a text of the caller's, `None` for null.
+/// Returns a text that the caller passed; `None` for null.
 ///
 /// # Safety
 ///
-/// `text` is null, or ends with a zero byte and is not changed while the answer lives.
+/// `text` is null, or ends with a zero byte and does not change while the returned reference lives.
 ///
 /// # Errors
 ///
-/// If it is not UTF-8.
+/// If the text is not UTF-8.
 pub(crate) unsafe fn text_from_c<'a>(
     name: &str,
     text: *const c_char,
@@ -195,11 +196,11 @@ pub(crate) unsafe fn text_from_c<'a>(
     Ok(Some(text))
 }
 
-/// Returns a path of the caller's, UTF-8 or not, `None` for null.
+/// Returns a path that the caller passed, UTF-8 or not; `None` for null.
 ///
 /// # Safety
 ///
-/// As of [`text_from_c`].
+/// See [`text_from_c`].
 pub(crate) unsafe fn path_from_c<'a>(path: *const c_char) -> Option<&'a Path> {
     if path.is_null() {
         return None;
@@ -210,7 +211,7 @@ pub(crate) unsafe fn path_from_c<'a>(path: *const c_char) -> Option<&'a Path> {
     Some(Path::new(OsStr::from_bytes(path.to_bytes())))
 }
 
-/// Writes through a pointer of the caller's.
+/// Writes through a pointer that the caller passed.
 ///
 /// # Safety
 ///
@@ -218,7 +219,7 @@ pub(crate) unsafe fn path_from_c<'a>(path: *const c_char) -> Option<&'a Path> {
 ///
 /// # Errors
 ///
-/// If it is null.
+/// If `target` is null.
 #[inline]
 pub(crate) unsafe fn write_to_c<T>(name: &str, target: *mut T, value: T) -> Result<(), Error> {
     if target.is_null() {

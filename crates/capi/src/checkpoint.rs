@@ -1,4 +1,4 @@
-//! Bringing a memory pool back to what it held before: PyTorch's trees of CUDA graphs.
+//! Restores a memory pool to an earlier state, for PyTorch's CUDA graph trees.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -10,14 +10,14 @@ use crate::error::{Error, Status};
 use crate::pointers::{address_of, host_size, pointer_to};
 use crate::pools::{with_pool, with_pools};
 
-/// What a memory pool held at one moment. It holds no memory of the device.
+/// The state of a memory pool at one moment. It holds no device memory.
 #[derive(Debug)]
 pub struct Checkpoint {
     device: c_int,
     checkpoint: lowtide_core::Checkpoint,
 }
 
-/// Writes to `is_equal` whether the program holds exactly the `count` blocks of a memory pool that start
+/// Writes to `is_equal` whether the program's blocks in a memory pool are exactly the `count` blocks that start
 /// at the addresses in `expected`.
 ///
 /// # Safety
@@ -49,9 +49,9 @@ pub unsafe extern "C" fn lowtide_check_live(
     })
 }
 
-/// Writes what a memory pool holds now to `checkpoint`, for `lowtide_restore_pool`.
+/// Writes the current state of a memory pool to `checkpoint`, for `lowtide_restore_pool`.
 ///
-/// It is the caller's, to be given to `lowtide_release_checkpoint`.
+/// The caller owns the checkpoint and frees it with `lowtide_release_checkpoint`.
 ///
 /// # Safety
 ///
@@ -76,8 +76,8 @@ pub unsafe extern "C" fn lowtide_checkpoint_pool(
     })
 }
 
-/// Is told of a block of `size` bytes, which belongs to `stream`. Called with the `context` that was given
-/// with it, by the thread that called, without any lock. It must not throw or unwind.
+/// Is called for a block of `size` bytes that belongs to `stream`. Called with the `context` that was registered
+/// with it, by the thread that made the call, without any lock. It must not throw or unwind.
 pub type BlockVisitor = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -87,20 +87,24 @@ pub type BlockVisitor = Option<
     ),
 >;
 
-/// Takes every block that the program holds in the checkpoint's memory pool back, and hands out those that
-/// it held at the checkpoint, at the same addresses and of the same sizes.
+/// Frees every block that the program holds in the checkpoint's memory pool. Then allocates the blocks of the
+/// checkpoint, at the same addresses and with the same sizes. PyTorch calls this `setCheckpointPoolState`.
 ///
-/// When that is done, `freed` is told of each block that was taken back, and then `allocated` of each that
-/// was handed out; either may be null. What PyTorch calls `setCheckpointPoolState`. Other streams that use
-/// the blocks are waited for. `LOWTIDE_STATUS_POOL` if the pool has ended, if memory of the checkpoint went
-/// back to the driver since (with the strategy `direct` as soon as a block was freed), or if other streams
-/// use the blocks during a graph capture. After any failure the program holds what it did, and neither was
-/// called.
+/// Waits for other streams that use the blocks. After that, `freed` is called for each block that was freed, and
+/// then `allocated` for each block that was allocated; either may be null.
+///
+/// Returns `LOWTIDE_STATUS_POOL`:
+/// - if the pool has ended;
+/// - if memory of the checkpoint was released to the driver since (the strategy `direct` releases a block as soon
+///   as it is freed);
+/// - if other streams use the blocks during a graph capture.
+///
+/// After any failure the program holds the same blocks as before, and neither function was called.
 ///
 /// # Safety
 ///
-/// `checkpoint` is null or from `lowtide_checkpoint_pool` and not released yet. Both functions may be
-/// called with `context` until this returns.
+/// `checkpoint` is null or from `lowtide_checkpoint_pool` and not released yet. Both functions may be called with
+/// `context` until this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_restore_pool(
     device: c_int,
@@ -129,11 +133,11 @@ pub unsafe extern "C" fn lowtide_restore_pool(
     })
 }
 
-/// Takes back what `lowtide_checkpoint_pool` handed out. Null is ignored. The pool is not touched.
+/// Frees a checkpoint from `lowtide_checkpoint_pool`. Null is ignored. The pool does not change.
 ///
 /// # Safety
 ///
-/// `checkpoint` is null, or from `lowtide_checkpoint_pool` and not taken back yet.
+/// `checkpoint` is null, or from `lowtide_checkpoint_pool` and not released yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_release_checkpoint(checkpoint: *mut Checkpoint) {
     if !checkpoint.is_null() {

@@ -1,4 +1,4 @@
-//! Everything but requests: versions, configuration, figures, snapshots.
+//! All functions except requests: versions, configuration, statistics, snapshots.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -13,31 +13,35 @@ use crate::error::{Error, Status};
 use crate::settings::Choice;
 use crate::{cuda, devices, pauses, settings, start};
 
-/// The version of this interface: it changes when a program built against an older header would no longer
-/// work. A program compares it with what `lowtide_abi_version` returns.
+/// The version of this interface. It changes when a program that was built against an older header would no
+/// longer work. A program compares it with the result of `lowtide_abi_version`.
 pub const LOWTIDE_ABI_VERSION: u32 = 2;
 
-/// Returns the version of the interface that was loaded.
+/// Returns the version of the loaded library's interface.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_abi_version() -> u32 {
     LOWTIDE_ABI_VERSION
 }
 
-/// Returns lowtide's version, like "0.1.0". The text belongs to lowtide and is valid for ever.
+/// Returns lowtide's version, like "0.1.0". The text belongs to lowtide and stays valid until the process ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     VERSION.as_ptr().cast()
 }
 
-/// Returns the number of the device that this thread works on: whose primary context, which is the one of
-/// CUDA's runtime, is current in it. -1 where the thread has no context yet, one that the program made itself,
-/// or one that came after the device was reset; and on failure, whose reason `lowtide_last_error` has.
+/// Returns the number of this thread's current device: the one whose primary context is current. CUDA's runtime
+/// uses that context too. Returns -1 in these cases:
+/// - the thread has no context yet;
+/// - the current context is one that the program created itself;
+/// - the current context was created after the device was reset;
+/// - the call failed; `lowtide_last_error` returns the reason.
 ///
-/// For who would call `cudaGetDevice` at each request, whose answer it gives with CUDA 12 and newer where it
-/// gives one. In a context that was met before it costs one call of `cuCtxGetCurrent`, which takes a fifth of
-/// the time; in another some calls more. Starts the driver and makes no context. A context that it has named
-/// is held until the process ends, so that its handle is no other's unless the program resets the device.
+/// Use it in place of `cudaGetDevice` for each request. With CUDA 12 and newer the result is the same wherever
+/// this function returns a device. In a context that it has seen before, it costs one call of `cuCtxGetCurrent`,
+/// a fifth of the time; in a new context it costs a few more calls. Starts the driver and creates no context.
+/// lowtide retains each context that it has identified until the process ends, so no other context gets its
+/// handle unless the program resets the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_current_device() -> c_int {
     let mut device = -1;
@@ -49,15 +53,18 @@ pub extern "C" fn lowtide_current_device() -> c_int {
     device
 }
 
-/// Chooses the strategy and its options for every device of the process; either may be null.
+/// Sets the strategy and its options for every device of the process; either may be null.
 ///
-/// A strategy that is null is what `LOWTIDE_STRATEGY` says, or `caching`. Options that are null are what
-/// `LOWTIDE_CONF` says, if the strategy was null too, and for `caching` else PyTorch's
-/// `PYTORCH_CUDA_ALLOC_CONF`, `PYTORCH_HIP_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`, the first that is set.
-/// Options have the syntax of the latter. A later call replaces an earlier one.
+/// If `strategy` is null, the strategy is `LOWTIDE_STRATEGY`, or else `caching`. If `config` is null, the options
+/// are:
+/// - `LOWTIDE_CONF`, if `strategy` is null too;
+/// - else, for `caching`, the first variable that is set of PyTorch's `PYTORCH_CUDA_ALLOC_CONF`,
+///   `PYTORCH_HIP_ALLOC_CONF` and `PYTORCH_ALLOC_CONF`.
 ///
-/// `LOWTIDE_STATUS_STARTED` once anything was asked of a device, and `LOWTIDE_STATUS_CONFIG` for what is
-/// refused; nothing has changed then.
+/// Options have the syntax of these variables. A later call replaces an earlier one.
+///
+/// Returns `LOWTIDE_STATUS_STARTED` if a device is in use already, and `LOWTIDE_STATUS_CONFIG` if the strategy or
+/// an option is refused. Nothing has changed then.
 ///
 /// # Safety
 ///
@@ -80,28 +87,32 @@ pub unsafe extern "C" fn lowtide_configure(
     })
 }
 
-/// Says which release of PyTorch the memory is for, like 2 and 13 for 2.13.0.
+/// Sets the PyTorch release that the memory is for, like 2 and 13 for 2.13.0.
 ///
-/// Of several free blocks of a size, `caching` takes the one that this release takes: up to 2.11 the one at the
-/// lowest address, in 2.12 the one that has been a block of its own for longest, from 2.13 on the one in the oldest
-/// segment. Without this call it does as 2.11. The option `free_block_order` (`address`, `block_age`,
-/// `segment_age`) comes before it.
+/// If several free blocks have the same size, `caching` takes the one that this release takes:
+/// - up to 2.11, the block with the lowest address;
+/// - in 2.12, the block that has been a separate block for the longest time;
+/// - from 2.13 on, the block in the oldest segment.
 ///
-/// The text of an error for want of memory has the words of this release, and without this call those of the newest.
+/// Without this call `caching` does as 2.11. The option `free_block_order` (`address`, `block_age`,
+/// `segment_age`) takes precedence.
 ///
-/// `LOWTIDE_STATUS_STARTED` once anything was asked of a device; nothing has changed then.
+/// Out-of-memory errors have this release's text, and without this call the newest release's.
+///
+/// Returns `LOWTIDE_STATUS_STARTED` if a device is in use already. Nothing has changed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_torch_version(major: u32, minor: u32) -> Status {
     run(|| settings::set_torch(TorchRelease(major, minor)))
 }
 
-/// Changes the options of the strategy `caching` while it runs, as PyTorch changes its own
-/// (`torch.cuda.memory._set_allocator_settings`), for every device.
+/// Changes the options of the strategy `caching` at run time for every device, as PyTorch's
+/// `torch.cuda.memory._set_allocator_settings` does.
 ///
-/// `settings` has PyTorch's syntax and is refused in PyTorch's words, with `LOWTIDE_STATUS_CONFIG`; nothing
-/// has changed then. `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` go
-/// back to their defaults first; the others keep what they were. A fraction of the memory limits the
-/// devices that are not in use yet. The other strategies' options do not change.
+/// `settings` has PyTorch's syntax. If it is refused, the status is `LOWTIDE_STATUS_CONFIG`, the text is
+/// PyTorch's, and nothing has changed. `max_split_size_mb`, `roundup_power2_divisions` and
+/// `garbage_collection_threshold` are first reset to their defaults; the other options keep their values.
+/// `per_process_memory_fraction` limits only devices that are not in use yet. The options of other strategies do
+/// not change.
 ///
 /// # Safety
 ///
@@ -115,8 +126,8 @@ pub unsafe extern "C" fn lowtide_reconfigure(settings: *const c_char) -> Status 
     })
 }
 
-/// Returns the strategy and the options in force, like "caching:expandable_segments:True", which are
-/// settled by that; null on failure. The text belongs to lowtide and is valid for ever.
+/// Returns the strategy and the options in force, like "caching:expandable_segments:True"; null on failure. After
+/// this call they are fixed. The text belongs to lowtide and stays valid until the process ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_config() -> *const c_char {
     let mut text = ptr::null();
@@ -127,30 +138,34 @@ pub extern "C" fn lowtide_config() -> *const c_char {
     text
 }
 
-/// The options of `caching` that are in force and that PyTorch's snapshots list; PyTorch's defaults for another strategy.
+/// The options of `caching` in force that PyTorch's snapshots list. For another strategy, PyTorch's defaults.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[repr(C)]
 pub struct CachingSettings {
-    /// Blocks of so many bytes and more are never split; the largest number where all may be.
+    /// Blocks of this many bytes or more are never split. The maximum of the type means that all blocks may be
+    /// split.
     pub max_split_size: u64,
-    /// The share of the limit above which cached memory goes back; 0 is never.
+    /// The share of the limit above which cached memory is released; 0 means never.
     pub garbage_collection_threshold: f64,
-    /// Into how many steps the range between two powers of two is divided, from 1 MiB on; 0 is no rounding.
+    /// The number of steps between two powers of two that sizes are rounded up to, by power of two from 1 MiB on;
+    /// 0 means no rounding.
     pub roundup_power2_divisions: [u64; 16],
     /// Whether segments grow by mapping memory.
     pub expandable_segments: bool,
     /// Whether a block that several streams used may be reused during a graph capture.
     pub graph_capture_record_stream_reuse: bool,
-    /// Whether the text that was given asks for all that is in force, and for `caching`.
+    /// Whether the text `given` asks for all options in force, and for `caching`.
     pub are_given: bool,
 }
 
-/// Writes the options in force, which are settled by that, and whether the text `given` asks for them, in PyTorch's
-/// syntax. PyTorch need not have been given what lowtide was: not every release reads every variable.
+/// Writes the options in force, which are fixed after this call, and whether the text `given` asks for them, in
+/// PyTorch's syntax. PyTorch may have read different options than lowtide: not every release reads every
+/// variable.
 ///
 /// # Safety
 ///
-/// `given` is null or ends with a zero byte, and is read before this returns. `settings` is null or may be written to.
+/// `given` is null or ends with a zero byte, and is read before this returns. `settings` is null or may be
+/// written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_settings_in_force(
     given: *const c_char,
@@ -184,14 +199,14 @@ fn settings_in_force(config: &Config, given: &str) -> CachingSettings {
     }
 }
 
-/// Every device in use, where a function takes that for a device's number.
+/// Means every device in use, for functions that take a device's number.
 pub(crate) const EVERY_DEVICE: c_int = -1;
 
-/// Releases everything of a device that is not in use to the driver, or, for -1, of every device in use. Waits for the
-/// streams that still use what was freed, unless one is being captured.
+/// Releases all unused memory of a device to the driver; for -1, of every device in use. Waits for the streams
+/// that still use freed blocks, unless a stream is being captured.
 ///
-/// What was released before a failure is gone. A device that fails does not keep others from it; the first error is
-/// returned. A device that nothing was asked of is left alone.
+/// Memory that was released before a failure stays released. If one device fails, the others are still emptied,
+/// and the first error is returned. A device that is not in use is not started.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
     let empty = |_, allocator: &Allocator| -> Result<(), Error> {
@@ -203,7 +218,7 @@ pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
     })
 }
 
-/// Writes how much memory the driver could still hand out, and all that the device has, in bytes.
+/// Writes the driver's free memory and the device's total memory, in bytes.
 ///
 /// # Safety
 ///
@@ -228,8 +243,8 @@ pub unsafe extern "C" fn lowtide_memory_info(
     })
 }
 
-/// Writes the part of the device's memory that may be held from the driver: 1 where there is no limit.
-/// For a device that nothing was asked of, which stays so, it is what the options say.
+/// Writes the fraction of the device's memory that may be reserved: 1 if there is no limit. For a device that is
+/// not in use, the fraction comes from the options, and the device is not started.
 ///
 /// # Safety
 ///
@@ -249,29 +264,27 @@ pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *m
     })
 }
 
-/// One figure of `torch.cuda.memory_stats`.
+/// One statistic of `torch.cuda.memory_stats`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct MemoryStat {
-    /// PyTorch's key for it, like "allocated_bytes.all.peak", ended by a zero byte.
+    /// PyTorch's key, like "allocated_bytes.all.peak", ended by a zero byte.
     pub key: [c_char; 96],
-    /// Its value.
+    /// The statistic's value.
     pub value: i64,
 }
 
-/// Writes every figure of `torch.cuda.memory_stats` to `stats`, in the order of the keys, and how many
-/// there are to `count`.
+/// Writes every statistic of `torch.cuda.memory_stats` to `stats`, in the order of the keys, and their number to
+/// `count`.
 ///
-/// `stats` is the caller's, with room for `capacity` figures. With less room than there are figures the
-/// answer is `LOWTIDE_STATUS_TOO_SMALL`, and only `count` is written: a call with a capacity of 0, for
-/// which `stats` may be null, asks for the room that is needed. There are some 130, and 12 more for each
-/// private pool. A device that nothing was asked of has its figures, too, and stays so; until the driver is
-/// started, any number below 128 may be one's.
+/// `stats` belongs to the caller and has room for `capacity` statistics. If that is too small, the status is
+/// `LOWTIDE_STATUS_TOO_SMALL` and only `count` is written. To get the size, call with a capacity of 0; `stats`
+/// may be null then. There are about 130 statistics, and 12 more for each private pool. A device that is not in
+/// use has statistics too, and is not started. Until the driver is started, every number below 128 is accepted.
 ///
 /// # Safety
 ///
-/// `stats` may be written to for `capacity` figures, or `capacity` is 0; `count` is null or may be
-/// written to.
+/// `stats` may be written to for `capacity` statistics, or `capacity` is 0; `count` is null or may be written to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_memory_stats(
     device: c_int,
@@ -307,9 +320,9 @@ pub unsafe extern "C" fn lowtide_memory_stats(
     })
 }
 
-/// Writes how many bytes the blocks that the program holds have, and how many are held from the driver: what
-/// `lowtide_memory_stats` has as "allocated_bytes.all.current" and "reserved_bytes.all.current", for those
-/// who ask at every request. A device that is not in use has none.
+/// Writes the allocated bytes and the reserved bytes of a device: "allocated_bytes.all.current" and
+/// "reserved_bytes.all.current" of `lowtide_memory_stats`, cheap enough to call at every request. Both are 0 for
+/// a device that is not in use.
 ///
 /// # Safety
 ///
@@ -338,7 +351,7 @@ pub unsafe extern "C" fn lowtide_memory_usage(
     })
 }
 
-/// Sets every peak of a device's figures to its current value.
+/// Sets every peak of a device's statistics to its current value.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
@@ -347,7 +360,7 @@ pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
     })
 }
 
-/// Sets every sum and count of a device's figures to zero.
+/// Sets every sum and count of a device's statistics to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
@@ -356,12 +369,12 @@ pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
     })
 }
 
-/// Writes a picture of every segment and block of the devices in use, in the format of
-/// `torch.cuda.memory._dump_snapshot`: what PyTorch's viewer and `lowtide` read. It has no history. Where something
-/// is paused, the key `pauses` says so, which the viewer passes over: a list of dicts with the `device` and an
-/// `event`, whose `user_metadata` is the region's tag.
+/// Writes a snapshot of every segment and block of the devices in use, in the format of
+/// `torch.cuda.memory._dump_snapshot`. PyTorch's viewer and `lowtide` read it. It has no history. If memory is
+/// paused, the snapshot has a key `pauses`, which the viewer ignores. Its value is a list of dicts with the
+/// `device` and an `event`, whose `user_metadata` is the region's tag.
 ///
-/// The bytes are the caller's, to be given to `lowtide_release_bytes`. On failure nothing is written.
+/// The caller owns the bytes and frees them with `lowtide_release_bytes`. On failure nothing is written.
 ///
 /// # Safety
 ///
@@ -381,18 +394,18 @@ pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut 
     })
 }
 
-/// Takes back what `lowtide_snapshot` or `lowtide_share` handed out. Null is ignored.
+/// Frees bytes from `lowtide_snapshot` or `lowtide_share`. Null is ignored.
 ///
 /// # Safety
 ///
-/// `bytes` is null, or from one of these and not taken back yet.
+/// `bytes` is null, or from one of these functions and not freed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_release_bytes(bytes: *mut c_void) {
     // SAFETY: it is null, or came from `malloc` in `copy_for_c`, by the contract of this function.
     unsafe { libc::free(bytes) }
 }
 
-/// Returns the figures of a device that nothing was asked of.
+/// Returns the statistics of a device that is not in use.
 fn stats_of_nothing(config: &Config) -> Vec<(String, i64)> {
     let max_split_size = match config {
         Config::Caching(options) => options.max_split_size,
@@ -413,7 +426,7 @@ impl MemoryStat {
             key: [0; 96],
             value,
         };
-        // The longest key of a private pool, both of whose numbers have 20 digits, leaves one byte.
+        // The longest key, of a private pool with two numbers of 20 digits, leaves one byte.
         let last = stat.key.len() - 1;
         for (target, byte) in stat.key[..last].iter_mut().zip(key.bytes()) {
             *target = byte.cast_signed();
@@ -422,7 +435,7 @@ impl MemoryStat {
     }
 }
 
-/// Returns a text that is never freed, the same for the same words.
+/// Returns a text that is never freed; the same pointer for equal texts.
 fn lasting(text: String) -> Result<&'static CStr, Error> {
     static TEXTS: Mutex<Vec<&'static CStr>> = Mutex::new(Vec::new());
     let text = CString::new(text).map_err(|error| Error::new(Status::Internal, error))?;

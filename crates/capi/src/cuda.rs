@@ -1,4 +1,4 @@
-//! NVIDIA's driver in this process: started when it is first needed.
+//! NVIDIA's driver in this process, started at its first use.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -8,17 +8,17 @@ use lowtide_cuda::{Library, PrimaryContexts};
 use crate::error::Error;
 use crate::fork;
 
-/// The driver, once it was started.
+/// The driver, once it is started.
 static LIBRARY: Mutex<Option<Arc<Library>>> = Mutex::new(None);
 
-/// Where the process's threads work.
+/// The primary contexts that this process's threads work in.
 static CONTEXTS: OnceLock<PrimaryContexts> = OnceLock::new();
 
-/// Returns the driver, which is started if it has not been.
+/// Returns the driver, and starts it if necessary.
 ///
 /// # Errors
 ///
-/// If there is no driver that works.
+/// If there is no working driver.
 pub(crate) fn library() -> Result<Arc<Library>, Error> {
     let mut library = lock()?;
     let started = match library.take() {
@@ -31,7 +31,7 @@ pub(crate) fn library() -> Result<Arc<Library>, Error> {
     Ok(Arc::clone(library.insert(started)))
 }
 
-/// Returns the driver, if it was started.
+/// Returns the driver if it is started.
 pub(crate) fn started() -> Result<Option<Arc<Library>>, Error> {
     Ok(lock()?.clone())
 }
@@ -41,11 +41,11 @@ fn lock() -> Result<MutexGuard<'static, Option<Arc<Library>>>, Error> {
     library.map_err(|_| Error::stopped("when the driver was started"))
 }
 
-/// Returns where the process's threads work. Starts the driver.
+/// Returns the primary contexts that this process's threads work in. Starts the driver.
 ///
 /// # Errors
 ///
-/// If there is no driver that works, or it fails.
+/// If there is no working driver, or the driver fails.
 #[inline]
 pub(crate) fn contexts() -> Result<&'static PrimaryContexts, Error> {
     match CONTEXTS.get() {
@@ -60,7 +60,8 @@ fn find_contexts() -> Result<&'static PrimaryContexts, Error> {
     Ok(CONTEXTS.get_or_init(|| contexts))
 }
 
-/// Returns whether the driver says that it has ended, as it does before the process: it has taken all memory back then.
+/// Returns whether the error says that the driver has shut down. It does so before the process ends, and has
+/// freed all memory then.
 pub(crate) fn is_gone(error: &AllocError) -> bool {
     const DEINITIALIZED: i32 = 4;
     matches!(

@@ -1,7 +1,7 @@
-//! The devices in use: an allocator for each, made by `start.rs` and never ended.
+//! The devices in use. Each has an allocator, which `start.rs` makes and nothing ends.
 //!
-//! They are statics that nothing drops. When a process ends, its threads and other libraries may still
-//! give memory back, while the driver may be gone already and has taken everything back itself.
+//! Allocators are statics that are never dropped. When a process ends, its threads and other libraries may still
+//! free memory. The driver may be gone by that time and has freed everything itself.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -20,7 +20,7 @@ use crate::error::{Error, Status};
 /// One device's allocator.
 pub(crate) type Allocator = SharedAllocator<CudaDriver>;
 
-/// The part of a device's allocator that serves some of its streams.
+/// The part of a device's allocator that serves some of the device's streams.
 pub(crate) type Lane = lowtide_core::Lane<SharedDriver<CudaDriver>>;
 
 /// More devices than a process can have; PyTorch's own limit is 120.
@@ -28,11 +28,11 @@ pub(crate) const DEVICES_MAX: usize = 128;
 
 static DEVICES: [OnceLock<Allocator>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
-/// Who holds which address, on every device.
+/// The device and lane of each address, for all devices.
 static OWNERS: LazyLock<Arc<OwnerTable>> = LazyLock::new(Arc::default);
 
-/// The device that was used first, or [`NO_DEVICE`]. The lane of its default stream has most blocks of most
-/// jobs, and [`SEARCH_HINT`] knows where the search for one of those begins.
+/// The device that was used first, or [`NO_DEVICE`]. In most jobs the lane of its default stream has most blocks,
+/// and [`SEARCH_HINT`] says where the search for one of those begins.
 static FIRST_DEVICE: AtomicU8 = AtomicU8::new(NO_DEVICE);
 const NO_DEVICE: u8 = u8::MAX;
 static SEARCH_HINT: SearchHint = SearchHint::new();
@@ -46,13 +46,14 @@ pub(crate) fn get(ordinal: c_int) -> Option<&'static Allocator> {
     slot(ordinal)?.get()
 }
 
-/// As [`get`], for a device that there is, in use or not. One that is not must not be started by a question about it: its
-/// context takes hundreds of MiB, and on a machine with several devices every process would take that of each. Nor the
-/// driver, which children that are forked after that cannot use: until it is started, any number may be a device's.
+/// Returns the allocator of a device that exists; `None` if the device is not in use. Does not start the device:
+/// its context takes hundreds of MiB, and on a machine with several devices every process would pay that for
+/// each. Does not start the driver either, because children that are forked later could not use it. Until the
+/// driver is started, every number below [`DEVICES_MAX`] is accepted.
 ///
 /// # Errors
 ///
-/// If there is no such device, or no driver for a number that none can have.
+/// If the device does not exist, or if there is no driver to ask about a number that no device can have.
 pub(crate) fn get_checked(ordinal: c_int) -> Result<Option<&'static Allocator>, Error> {
     if let Some(allocator) = get(ordinal) {
         return Ok(Some(allocator));
@@ -66,18 +67,18 @@ pub(crate) fn get_checked(ordinal: c_int) -> Result<Option<&'static Allocator>, 
     Ok(None)
 }
 
-/// Returns the allocators of the devices in use, by number.
+/// Returns the allocators of the devices in use, by device number.
 pub(crate) fn all() -> impl Iterator<Item = (c_int, &'static Allocator)> {
     let devices = (0..).zip(&DEVICES);
     devices.filter_map(|(ordinal, slot)| Some((ordinal, slot.get()?)))
 }
 
-/// Does something with the allocator of every device in use. One that fails does not keep the others from
-/// it; the first error is the answer.
+/// Calls `act` with the allocator of every device in use. If one fails, the others are still called, and the
+/// first error is returned.
 ///
 /// # Errors
 ///
-/// What `act` returned.
+/// The first error of `act`.
 pub(crate) fn for_each(act: impl Fn(c_int, &Allocator) -> Result<(), Error>) -> Result<(), Error> {
     let mut outcome = Ok(());
     for (ordinal, allocator) in all() {
@@ -86,9 +87,9 @@ pub(crate) fn for_each(act: impl Fn(c_int, &Allocator) -> Result<(), Error>) -> 
     outcome
 }
 
-/// Returns the device that holds the block at `address`, and what `act` does with the part of its
-/// allocator that does. Of a part that does not hold the block, which is asked only where several hold
-/// memory close to each other, `act` is to say so.
+/// Returns the device that holds the block at `address`, and the result of `act` for the lane that holds it. If
+/// several lanes have memory close to each other, `act` is also called for lanes that do not hold the block, and
+/// must return an error for those.
 ///
 /// # Errors
 ///
@@ -105,8 +106,8 @@ pub(crate) fn with_block<R>(
     if let Holder::One(owner) = OWNERS.find(address)
         && let Some(allocator) = DEVICES[usize::from(owner.device)].get()
     {
-        // A lock keeps all that comes after it waiting; what is looked at first can be on its way. By the
-        // branch the processor guesses whose the block is, and need not wait for the answer either.
+        // Prefetches what is read first, because taking the lock delays all loads after it. The branch lets the
+        // processor predict the block's lane without waiting for the look-up.
         if owner.lane == 0 && owner.device == FIRST_DEVICE.load(Ordering::Relaxed) {
             prefetch(SEARCH_HINT.place_of(address));
         }
@@ -115,7 +116,7 @@ pub(crate) fn with_block<R>(
     with_block_of_any(address, act)
 }
 
-/// Has the processor fetch memory that is about to be looked at, where it has an instruction for that.
+/// Prefetches memory that is about to be read, on processors that have an instruction for that.
 #[inline]
 fn prefetch(place: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -146,16 +147,16 @@ fn with_block_of_any<R>(
 ///
 /// # Errors
 ///
-/// As [`with_block`].
+/// As for [`with_block`].
 pub(crate) fn find_allocation(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
     with_block(address, |lane| lane.allocation(address))
 }
 
-/// Returns the segment that an address lies in, and the device that has it. Linear in the blocks.
+/// Returns the segment that contains an address, and its device. Takes time linear in the number of blocks.
 ///
 /// # Errors
 ///
-/// As [`with_block`].
+/// As for [`with_block`].
 pub(crate) fn find_segment(address: DeviceAddress) -> Result<(c_int, SegmentSnapshot), Error> {
     with_block(address, |lane| {
         let contains = |segment: &SegmentSnapshot| {
@@ -166,16 +167,16 @@ pub(crate) fn find_segment(address: DeviceAddress) -> Result<(c_int, SegmentSnap
     })
 }
 
-/// Returns the table that says who holds which address, which every device's allocator keeps.
+/// Returns the table of each address's device and lane, which all devices' allocators share.
 pub(crate) fn owners() -> Arc<OwnerTable> {
     Arc::clone(&OWNERS)
 }
 
-/// Puts a device into use, one at a time.
+/// Puts a device into use. Called for one device at a time.
 ///
 /// # Errors
 ///
-/// If lowtide panicked in its allocator.
+/// If lowtide panicked in the device's allocator.
 pub(crate) fn insert(number: u8, allocator: Allocator) -> Result<&'static Allocator, Error> {
     if FIRST_DEVICE.load(Ordering::Relaxed) == NO_DEVICE {
         allocator.with_lane(0, |lane| {
@@ -187,22 +188,22 @@ pub(crate) fn insert(number: u8, allocator: Allocator) -> Result<&'static Alloca
     Ok(DEVICES[usize::from(number)].get_or_init(|| allocator))
 }
 
-/// Returns what is held while something changes for the devices in use and those to come, so that all of them see the
-/// changes in the same order. Taken before any other lock of lowtide's.
+/// Returns the lock for a change that affects the devices in use and future ones, so that all devices see changes
+/// in the same order. It is taken before any other lock of lowtide's.
 ///
 /// # Errors
 ///
-/// If lowtide panicked meanwhile before.
+/// If lowtide panicked before while the lock was held.
 pub(crate) fn begin_change() -> Result<MutexGuard<'static, ()>, Error> {
     lock(&CHANGES)
 }
 
-/// Locks what a device is started with. Whoever holds it takes no lock of an allocator in use: a thread that has one may
-/// be starting another device.
+/// Locks state that a device is started with. The holder must not take the lock of an allocator in use: a thread
+/// that holds one may be starting another device.
 ///
 /// # Errors
 ///
-/// If lowtide panicked while it was held.
+/// If lowtide panicked while the lock was held.
 pub(crate) fn lock<T>(mutex: &'static Mutex<T>) -> Result<MutexGuard<'static, T>, Error> {
     let locked = mutex.lock();
     locked.map_err(|_| Error::stopped("when a device was first used, or changed"))
@@ -213,11 +214,11 @@ pub(crate) fn number(ordinal: c_int) -> u8 {
     u8::try_from(ordinal).expect("devices in use have a place, of which there are fewer")
 }
 
-/// Returns the number of a device, of which the driver shows `count`.
+/// Returns the number of a device, if it is below the driver's `count` of devices.
 ///
 /// # Errors
 ///
-/// If there is no such device.
+/// If the device does not exist.
 pub(crate) fn number_among(ordinal: c_int, count: u32) -> Result<u8, Error> {
     let number = u8::try_from(ordinal).ok();
     let is_there = |&number: &u8| u32::from(number) < count && usize::from(number) < DEVICES_MAX;

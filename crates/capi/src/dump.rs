@@ -1,4 +1,4 @@
-//! What is left for whoever comes in the morning: a snapshot and a report of a process whose memory ran out.
+//! Writes a snapshot and a report when the process runs out of memory, for later analysis.
 
 use std::ffi::c_void;
 use std::fmt::Display;
@@ -17,21 +17,21 @@ use crate::environment::shown;
 use crate::error::{Error, Status};
 use crate::{devices, environment, pauses, record, settings};
 
-/// The directory that a process writes to when its memory runs out.
+/// The directory for the files that are written when memory runs out.
 const VARIABLE: &str = "LOWTIDE_OOM_DUMP";
 
-/// So many events are reported, the last, as the program waits for the report: of what PyTorch's history keeps
-/// there may be millions.
+/// The report shows at most this many events, the last ones: the program waits for the report, and PyTorch's
+/// history may have millions of events.
 const REPORTED_EVENTS_MAX: usize = 100_000;
 
-/// A snapshot of more than this is not read for a report.
+/// No report is made of a snapshot with more bytes than this.
 const REPORTED_BYTES_MAX: usize = 128 << 20;
 
 static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
 
-/// Gives `write` the bytes of a PyTorch snapshot of this process, with the `to` that was given with it, and
-/// returns whether it did. Called with the `context` that was given with it, without any lock; it must not throw
-/// or unwind.
+/// Passes the bytes of a PyTorch snapshot of this process to `write`, together with `to`, and returns whether it
+/// succeeded. Called with the `context` that was registered with it, without any lock. It must not throw or
+/// unwind.
 pub type SnapshotWriter = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -40,9 +40,9 @@ pub type SnapshotWriter = Option<
     ) -> bool,
 >;
 
-/// Has `writer` asked for the snapshot that `LOWTIDE_OOM_DUMP` wants when memory runs out, from whoever knows
-/// more than lowtide does: the call stacks. What is paused is added to it. Without one, or where it returns false,
-/// lowtide writes what it knows. Null ends it.
+/// Registers `writer`, which lowtide calls for the snapshot that `LOWTIDE_OOM_DUMP` requests when memory runs
+/// out. The writer's snapshot can have what lowtide's has not: the call stacks. lowtide adds what is paused to
+/// it. Without a writer, or if it returns false, lowtide writes its own snapshot. Null removes the writer.
 ///
 /// # Safety
 ///
@@ -70,7 +70,8 @@ struct Writer {
 // SAFETY: the function may be called from any thread, by the contract of `lowtide_on_dump`.
 unsafe impl Send for Writer {}
 
-/// Returns what to tell of the files that `LOWTIDE_OOM_DUMP` asks for, once in a process; `None` where it does not.
+/// Writes the files that `LOWTIDE_OOM_DUMP` requests and returns a sentence about them, once in a process; `None`
+/// after that, or if the variable is not set.
 #[cold]
 pub(crate) fn write_once() -> Option<String> {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
@@ -85,7 +86,7 @@ pub(crate) fn write_once() -> Option<String> {
     Some(report)
 }
 
-/// Writes the snapshot, and the report on it, into a directory, and returns what there is then.
+/// Writes the snapshot and its report into a directory, and returns a list of the files written.
 fn write(directory: &Path) -> Result<String, Error> {
     let failed = |error: io::Error| Error::new(Status::File, error);
     let (pickle, snapshot) = snapshot()?;
@@ -118,7 +119,7 @@ fn write(directory: &Path) -> Result<String, Error> {
     })
 }
 
-/// Writes a file beside what is there, and returns where it is.
+/// Writes a new file without replacing an existing one, and returns its path.
 fn write_file(
     path: &Path,
     variable: impl Fn(&str) -> Option<String>,
@@ -126,14 +127,15 @@ fn write_file(
 ) -> io::Result<PathBuf> {
     let (mut file, path) = record::create_file(path, record::Existing::Stays, variable)?;
     if let Err(error) = file.write_all(contents) {
-        // A part of it is no use to anybody; one that cannot be removed stays.
+        // A partial file is useless. If it cannot be removed, it stays.
         let _ = lowtide_files::remove(&path);
         return Err(error);
     }
     Ok(path)
 }
 
-/// Returns the last events of a snapshot, as many as are reported, and where it has more, which they are.
+/// Returns a snapshot of the last events, at most [`REPORTED_EVENTS_MAX`], and a text that says which they are if
+/// there were more.
 fn last_events(snapshot: Snapshot) -> Result<(Option<String>, Snapshot), TraceError> {
     let lengths = |snapshot: &Snapshot| -> Vec<usize> {
         let traces = snapshot.traces.iter();
@@ -158,8 +160,8 @@ fn last_events(snapshot: Snapshot) -> Result<(Option<String>, Snapshot), TraceEr
     Ok((Some(left_out), last))
 }
 
-/// Returns how much of each length is kept, `budget` at most in all: the shorter ones whole, and of the others the
-/// same.
+/// Returns how many of each length are kept, at most `budget` in total: the shorter lengths whole, and an equal
+/// share of each longer one.
 fn shares(lengths: &[usize], budget: usize) -> Vec<usize> {
     let mut shortest_first: Vec<usize> = (0..lengths.len()).collect();
     shortest_first.sort_by_key(|&index| lengths[index]);
@@ -172,12 +174,13 @@ fn shares(lengths: &[usize], budget: usize) -> Vec<usize> {
     shares
 }
 
-/// Returns the pickle of a snapshot by whoever knows the most, and the snapshot if it is lowtide's own.
+/// Returns the pickle of the registered writer's snapshot or else of lowtide's own, and in the latter case also
+/// the snapshot.
 fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
     let failed = |error: &dyn Display| Error::new(Status::Internal, error);
     let writer = *WRITER.lock().map_err(|_| poisoned())?;
     if let Some(mut pickle) = writer.and_then(|writer| writer.snapshot()) {
-        // PyTorch knows of no pauses.
+        // PyTorch does not know about pauses.
         pauses::add_to(&mut pickle);
         return Ok((pickle, None));
     }
@@ -194,7 +197,7 @@ fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
     Ok((pickle, Some(snapshot)))
 }
 
-/// Returns the report on a snapshot, under a name that says what is left out.
+/// Returns the report page of a snapshot. Its title says which events it shows.
 fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<Vec<u8>> {
     let file_name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = match left_out {
@@ -204,7 +207,7 @@ fn page(path: &Path, snapshot: &Snapshot, left_out: Option<&str>) -> io::Result<
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
     let traces: Vec<&Trace> = traces.collect();
-    // How much of the page each needs is not known.
+    // The space that each trace needs on the page is not known.
     let lengths = vec![u64::MAX; traces.len()];
     for (index, trace) in traces.iter().enumerate() {
         let sizes = BlockSizes::of(trace, &());
