@@ -1,4 +1,4 @@
-//! What an exported function says when it did not do what it was asked.
+//! The statuses and errors of exported functions.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -7,80 +7,81 @@ use lowtide_core::{AllocError, ConfigError, DriverError};
 use lowtide_cuda::LoadError;
 use lowtide_region::RegionError;
 
-/// What became of a call. `lowtide_last_error` has the words for everything but `OK`.
+/// The result of a call. `lowtide_last_error` returns the text for every status except `OK`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 #[must_use]
 pub enum Status {
-    /// It was done.
+    /// The call succeeded.
     Ok = 0,
-    /// No memory is left, after everything that could be given back was. The text is PyTorch's.
+    /// No memory is left, after everything that could be released was released. The text is PyTorch's.
     OutOfMemory = 1,
-    /// An argument is not what the function takes: a null pointer, a device that is not there.
+    /// An argument is invalid, such as a null pointer or a device that does not exist.
     InvalidArgument = 2,
-    /// The pointer is not that of a block that the program holds.
+    /// The pointer is not the start of a block that the program holds.
     NotAllocated = 3,
-    /// There is no such memory pool, or it is not in a state for this: requests are being routed to it
-    /// already or none are, nothing holds it, it has segments already, its checkpoint is lost; or more streams
-    /// use pools than can be told apart.
+    /// The memory pool does not exist or is in the wrong state. Requests are routed to it already, or none are;
+    /// nothing holds it; it has segments already; or its checkpoint is lost. Also returned if more streams use
+    /// pools than can be told apart.
     Pool = 4,
-    /// A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
-    /// work.
+    /// A call to the driver, or to the system on the driver's behalf, failed. Nothing was lost, and the next call
+    /// may succeed.
     Driver = 5,
-    /// NVIDIA's driver is not there, does not start, or is too old.
+    /// NVIDIA's driver is missing, does not start, or is too old.
     NoDriver = 6,
     /// A strategy or an option is unknown, or an option's value is refused.
     Config = 7,
-    /// It is too late for this: a device is in use.
+    /// Too late: a device is in use already.
     Started = 8,
-    /// The process was forked from one that used CUDA, and CUDA does not work in it.
+    /// The process was forked from one that had started CUDA, and CUDA does not work in the child.
     Forked = 9,
-    /// What the caller gave has too little room.
+    /// The caller's buffer is too small.
     TooSmall = 10,
-    /// A defect of lowtide: it panicked, in this call or before on this device.
+    /// A bug in lowtide: it panicked, in this call or in an earlier one on this device.
     Internal = 11,
-    /// The region whose memory the request is for, or whose block is to be shared, is paused.
+    /// The region is paused: the one that the request is for, or the one that holds the block to be shared.
     Paused = 12,
-    /// A region's contents could not be kept, or what was kept could not be read. Nothing was lost by it.
+    /// A region's contents could not be saved, or the saved contents could not be read. Nothing was lost.
     Backup = 13,
-    /// The file of a recording could not be created or written to.
+    /// A recording's file could not be created or written.
     File = 14,
-    /// The memory that was named is not free.
+    /// The requested memory is not free.
     NotFree = 15,
 }
 
-/// What there was when a request ran out of memory, in bytes. `lowtide_last_error` says it in words.
+/// The memory figures of the moment when a request ran out of memory, in bytes. `lowtide_last_error` has them as
+/// text.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(C)]
 pub struct OutOfMemory {
     /// The device.
     pub device: c_int,
-    /// What was asked for.
+    /// The requested bytes.
     pub requested: u64,
-    /// What the driver would have been asked for: PyTorch's messages name this size.
+    /// The size that the driver would have been asked for. PyTorch's messages name this size.
     pub segment_size: u64,
-    /// The largest block that is free in the request's memory pool and stream.
+    /// The largest free block of the request's memory pool and stream.
     pub largest_free: u64,
-    /// What the program holds.
+    /// The allocated bytes: what the program holds.
     pub allocated: u64,
-    /// What is held from the driver.
+    /// The reserved bytes: what is held from the driver.
     pub reserved: u64,
-    /// What may be held from the driver; 0 where there is no limit.
+    /// The limit on reserved bytes; 0 if there is none.
     pub limit: u64,
-    /// What was free on the device, as its driver says.
+    /// The bytes that were free on the device according to the driver.
     pub device_free: u64,
-    /// All of the device's memory.
+    /// The device's total memory.
     pub device_total: u64,
     /// Whether the request was rejected without asking the driver (`throw_on_cudamalloc_oom`).
     pub is_rejected: bool,
 }
 
-/// A status and its words.
+/// A status and its text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Error {
     pub(crate) status: Status,
     pub(crate) text: String,
-    /// After [`Status::OutOfMemory`]: what there was.
+    /// For [`Status::OutOfMemory`]: the memory figures.
     pub(crate) out_of_memory: Option<Box<OutOfMemory>>,
 }
 
@@ -94,13 +95,13 @@ impl Error {
         }
     }
 
-    /// Returns the error of whoever finds a lock that a panic has poisoned: `when` says where that was.
+    /// Returns the error for a lock that a panic has poisoned; `when` says what the panic interrupted.
     pub(crate) fn stopped(when: &str) -> Error {
         let text = format_args!("lowtide stopped: it panicked {when}");
         Error::new(Status::Internal, text)
     }
 
-    /// Returns the error for an argument that must point to something.
+    /// Returns the error for an argument that must not be null.
     pub(crate) fn null(argument: &str) -> Error {
         Error::new(
             Status::InvalidArgument,
@@ -174,7 +175,7 @@ fn status_of(error: &RegionError) -> Status {
     match error {
         _ if error.is_out_of_memory() => Status::OutOfMemory,
         RegionError::Backup(_) => Status::Backup,
-        // What is in the way of the resume that is next.
+        // The status of the failure that blocks the next resume.
         RegionError::NotPutBack { putting_back, .. } => status_of(putting_back),
         RegionError::NotTold { .. } | RegionError::PendingInCapture | RegionError::Stopped => {
             Status::Internal
@@ -184,7 +185,7 @@ fn status_of(error: &RegionError) -> Status {
 }
 
 impl OutOfMemory {
-    /// Returns the figures of an error of the allocator's.
+    /// Returns the memory figures of an error of the allocator's.
     pub(crate) fn of(error: &lowtide_core::OutOfMemory) -> OutOfMemory {
         OutOfMemory {
             device: c_int::try_from(error.device).unwrap_or(-1),

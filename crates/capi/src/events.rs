@@ -1,5 +1,5 @@
-//! Who is notified of events as they happen: an observer, for histories, trace trackers and NCCL's registration of
-//! memory, and the recorder.
+//! Notifies observers of events as they happen. There are two: the program's observer, for histories, trace
+//! trackers and NCCL's memory registration, and the recorder.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -17,48 +17,48 @@ use crate::record::Recorder;
 use crate::regions::table::{self, RegionPool};
 use crate::settings;
 
-/// What a `lowtide_event` says. Up to `LOWTIDE_ACTION_OUT_OF_MEMORY` the names are PyTorch's.
+/// The kind of a `lowtide_event`. The names up to `LOWTIDE_ACTION_OUT_OF_MEMORY` are PyTorch's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub enum Action {
-    /// A block was handed out. `size` is what was asked for, unrounded.
+    /// A block was allocated. `size` is the requested size, not rounded.
     Alloc = 0,
-    /// The program let go of a block. `size` is what was asked for.
+    /// The program freed a block. `size` is the requested size.
     FreeRequested = 1,
-    /// A block may be reused: at once after the one before, or when other streams are done with it.
+    /// A block may be reused: immediately after the event before, or once other streams are done with it.
     FreeCompleted = 2,
-    /// A segment came from the driver.
+    /// A segment was allocated from the driver.
     SegmentAlloc = 3,
-    /// A segment goes back to the driver; told before it does.
+    /// A segment will be released to the driver. Notified before it happens.
     SegmentFree = 4,
     /// Memory was mapped into an expandable segment.
     SegmentMap = 5,
-    /// Memory leaves an expandable segment; told before it does.
+    /// Memory will be unmapped from an expandable segment. Notified before it happens.
     SegmentUnmap = 6,
     /// A snapshot was taken. `size` is the sum of the active bytes.
     Snapshot = 7,
-    /// A request could not be served. `size` is the request, rounded; `address` holds the bytes that were
-    /// free on the device.
+    /// A request ran out of memory. `size` is the request, rounded; `address` holds the free bytes of the device.
     OutOfMemory = 8,
-    /// The memory of a segment leaves the device, as its region is paused; told before it does. The segment
-    /// stays, and so do its blocks. One that goes back before it was resumed is told of as ever.
+    /// The memory of a segment will leave the device, because its region is paused. Notified before it happens.
+    /// The segment and its blocks stay. If the segment is released before it was resumed, the usual event
+    /// follows.
     SegmentPaused = 9,
-    /// The memory of a paused segment is back, with what is kept of its contents; of one that could not be
-    /// paused, it is there still.
+    /// The memory of a paused segment is back, with the part of its contents that was saved. Also notified if the
+    /// segment could not be paused: its memory is still there.
     SegmentResumed = 10,
 }
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Event {
-    /// What.
+    /// The kind of event.
     pub action: Action,
-    /// On which device.
+    /// The device.
     pub device: c_int,
-    /// Where.
+    /// The address.
     pub address: u64,
-    /// How much.
+    /// The size in bytes.
     pub size: u64,
     /// The stream that the block or segment belongs to.
     pub stream: *mut c_void,
@@ -66,18 +66,18 @@ pub struct Event {
     pub pool: Mempool,
 }
 
-/// Is told of an event, with the `context` that was given with it, by the thread whose call caused the
-/// event, before that call returns; of memory that leaves, before it does. Called under the lock of the memory
-/// concerned, for different streams possibly from several threads at once: it must not call lowtide, throw or
-/// unwind.
+/// Is notified of an event, with the `context` that was registered with it. The thread that caused the event
+/// makes the call before its own call returns; if memory leaves, before it leaves. Called under the lock of the
+/// memory concerned, for different streams possibly from several threads at once. It must not call lowtide, throw
+/// or unwind.
 pub type EventObserver = Option<unsafe extern "C" fn(context: *mut c_void, event: *const Event)>;
 
-/// Tells `observer` of every event on every device from now on; null ends it.
+/// Registers `observer`, which is notified of every event on every device from now on. Null removes it.
 ///
-/// There is one observer: a later one replaces it, and when this returns the earlier one is not called any
-/// more. Of a call that failed and changed nothing, no event is told but `LOWTIDE_ACTION_OUT_OF_MEMORY`, and
-/// where the driver would not take memory that was to leave, events that say that it came back, with the block
-/// that was to be freed with it.
+/// There is one observer: a later one replaces it. When this returns, the earlier one is not called any more. A
+/// failed call that changed nothing causes no event, with two exceptions: `LOWTIDE_ACTION_OUT_OF_MEMORY`; and, if
+/// the driver refused memory that was to be released, events that report that memory as back, with the block that
+/// was to be freed with it.
 ///
 /// # Safety
 ///
@@ -90,20 +90,20 @@ pub unsafe extern "C" fn lowtide_observe_events(
     run(|| observe_everywhere(observer.map(|call| EventListener { call, context })))
 }
 
-/// Who is notified of events.
+/// The observers that are notified of events.
 #[derive(Clone)]
 pub(crate) struct Listeners {
     observer: Option<EventListener>,
     pub(crate) recorder: Option<Arc<Recorder>>,
 }
 
-/// Held while a device is started.
+/// Locked while a device is started.
 static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners {
     observer: None,
     recorder: None,
 });
 
-/// Locks who is notified of events.
+/// Locks the observers.
 pub(crate) fn lock() -> Result<MutexGuard<'static, Listeners>, Error> {
     devices::lock(&LISTENERS)
 }
@@ -114,13 +114,13 @@ fn observe_everywhere(observer: Option<EventListener>) -> Result<(), Error> {
     notify_everywhere()
 }
 
-/// Has every device in use notify those who listen now.
+/// Registers the current observers with every device in use.
 fn notify_everywhere() -> Result<(), Error> {
     let listeners = lock()?.clone();
     devices::for_each(|ordinal, allocator| listeners.observe(ordinal, allocator))
 }
 
-/// Does something with those who listen, who are not replaced meanwhile.
+/// Calls `act` with the observers, which cannot be replaced meanwhile.
 ///
 /// # Errors
 ///
@@ -133,7 +133,7 @@ pub(crate) fn with_listeners(
     act(&listeners)
 }
 
-/// Has a new recorder notified of the events of every device, from what each holds now on.
+/// Registers a new recorder with every device, starting with the memory that each holds now.
 ///
 /// # Errors
 ///
@@ -158,13 +158,13 @@ pub(crate) fn start_recording(
         listeners.begin_recording(ordinal, allocator, &settings::recorded()?, &pools)
     });
     if begun.is_err() {
-        // The first error says why there is none; half a recording would be taken for a whole one.
+        // The first error is returned. Half a recording would be mistaken for a complete one, so it ends.
         let _ = end_recording(in_order);
     }
     begun
 }
 
-/// Has no recorder notified of events any more, and completes what the one that was has recorded.
+/// Removes the recorder from every device and completes its recording.
 ///
 /// # Errors
 ///
@@ -176,7 +176,7 @@ pub(crate) fn stop_recording() -> Result<(), Error> {
 fn end_recording(in_order: MutexGuard<'static, ()>) -> Result<(), Error> {
     let recorder = lock()?.recorder.take();
     let forgotten = notify_everywhere();
-    // The file may take its time, and nobody else is to wait for it.
+    // Completing the file may take time, and no other thread should wait for that.
     drop(in_order);
     let recorder = recorder.filter(|recorder| recorder.is_of_this_process());
     recorder
@@ -185,7 +185,7 @@ fn end_recording(in_order: MutexGuard<'static, ()>) -> Result<(), Error> {
 }
 
 impl Listeners {
-    /// Has a device notify those who listen of its events.
+    /// Registers the observers with a device.
     pub(crate) fn observe(&self, ordinal: c_int, allocator: &Allocator) -> Result<(), Error> {
         let observer = self.observer.map(|observer| observer.of_device(ordinal));
         let recorder = self.recorder.as_ref();
@@ -203,8 +203,8 @@ impl Listeners {
         })?)
     }
 
-    /// Has the recorder, if there is one, record a device from what it holds now on. The pools are those of regions,
-    /// of whose pauses nobody is notified meanwhile.
+    /// Lets the recorder, if there is one, record a device, starting with the memory that it holds now. `pools`
+    /// are the regions' pools, and no pause is notified meanwhile.
     pub(crate) fn begin_recording(
         &self,
         ordinal: c_int,
@@ -216,7 +216,7 @@ impl Listeners {
             return Ok(());
         };
         let device = devices::number(ordinal);
-        // Under the locks under which all is recorded, so that nothing is both held before and recorded.
+        // Under the locks that recording takes, so that no block is both listed as held and recorded as new.
         Ok(allocator.with_all(|all| {
             let held = all.segments();
             let away = held.iter().filter_map(|segment| {
@@ -229,12 +229,13 @@ impl Listeners {
         })?)
     }
 
-    /// Returns whether nobody is notified.
+    /// Returns whether there is no observer.
     pub(crate) fn is_empty(&self) -> bool {
         self.observer.is_none() && self.recorder.is_none()
     }
 
-    /// Notifies of segments of a device whose memory leaves, or is back. Called under the lock of the memory concerned.
+    /// Notifies the observers of a device's segments whose memory leaves or is back. Called under the lock of the
+    /// memory concerned.
     pub(crate) fn notify_of_pause(
         &self,
         ordinal: c_int,
@@ -252,7 +253,7 @@ impl Listeners {
     }
 }
 
-/// Returns what those who listen are notified of for a segment whose memory leaves, or is back.
+/// Returns the event for a segment whose memory leaves or is back.
 pub(crate) fn pause_event(is_leaving: bool, segment: &SegmentSnapshot) -> lowtide_core::Event {
     lowtide_core::Event {
         action: if is_leaving {
@@ -267,7 +268,7 @@ pub(crate) fn pause_event(is_leaving: bool, segment: &SegmentSnapshot) -> lowtid
     }
 }
 
-/// A caller's observer and its context.
+/// The program's observer and its context.
 #[derive(Clone, Copy)]
 struct EventListener {
     call: unsafe extern "C" fn(*mut c_void, *const Event),
@@ -276,7 +277,7 @@ struct EventListener {
 
 // SAFETY: the function may be called from any thread, by the contract of `lowtide_observe_events`.
 unsafe impl Send for EventListener {}
-// SAFETY: and from several at once.
+// SAFETY: the function may be called from several threads at once, by the same contract.
 unsafe impl Sync for EventListener {}
 
 impl EventListener {
@@ -285,7 +286,8 @@ impl EventListener {
         Arc::new(move |events| events.iter().for_each(|event| self.notify(device, event)))
     }
 
-    /// Notifies of an event. Called under the lock of the memory concerned, and while no observer is replaced.
+    /// Notifies the observer of an event. Called under the lock of the memory concerned; the observer is not
+    /// replaced meanwhile.
     fn notify(&self, device: c_int, event: &lowtide_core::Event) {
         self.call(&Event {
             action: Action::of(event.action),
@@ -298,7 +300,7 @@ impl EventListener {
     }
 
     fn call(&self, event: &Event) {
-        // SAFETY: it has not been replaced, as this is called under a lock under which it would be.
+        // SAFETY: it has not been replaced: the caller holds a lock under which it would be.
         unsafe { (self.call)(self.context, ptr::from_ref(event)) };
     }
 }

@@ -1,5 +1,5 @@
-//! What an error says besides PyTorch's words of a request that ran out of memory: where the memory is, and
-//! what would have served it.
+//! What out-of-memory errors say in addition to PyTorch's text: where the memory is, and which settings would
+//! have served the request.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,18 +15,20 @@ use crate::regions::figures;
 use crate::settings;
 use crate::switch::Switch;
 
-/// Whether there are any words but PyTorch's.
+/// Whether errors have more than PyTorch's text.
 static EXPLAINS: Switch = Switch::new("LOWTIDE_OOM_EXPLAIN", true);
 
-/// For how long other settings are tried for one request. The program may go on after the error, and waits for it.
+/// The time for trying other settings for one request. The program waits for it, and may continue after the
+/// error.
 const BUDGET: Duration = Duration::from_millis(500);
 
-/// For how long in all: who finds out by failing how much fits may fail thousands of times.
+/// The time for trying settings in the whole process. A program that finds its batch size by failing may fail
+/// thousands of times.
 const BUDGET_OF_PROCESS: Duration = Duration::from_secs(2);
 
 static SPENT_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Returns why a request failed. Without a lock, and without calls of the driver.
+/// Returns why a request failed. Takes no lock and makes no driver call.
 #[cold]
 pub(crate) fn in_words(allocator: &Allocator, error: AllocError) -> Error {
     let AllocError::OutOfMemory(mut figures) = error else {
@@ -47,12 +49,12 @@ pub(crate) fn in_words(allocator: &Allocator, error: AllocError) -> Error {
     error
 }
 
-/// Returns what `act` does, and nothing if it panics: whoever catches the error is to have that error.
+/// Returns the result of `act`, or `None` if it panics: the caller must still get its out-of-memory error.
 fn spared(act: impl FnOnce() -> Option<String>) -> Option<String> {
     catch_unwind(AssertUnwindSafe(act)).ok().flatten()
 }
 
-/// What other threads did since the request failed is in it: their memory is not locked that long.
+/// Includes what other threads did since the request failed, because their memory is not locked that long.
 fn explanation(
     allocator: &Allocator,
     figures: &lowtide_core::OutOfMemory,

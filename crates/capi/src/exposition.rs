@@ -1,8 +1,8 @@
-//! This process's figures as text, in Prometheus's format: for `lowtide top` and for Prometheus.
+//! This process's statistics as text in Prometheus's format, for `lowtide top` and for Prometheus.
 //!
-//! Made when someone asks, from what is counted anyway. Whoever allocates meanwhile waits for the lock of a
-//! device while some numbers are added up, and, where figures of streams are asked for, for that of a lane
-//! while its blocks are listed. Nothing here calls the driver.
+//! The text is made on request from counters that exist anyway, without driver calls. Threads that allocate
+//! meanwhile wait for a device's lock while some numbers are added up. If statistics of streams are requested,
+//! they also wait for a lane's lock while its blocks are listed.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -18,16 +18,17 @@ use crate::regions::figures::{self, OnDeviceFigures};
 use crate::regions::keeper;
 use crate::{devices, settings};
 
-/// For whom a page is.
+/// Who can read a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reader {
-    /// Whoever can reach an address or read a file: what numbers a program has, not what it is called with.
+    /// Everyone who can reach an address or read a file. The page has numbers, but not the program's command
+    /// line.
     Anyone,
-    /// This process's user, who sees the command line and the streams as well.
+    /// This process's user. The page also has the command line and the streams.
     SameUser,
 }
 
-/// Returns the figures of every device in use and of every region, each line with the further `labels`.
+/// Returns the statistics of every device in use and of every region. Each line has `labels` added.
 ///
 /// # Errors
 ///
@@ -53,14 +54,14 @@ pub(crate) fn text(labels: &[(&str, String)], reader: Reader) -> Result<String, 
     Ok(page.text)
 }
 
-/// Text that grows by families of figures.
+/// A page that is built up family by family.
 struct Page {
     text: String,
-    /// What stands in every line.
+    /// The labels of every line.
     labels: String,
 }
 
-/// What is said of figures of one name.
+/// The metadata of one family of metrics.
 #[derive(Clone, Copy)]
 struct Family {
     name: &'static str,
@@ -68,7 +69,7 @@ struct Family {
     help: &'static str,
 }
 
-/// A family, and where its figures come from.
+/// A family of metrics and the function that returns its values.
 struct Figure<Of, Value> {
     family: Family,
     value: fn(&Of) -> Value,
@@ -281,7 +282,7 @@ const REGION_TIMES: [Figure<OnDeviceFigures, Duration>; 4] = [
 
 impl Page {
     fn begin(&mut self, Family { name, kind, help }: Family) {
-        // A text takes everything.
+        // Writing to a `String` does not fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
@@ -354,8 +355,8 @@ impl Page {
         }
     }
 
-    /// Adds what each stream holds. A stream's number is good for this process only, so that these are not
-    /// for a database.
+    /// Adds the memory of each stream. Stream numbers mean nothing outside this process, so they do not belong in
+    /// a database.
     fn streams(&mut self) -> Result<(), Error> {
         let mut streams: BTreeMap<(c_int, u64), [Bytes; 2]> = BTreeMap::new();
         for (ordinal, allocator) in devices::all() {
@@ -398,7 +399,7 @@ impl Page {
     }
 }
 
-/// Returns what Python and Prometheus call a backup.
+/// Returns the name of a backup kind in Python and Prometheus.
 fn backup_name(kind: Option<BackupKind>) -> &'static str {
     match kind {
         None => "none",

@@ -1,18 +1,18 @@
-//! Whether this process is the child of a fork in which CUDA does not work.
+//! Detects a forked child in which CUDA does not work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Status};
 
-/// Whether this process is the child of one that had started the driver.
+/// Whether this process is a forked child of a process that had started the driver.
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 
-/// Has a child of this process know that it is one. A program that only starts another one (`exec`) is not touched by
-/// that.
+/// Marks future forked children of this process as such. A program that only starts another program (`exec`) is
+/// not affected.
 ///
 /// # Errors
 ///
-/// If the system cannot do that.
+/// If the system refuses to register the handler.
 pub(crate) fn watch() -> Result<(), Error> {
     static IS_WATCHING: AtomicBool = AtomicBool::new(false);
     extern "C" fn in_child() {
@@ -31,13 +31,14 @@ pub(crate) fn watch() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns whether this process is such a child. Asked before any lock is taken: a thread that is not there may hold it.
+/// Returns whether this process is such a child. Checked before any lock is taken: the lock's holder may be a
+/// thread that does not exist in the child.
 #[inline]
 pub(crate) fn is_forked() -> bool {
     IS_FORKED.load(Ordering::Relaxed)
 }
 
-/// Returns the error of every exported function in such a child.
+/// Returns the error that every exported function returns in such a child.
 #[cold]
 pub(crate) fn error() -> Error {
     let text = "this process was forked from one that had started CUDA, which does not work in it; \

@@ -1,4 +1,4 @@
-//! What is held: segments, blocks, and the block at an address.
+//! Queries about memory: the segments, the blocks, and the block at an address.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,15 +10,15 @@ use crate::pointers::{address_of, pointer_to};
 use crate::regions::table;
 use crate::{devices, events, start};
 
-/// Whether a block is in use.
+/// The state of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub enum BlockState {
-    /// The program holds it.
+    /// The program holds the block.
     Allocated = 0,
-    /// The program let go of it, and a stream that used it is not done yet.
+    /// The program freed the block, but a stream that used it is not done yet.
     PendingFree = 1,
-    /// It can be handed out, or its segment go back.
+    /// The block can be allocated, or its segment released.
     Inactive = 2,
 }
 
@@ -26,13 +26,13 @@ pub enum BlockState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Block {
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// How long it is, rounding included.
+    /// The size in bytes, including rounding.
     pub size: u64,
-    /// What was asked for; of an inactive block, what its last holder asked for, or 0.
+    /// The requested bytes. For an inactive block, the last request that it served, or 0.
     pub requested: u64,
-    /// Whether it is in use.
+    /// The state of the block.
     pub state: BlockState,
 }
 
@@ -40,9 +40,9 @@ pub struct Block {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Segment {
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// How long it is.
+    /// The size in bytes.
     pub size: u64,
     /// The device that it is on.
     pub device: c_int,
@@ -54,15 +54,15 @@ pub struct Segment {
     pub is_large: bool,
     /// Whether it is a part of an expandable segment.
     pub is_expandable: bool,
-    /// Whether its memory is away: `LOWTIDE_ACTION_SEGMENT_PAUSED` was told of it last, to whoever watched.
+    /// Whether its memory is paused: `LOWTIDE_ACTION_SEGMENT_PAUSED` was the last pause event for it.
     pub is_paused: bool,
-    /// Grows with each segment that its pool takes, so that it says which came first, on every rank of a
-    /// job alike. The parts of an expandable segment have one number.
+    /// A number that increases with each segment of the pool, so it gives the order of allocation, the same on
+    /// every rank of a job. All parts of an expandable segment have the same number.
     pub number: u64,
 }
 
-/// Is shown a segment and its `count` blocks, which tile it, in the order of their addresses. Called with
-/// the `context` that was given with it, under the device's locks: it must not call lowtide, throw or
+/// Is called with a segment and its `count` blocks, which cover it without gaps, in address order. Called with
+/// the `context` that was registered with it, under the device's locks. It must not call lowtide, throw or
 /// unwind, nor keep the pointers.
 pub type SegmentVisitor = Option<
     unsafe extern "C" fn(
@@ -73,10 +73,10 @@ pub type SegmentVisitor = Option<
     ),
 >;
 
-/// Shows `visit` every segment of a device in the order of their addresses: what the events told so far
-/// add up to. A device that is not in use has none.
+/// Calls `visit` for every segment of a device in address order. The segments are the sum of all events so far. A
+/// device that is not in use has none.
 ///
-/// Unlike `lowtide_snapshot` this is no event. Takes O(n log n) for n blocks.
+/// Unlike `lowtide_snapshot` this causes no event. Takes O(n log n) for n blocks.
 ///
 /// # Safety
 ///
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn lowtide_visit_segments(
         let Some(allocator) = devices::get(device) else {
             return Ok(());
         };
-        // While no pause is told of, so that what is shown is what was told.
+        // No pause is notified meanwhile, so the segments agree with the events so far.
         events::with_listeners(|_| {
             let regions = table::pools_on(device)?;
             allocator.with_all(|all| {
@@ -119,11 +119,11 @@ pub unsafe extern "C" fn lowtide_visit_segments(
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Allocation {
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// How long it is, rounding included.
+    /// The size in bytes, including rounding.
     pub size: u64,
-    /// What was asked for.
+    /// The requested bytes.
     pub requested: u64,
     /// The device that it is on.
     pub device: c_int,
@@ -135,8 +135,8 @@ pub struct Allocation {
     pub is_expandable: bool,
 }
 
-/// Writes the block that the program holds at `memory` to `allocation`, or fails with
-/// `LOWTIDE_STATUS_NOT_ALLOCATED`. The pointer must be the one that was handed out.
+/// Writes the block that the program holds at `memory` to `allocation`. `memory` must be the pointer that the
+/// allocation returned; otherwise the status is `LOWTIDE_STATUS_NOT_ALLOCATED`.
 ///
 /// # Safety
 ///
@@ -162,9 +162,9 @@ pub unsafe extern "C" fn lowtide_find_allocation(
     })
 }
 
-/// Writes the size of the largest block that could be handed out: the largest that is free in any memory
-/// pool and stream of the device, or what the driver says is free, if that is more. This is what PyTorch
-/// tells cuDNN's benchmarks.
+/// Writes the size of the largest block that could be allocated. It is the larger of the largest free block, in
+/// any memory pool and stream of the device, and the driver's free memory. PyTorch reports this size to cuDNN's
+/// benchmarks.
 ///
 /// # Safety
 ///

@@ -1,13 +1,13 @@
-//! `liblowtide.so`: what PyTorch, Python and C call, and the one owner of a process's allocators.
+//! `liblowtide.so`: the functions that PyTorch, Python and C call. It owns all allocators of a process.
 //!
-//! `include/lowtide.h` is generated from this crate by `cargo xtask header`: the comment of an exported
-//! function is its contract.
+//! `cargo xtask header` generates `include/lowtide.h` from this crate. The comment of an exported function is its
+//! contract.
 //!
 //! # The path of a call
 //!
 //! ```text
-//! exported function     pluggable.rs: what PyTorch's plain interface calls · a file for each topic beside it
-//! ├─ boundary::run      no panic passes; an error becomes a status and the thread's text; a forked child is refused
+//! exported function     pluggable.rs: PyTorch's pluggable-allocator interface · one file for each other topic
+//! ├─ boundary::run      stops panics; turns an error into a status and the thread's text; refuses forked children
 //! ├─ start::device      the device's allocator, made at its first use
 //! └─ devices            the allocator of a device in use, or of a block
 //!    └─ SharedAllocator
@@ -15,9 +15,9 @@
 //!
 //! # What this crate does not do
 //!
-//! It decides nothing about memory, which is `lowtide-core`'s to do, and keeps no table of pointers of its
-//! own. It ends nothing when the process ends, but that other processes get no more of its memory: the
-//! driver may be gone by then, and takes all memory back itself.
+//! It makes no decision about memory (`lowtide-core` does) and keeps no table of pointers. At the end of the
+//! process it frees nothing, because the driver may be gone by that time and frees all memory itself. It only
+//! stops sharing memory with other processes.
 #![expect(unsafe_code, reason = "exports a C interface")]
 
 mod boundary;

@@ -1,9 +1,9 @@
-//! The figures of this process for Prometheus: over HTTP, or in a file for node_exporter.
+//! This process's statistics for Prometheus: over HTTP, or in a file for node_exporter.
 //!
-//! `LOWTIDE_METRICS` is a port, an address with a port, or a path that ends in `.prom`. A port alone is one of this
-//! machine only. The processes of a job have it alike in their environment: where there are several ranks
-//! on a machine (`LOCAL_RANK`), the port is higher by the rank, and the file's name has it. Of several processes with
-//! one file, the last to write wins. Of several with one port, the first has it, and each other prints a warning.
+//! `LOWTIDE_METRICS` is a port, an address with a port, or a path that ends in `.prom`. A port without an address
+//! listens on this machine only. All processes of a job have the same variable. If a machine has several ranks
+//! (`LOCAL_RANK`), the rank is added to the port and to the file's name. If several processes have the same file,
+//! the last write wins. If several have the same port, the first gets it, and each other prints a warning.
 
 mod http;
 
@@ -25,15 +25,15 @@ use crate::{environment, exposition};
 /// How often the file is written.
 const FILE_EVERY: Duration = Duration::from_secs(5);
 
-/// Where figures go.
+/// Where the statistics go.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Target {
     Address(SocketAddr),
     File(PathBuf),
 }
 
-/// Shows the figures from now on where `LOWTIDE_METRICS` says. What is wrong with that is said once, and the
-/// program goes on.
+/// Exports the statistics to the target in `LOWTIDE_METRICS` from now on. If that fails, a warning is printed
+/// once and the program continues.
 pub(crate) fn start() {
     let Some(path) = environment::path_variable("LOWTIDE_METRICS") else {
         return;
@@ -57,7 +57,7 @@ pub(crate) fn start() {
 }
 
 impl Target {
-    /// Returns what the variable says, for one of several ranks of a machine.
+    /// Returns the target that the variable names, for one of several ranks on a machine.
     fn parse(path: &Path, local_rank: Option<u16>) -> Result<Target, String> {
         if path
             .extension()
@@ -92,7 +92,8 @@ fn listen(address: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns why nothing is served at `address`, and what to do where another process is.
+/// Returns the warning for an `address` that cannot be listened on. If another process has the port, it says what
+/// to do.
 fn listen_text(address: SocketAddr, error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::AddrInUse => format!(
@@ -102,8 +103,8 @@ fn listen_text(address: SocketAddr, error: &io::Error) -> String {
     }
 }
 
-/// Writes a file now, so that what is wrong with it is said at once, and again and again. It goes when the
-/// process ends, but not when it is killed; node_exporter says how old it is.
+/// Writes the file now, so that an error is reported at once, and then periodically. The file is removed when the
+/// process ends, but not when it is killed; node_exporter exports the file's age.
 fn write_repeatedly(path: &Path) -> io::Result<()> {
     write_file(path)?;
     let path = path.to_owned();
@@ -112,15 +113,15 @@ fn write_repeatedly(path: &Path) -> io::Result<()> {
     thread.spawn(move || {
         loop {
             thread::sleep(FILE_EVERY);
-            // A disk that is full may have room later, and whoever reads the file sees that it is old.
+            // A full disk may have room later, and readers see the file's age.
             let _ = write_file(&path);
         }
     })?;
     Ok(())
 }
 
-/// Writes the file in one piece for whoever reads it. Its lines name the process, as those of several processes
-/// come together.
+/// Replaces the file atomically for its readers. Its lines name the process, because node_exporter merges the
+/// files of several processes.
 fn write_file(path: &Path) -> io::Result<()> {
     let process = std::process::id().to_string();
     let text = exposition::text(&[("pid", process)], Reader::Anyone);
@@ -134,7 +135,7 @@ fn remove_at_exit(path: PathBuf) {
     static FILE: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
     extern "C" fn at_exit() {
         let Ok(file) = FILE.lock() else { return };
-        // In the child of a fork it is its parent's.
+        // In a forked child the file belongs to the parent.
         if let Some((_, path)) = file
             .as_ref()
             .filter(|(process, _)| *process == std::process::id())
@@ -145,7 +146,7 @@ fn remove_at_exit(path: PathBuf) {
     if let Ok(mut file) = FILE.lock() {
         *file = Some((std::process::id(), path));
     }
-    // SAFETY: the function stays: what has a thread is not unloaded.
+    // SAFETY: the function stays loaded: a library with a running thread is not unloaded.
     let _ = unsafe { libc::atexit(at_exit) };
 }
 

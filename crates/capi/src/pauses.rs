@@ -1,4 +1,4 @@
-//! Which pools are regions' and what of them is paused, as snapshots of this process say it.
+//! The regions' pools and pauses in snapshots of this process.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -12,10 +12,10 @@ use crate::error::Error;
 use crate::regions::table;
 use crate::{devices, events};
 
-/// The tags of the regions whose memory pools have.
+/// The tag of the region that each memory pool belongs to.
 type Tags = BTreeMap<MempoolId, RecordedText>;
 
-/// Returns what is known of a device's past as a recording, with its regions and their pauses.
+/// Returns a device's recorded past as a trace, with its regions and their pauses.
 pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error> {
     let DevicePast {
         segments,
@@ -25,7 +25,7 @@ pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error>
     } = past;
     let device = ordinal.unsigned_abs();
     let recovered = Trace::recovered(device, events, segments.clone());
-    // What is there now is worth knowing where it does not follow from what was.
+    // If the past is inconsistent with the present, the present segments alone are still worth reporting.
     let recovered = recovered.or_else(|_| Trace::recovered(device, [], segments.clone()));
     let trace = recovered.unwrap_or_else(|_| Trace {
         device,
@@ -42,8 +42,8 @@ pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error>
     })
 }
 
-/// Returns the trace with each pause of a pool as one of every segment that the pool had then. Among its events they
-/// have no address, as allocators keep them, and `paused` are the pools whose memory is away at its end.
+/// Expands each pause of a pool into one pause event per segment that the pool had at that time. Allocators log a
+/// pause of a pool without an address. `paused` are the pools that are paused at the end of the trace.
 fn of_segments(mut trace: Trace, paused: &[MempoolId], tags: &Tags) -> Trace {
     let mut held = Held {
         segments: BTreeMap::new(),
@@ -81,7 +81,8 @@ fn of_segments(mut trace: Trace, paused: &[MempoolId], tags: &Tags) -> Trace {
     trace
 }
 
-/// Returns the pools whose memory was away before some events, and after which that of `paused` is.
+/// Returns the pools that were paused before the events, given the pools in `paused`, which are paused after
+/// them.
 fn paused_before(events: &[TraceEvent], paused: &[MempoolId]) -> Vec<MempoolId> {
     let mut first: BTreeMap<MempoolId, Action> = BTreeMap::new();
     for TraceEvent { event, .. } in events.iter().filter(|event| event.event.action.is_pause()) {
@@ -95,8 +96,8 @@ fn paused_before(events: &[TraceEvent], paused: &[MempoolId]) -> Vec<MempoolId> 
         .collect()
 }
 
-/// The segments of private pools at some moment. Those of regions are whole: what comes from a source does not grow
-/// in place.
+/// The segments of private pools at some moment. The segments of regions are whole: a segment from a source does
+/// not grow in place.
 struct Held<'a> {
     segments: BTreeMap<MempoolId, BTreeMap<DeviceAddress, Event>>,
     tags: &'a Tags,
@@ -117,7 +118,7 @@ impl Held<'_> {
         }
     }
 
-    /// Returns what is told of every segment of a pool.
+    /// Returns the events for every segment of a pool.
     fn told(&mut self, pool: MempoolId, action: Action) -> Vec<TraceEvent> {
         let tag = self.tags.get(&pool).map_or("", RecordedText::raw);
         let segments = self
@@ -133,8 +134,8 @@ impl Held<'_> {
     }
 }
 
-/// Adds the regions, and what of them is paused now, to the bytes of a snapshot of this process that another program
-/// wrote. It is worth having without that, too.
+/// Adds the regions and what of them is paused now to the bytes of a snapshot that another program wrote of this
+/// process. On failure the snapshot stays as it is.
 pub(crate) fn add_to(pickle: &mut Vec<u8>) {
     let regions = regions_now().unwrap_or_default();
     let paused = paused_now().unwrap_or_default();
@@ -143,7 +144,7 @@ pub(crate) fn add_to(pickle: &mut Vec<u8>) {
     }
 }
 
-/// Returns every pool that has the memory of a region.
+/// Returns every pool whose memory is a region's.
 fn regions_now() -> Result<Vec<RegionPool>, Error> {
     let mut regions = Vec::new();
     for (ordinal, _) in devices::all() {
@@ -157,10 +158,10 @@ fn regions_now() -> Result<Vec<RegionPool>, Error> {
     Ok(regions)
 }
 
-/// Returns every segment whose memory is away.
+/// Returns every paused segment.
 fn paused_now() -> Result<Vec<PausedSegment>, Error> {
     let mut paused = Vec::new();
-    // While no pause is told of.
+    // No pause is notified meanwhile.
     events::with_listeners(|_| {
         for (ordinal, allocator) in devices::all() {
             let pools = table::pools_on(ordinal)?;
@@ -199,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Returns what is kept of a pool's pause.
+    /// Returns the logged event of a pool's pause.
     fn of_pool(action: Action, pool: MempoolId) -> Event {
         Event {
             address: DeviceAddress::NULL,
@@ -208,8 +209,8 @@ mod tests {
         }
     }
 
-    /// Returns what is told of pauses before the first event and then: the pause or its end, the place of the
-    /// segment in MiB, and the tag; of other events the place alone.
+    /// Returns the pauses before the first event, and the events. A pause or resume has the segment's address in
+    /// MiB and the tag; other events have the address alone.
     fn told(events: &[Event], at_end: &[(MempoolId, u64)], paused: &[MempoolId]) -> [String; 2] {
         let segments = at_end.iter().map(|&(pool, mib)| {
             let segment = event(Action::SegmentAlloc, pool, mib);

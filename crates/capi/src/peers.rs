@@ -1,4 +1,4 @@
-//! Memory that other devices of the process use.
+//! Access from other devices of the process.
 
 use std::ffi::c_int;
 
@@ -6,18 +6,17 @@ use crate::boundary::run;
 use crate::drivers;
 use crate::error::{Error, Status};
 
-/// Lets work on `peer` use the memory of `device`: all that there is and all to come, of every kind. Doing
-/// it again changes nothing, and a device may use its own memory anyway. Both devices are made ready for
-/// use.
+/// Lets work on `peer` access the memory of `device`: all memory, now and later, of every kind. A repeated call
+/// changes nothing, and a device always has access to its own memory. Both devices are started if necessary.
 ///
-/// `LOWTIDE_STATUS_DRIVER` where the machine does not connect the two.
+/// Returns `LOWTIDE_STATUS_DRIVER` if the machine does not connect the two devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_enable_peer_access(device: c_int, peer: c_int) -> Status {
     run(|| enable(device, peer))
 }
 
 pub(crate) fn enable(owner: c_int, peer: c_int) -> Result<(), Error> {
-    // One lock at a time: two threads may do this in both directions.
+    // One lock at a time: two threads may call this for the two directions at once.
     let peer_device = drivers::with(peer, |driver| driver.device().clone())?;
     let owner_device = drivers::with(owner, |driver| driver.device().clone())?;
     if owner != peer && !peer_device.can_access(&owner_device)? {

@@ -1,9 +1,9 @@
-//! What PyTorch calls through `CUDAPluggableAllocator`, and the same with a status for those who can use
-//! one.
+//! The functions that PyTorch calls through `CUDAPluggableAllocator`, and the same functions with a status.
 //!
-//! PyTorch ignores what its hooks return, so those here return a status in place of its `void`. Where a user
-//! would notice a failure by nothing else, there are two functions: one for those who use the status, and a
-//! `lowtide_hook_` for PyTorch, which tells of the failure on standard error, too, once a kind.
+//! PyTorch ignores the results of its hooks, so the hooks here return a status where PyTorch declares `void`.
+//! Where a user would not notice a failure otherwise, there are two functions. One is for callers that check the
+//! status. The other begins with `lowtide_hook_`, is for PyTorch, and also prints the first failure of each
+//! status to standard error.
 #![expect(
     clippy::inline_always,
     reason = "a call costs a request a fortieth of its time"
@@ -23,19 +23,20 @@ use crate::pointers::{address_of, host_size, pointer_to, stream_of};
 use crate::record::stacks;
 use crate::{cuda, shortage, start};
 
-/// Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
-/// and null on failure, which a line on standard error and `lowtide_last_error` then explain.
+/// Returns at least `size` bytes of `device`, which work in `stream` may use at once. Returns null for 0 bytes
+/// and on failure. After a failure, a line on standard error and `lowtide_last_error` give the reason.
 ///
-/// This is the `alloc` of PyTorch's `CUDAPluggableAllocator`. PyTorch does not look at the answer: after
-/// a failure there is a tensor with a null pointer and no `torch.OutOfMemoryError`. Inside a
-/// `torch.cuda.MemPool` it does, and runs out of memory as it should. Whoever can raise an exception
-/// calls `lowtide_allocate`.
+/// This is the `alloc` of PyTorch's `CUDAPluggableAllocator`. PyTorch does not check the result: after a failure
+/// the tensor has a null pointer, and no `torch.OutOfMemoryError` is raised. Inside a `torch.cuda.MemPool`
+/// PyTorch does check it and raises the error. Callers that can raise an exception use `lowtide_allocate`.
 ///
-/// The memory is the caller's until `lowtide_free` or `lowtide_deallocate`. `device` is CUDA's number of
-/// it in this process, `stream` a `cudaStream_t` of it that is not destroyed while memory is used on it.
+/// The caller owns the memory and frees it with `lowtide_free` or `lowtide_deallocate`. `device` is CUDA's number
+/// of the device in this process. `stream` is a `cudaStream_t` of that device, and must not be destroyed while
+/// memory is used on it.
 ///
-/// May be called from any thread, whatever its current device. A request that no free memory serves makes the
-/// device's primary context current in a thread that has none, as `cudaMalloc` does. A context that is current stays.
+/// May be called from any thread, whatever its current device. If no free memory serves the request and the
+/// thread has no current context, the device's primary context becomes current, as with `cudaMalloc`. A context
+/// that is current stays current.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let mut memory = ptr::null_mut();
@@ -47,12 +48,12 @@ pub extern "C" fn lowtide_malloc(size: usize, device: c_int, stream: *mut c_void
     memory
 }
 
-/// Takes memory back from the program. Work that was put into `stream` before, and into the streams that
-/// `lowtide_record_stream` named, may still use it; it is handed out again after that.
+/// Frees memory. It is reused only after all work that uses it: work queued before in `stream`, and in the
+/// streams that `lowtide_record_stream` named.
 ///
-/// This is the `free` of PyTorch's `CUDAPluggableAllocator`. Null is ignored. So is a pointer that the
-/// program does not hold, and any in a forked child; `lowtide_last_error` then says so. `size`, `device`
-/// and `stream` are ignored: lowtide knows them. May be called from any thread, and until the process
+/// This is the `free` of PyTorch's `CUDAPluggableAllocator`. Null is ignored. A pointer that the program does not
+/// hold is ignored too, as is any pointer in a forked child; `lowtide_last_error` then gives the reason. `size`,
+/// `device` and `stream` are ignored: lowtide knows them. May be called from any thread, and until the process
 /// has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_free(
@@ -65,9 +66,9 @@ pub extern "C" fn lowtide_free(
     let _ = run(|| deallocate(address_of(memory)));
 }
 
-/// As `lowtide_malloc`, with a status: writes the address to `memory`.
+/// Like `lowtide_malloc`, but returns a status and writes the address to `memory`.
 ///
-/// On failure `memory` is left as it was. After `LOWTIDE_STATUS_OUT_OF_MEMORY`, `lowtide_last_error` has
+/// On failure `memory` is not changed. After `LOWTIDE_STATUS_OUT_OF_MEMORY`, `lowtide_last_error` returns
 /// PyTorch's message for `torch.OutOfMemoryError`.
 ///
 /// # Safety
@@ -90,13 +91,13 @@ pub unsafe extern "C" fn lowtide_allocate(
     })
 }
 
-/// Takes `size` bytes from `memory` on, which were free, as `lowtide_allocate` takes what it finds;
-/// `LOWTIDE_STATUS_NOT_FREE` where they are not, or would not serve such a request of `stream`.
+/// Allocates `size` bytes at the address `memory`, which must be free. Returns `LOWTIDE_STATUS_NOT_FREE` if they
+/// are not, or if they would not serve such a request of `stream`.
 ///
-/// What lies before and behind them stays free. With `caching` a request is served wherever a free block
-/// lies around it that serves its size, at a multiple of 512 bytes; with other strategies, where it would go
-/// by itself. The device is not asked for more memory. Does nothing for 0 bytes. Takes time in proportion to
-/// the free blocks of the stream.
+/// Memory before and after them stays free. With `caching`, `memory` may be any multiple of 512 bytes within a
+/// free block that has room for the request's rounded size. With other strategies, it must be the address that
+/// the strategy would choose itself. No memory is requested from the driver. Does nothing for 0 bytes. Takes time
+/// linear in the number of the stream's free blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_allocate_at(
     memory: *mut c_void,
@@ -113,18 +114,18 @@ pub extern "C" fn lowtide_allocate_at(
     })
 }
 
-/// As `lowtide_free`, with a status: `LOWTIDE_STATUS_NOT_ALLOCATED` for a pointer that the program does
+/// Like `lowtide_free`, but returns a status: `LOWTIDE_STATUS_NOT_ALLOCATED` for a pointer that the program does
 /// not hold. After another failure the program still holds the memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_deallocate(memory: *mut c_void) -> Status {
     run(|| deallocate(address_of(memory)))
 }
 
-/// Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
+/// Records that work in `stream` uses a block, so that the block is not reused before that work is done.
 ///
-/// Null is ignored. `stream` may be another device's, unless it is a default stream, which is taken for the
-/// memory's device; it must not be destroyed before the memory has been freed. May be called from any
-/// thread.
+/// Null is ignored. `stream` may belong to another device, except a default stream, which is taken as the default
+/// stream of the memory's device. `stream` must not be destroyed before the memory has been freed. May be called
+/// from any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
     run(|| {
@@ -138,26 +139,26 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
     })
 }
 
-/// Starts the driver, so that a machine without one is told of early. Makes no context and takes no
-/// memory of a device. A process that forks after this cannot use CUDA in the child.
+/// Starts the driver, so that a missing driver is reported early. Creates no context and takes no device memory.
+/// If the process forks after this, the child cannot use CUDA.
 ///
-/// PyTorch's hook `set_init_fn`. `device_count` is ignored: the driver is asked.
+/// This is PyTorch's hook `set_init_fn`. `device_count` is ignored: lowtide asks the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_init(device_count: c_int) -> Status {
     let _ = device_count;
     run(|| cuda::library().map(drop))
 }
 
-/// As `lowtide_empty_cache` for every device, and reports the first failure of a kind on standard error, too.
-/// PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+/// Like `lowtide_empty_cache` for every device, and also prints the first failure of each status to standard
+/// error. This is PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset() -> Status {
     static REPORTED: Reported = Reported::nothing();
     report_once(&REPORTED, lowtide_empty_cache(EVERY_DEVICE))
 }
 
-/// Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
-/// limit. What is held above it stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
+/// Limits the reserved memory to a fraction of the device's memory, from 0 to 1; 1 removes the limit. Memory
+/// above the limit stays reserved. Requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> Status {
     run(|| {
@@ -170,27 +171,27 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
     })
 }
 
-/// As `lowtide_record_stream`, and tells the first failure of a kind on standard error, too. PyTorch's hook
-/// `set_record_stream_fn`.
+/// Like `lowtide_record_stream`, and also prints the first failure of each status to standard error. This is
+/// PyTorch's hook `set_record_stream_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_hook_record_stream(memory: *mut c_void, stream: *mut c_void) -> Status {
     static REPORTED: Reported = Reported::nothing();
     report_once(&REPORTED, lowtide_record_stream(memory, stream))
 }
 
-/// As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
-/// hook `set_memory_fraction_fn`.
+/// Like `lowtide_set_memory_fraction`, and also prints the first failure of each status to standard error. This
+/// is PyTorch's hook `set_memory_fraction_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_hook_set_memory_fraction(fraction: f64, device: c_int) -> Status {
     static REPORTED: Reported = Reported::nothing();
     report_once(&REPORTED, lowtide_set_memory_fraction(fraction, device))
 }
 
-/// Returns the start of the segment that holds a block, and writes the segment's size to `size`; null
-/// for a pointer that the program does not hold. `size` may be null.
+/// Returns the start of the segment that holds a block, and writes the segment's size to `size`. Returns null for
+/// a pointer that the program does not hold. `size` may be null.
 ///
-/// PyTorch's hook `set_base_alloc_fn`. As with PyTorch's own allocator this is what another process must
-/// be given: an address from the driver, not one within its allocation. Takes time in proportion to the
+/// This is PyTorch's hook `set_base_alloc_fn`. As with PyTorch's own allocator, this is the address to share with
+/// another process: the start of the driver's allocation, not an address within it. Takes time linear in the
 /// number of blocks.
 ///
 /// # Safety
@@ -219,7 +220,7 @@ fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_vo
     let size = Bytes(size as u64);
     let allocator = start::device(device)?;
     let on_miss = || {
-        // Programs call the driver themselves after `cudaMalloc`; so does the source of a pool's segments.
+        // Programs call the driver themselves after `cudaMalloc`, and so does the source of a pool's segments.
         allocator.with_driver(|driver| driver.make_current_if_none())?;
         Ok(shortage::relieve(device))
     };
@@ -238,8 +239,8 @@ fn deallocate(address: DeviceAddress) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes a block back; once the driver is gone, that is no failure. Apart from [`deallocate`], so that the
-/// address is passed in a register.
+/// Frees a block. If the driver is gone, the call succeeds. Separate from [`deallocate`], so that the address is
+/// passed in a register.
 #[inline(never)]
 fn free(lane: &mut Lane, address: DeviceAddress) -> Result<(), AllocError> {
     match lane.free(address) {

@@ -1,4 +1,4 @@
-//! Pointers, streams and sizes, as C has them and as the allocator does.
+//! Conversions of pointers, streams and sizes between C and the allocator.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -20,7 +20,7 @@ pub(crate) fn pointer_to(address: DeviceAddress) -> *mut c_void {
     ptr::with_exposed_provenance_mut(host_size(Bytes(address.get())))
 }
 
-/// Returns a number of bytes as C counts it.
+/// Returns a number of bytes as a C `size_t`.
 #[inline]
 pub(crate) fn host_size(size: Bytes) -> usize {
     const { assert!(size_of::<usize>() == size_of::<u64>(), "hosts have 64 bits") };

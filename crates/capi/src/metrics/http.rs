@@ -1,7 +1,7 @@
-//! As much of HTTP as Prometheus needs: one page, one request to a connection.
+//! The part of HTTP that Prometheus needs: one page, one request per connection.
 //!
-//! Whoever is slow or talks nonsense holds up a thread of lowtide's for two seconds, of which there are eight.
-//! The job notices nothing.
+//! A slow or invalid client blocks one of lowtide's eight threads for at most two seconds. The job is not
+//! affected.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 
-/// How long a request may take to come, and its answer to go.
+/// The time limit for receiving a request and for sending its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a request may be, whose path and headers are nobody's.
+/// The maximum size of a request; the path and headers come from anyone.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// Connections beyond these are closed at once.
+/// The maximum number of connections. Further ones are closed at once.
 const CONNECTIONS_MAX: usize = 8;
 
-/// Answers with what `page` returns, for good.
+/// Answers requests with the result of `page`, and never returns.
 pub(super) fn serve(
     listener: &TcpListener,
     page: impl Fn() -> Result<String, Error> + Copy + Send + 'static,
@@ -31,26 +31,26 @@ pub(super) fn serve(
                 let place = Place::take(&busy);
                 let Some(place) = place else { continue };
                 let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
-                // Without a thread the connection is closed, as with too many.
+                // If no thread can be started, the connection is closed, as with too many connections.
                 let _ = thread.spawn(move || {
                     let _place = place;
-                    // One who leaves early has no use for an answer.
+                    // A client that disconnects early does not need the answer.
                     let _ = answer(&stream, page);
                 });
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // The process has too many files open, say.
+            // For example, the process has too many open files.
             Err(_) => thread::sleep(Duration::from_millis(100)),
         }
     }
 }
 
-/// One of the connections that are answered.
+/// One of the connections that are being served.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
     fn take(busy: &Arc<AtomicUsize>) -> Option<Place> {
-        // Only the listener's thread takes places.
+        // Only the listener's thread adds connections.
         if busy.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             return None;
         }
@@ -90,7 +90,7 @@ fn answer(stream: &TcpStream, page: impl Fn() -> Result<String, Error>) -> io::R
     stream.shutdown(Shutdown::Write)
 }
 
-/// Returns the method and the path of a request, `GET /metrics`; `None` for what is none.
+/// Returns the method and path of a request, such as `GET /metrics`; `None` if it is not a request.
 fn read_request(mut stream: &TcpStream, deadline: Instant) -> io::Result<Option<String>> {
     let mut request = Vec::new();
     let mut part = [0; 1024];
@@ -123,11 +123,11 @@ fn parse(request: &[u8]) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Returns the first line and the body of what is answered; nothing where the connection ends.
+    /// Returns the first line and the body of the answer; empty texts if the connection is closed.
     fn ask(address: std::net::SocketAddr, request: &[u8]) -> (String, String) {
         let mut stream = TcpStream::connect(address).unwrap();
         let mut text = String::new();
-        // Where there is no place free, the connection ends at any point.
+        // If too many connections are open, the server may close this one at any point.
         let _ = stream.write_all(request);
         let _ = stream.read_to_string(&mut text);
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
@@ -142,7 +142,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || serve(&listener, || Ok("lowtide_x 1\n".to_owned())));
-        // They say nothing, or half of something, and hold on to it.
+        // These clients send nothing, or half a request, and keep the connection open.
         let _slow: Vec<TcpStream> = (0..CONNECTIONS_MAX - 1)
             .map(|index| {
                 let mut stream = TcpStream::connect(address).unwrap();
@@ -168,7 +168,7 @@ mod tests {
             (b"GET /metrics\r\n\r\n", "HTTP/1.1 400 Bad Request"),
         ];
         for (request, expected) in lines {
-            // A place may be free only a moment after the connection before it has ended.
+            // The server may notice the end of a connection a moment later.
             let mut first = String::new();
             while first.is_empty() {
                 first = ask(address, request).0;
