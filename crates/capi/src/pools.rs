@@ -1,4 +1,4 @@
-//! Memory pools: what graph captures and `torch.cuda.MemPool` need, and captures themselves.
+//! Memory pools, for graph captures and `torch.cuda.MemPool`, and the captures themselves.
 
 use std::ffi::{c_int, c_void};
 
@@ -13,28 +13,26 @@ use crate::pointers::{address_of, host_size, pointer_to};
 use crate::regions;
 use crate::start;
 
-/// Says whether requests for a stream go to a memory pool. Called with the `context` that was given
-/// with it, from the thread that asks for memory, under the device's lock: it must not call lowtide,
-/// throw or unwind.
+/// Returns whether requests for a stream go to a memory pool. Called with the `context` that was registered with
+/// it, from the thread that requests memory, under the device's lock. It must not call lowtide, throw or unwind.
 pub type StreamFilter =
     Option<unsafe extern "C" fn(context: *mut c_void, stream: *mut c_void) -> bool>;
 
-/// Ends the `context` that functions of the caller's are called with. Called once, under their rules.
+/// Frees the `context` of the caller's functions. Called once, under the same rules.
 pub type ContextEnd = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// Serves from now on the requests of those streams of `device` that `accepts` names from a memory pool,
-/// which is made if need be and held once more; of all streams if `accepts` is null. Where pools nest,
-/// the latest counts.
+/// Routes requests to a memory pool from now on: those of the streams of `device` that `accepts` returns true
+/// for, or of all streams if `accepts` is null. The pool is created if necessary and held once more. If pools
+/// nest, the latest one is used.
 ///
-/// In a process that is in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver) the pool's memory is that
-/// region's, as by `lowtide_region_pool`, where this thread is in that region and the pool has neither segments nor a
-/// source yet; it has no other source from then on. Requests in it fail while the region is being paused or resumed, as
-/// while it is paused.
+/// A process can be in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver). If this thread is in that
+/// region, and the pool has neither segments nor a source yet, the pool's memory comes from the region, as with
+/// `lowtide_region_pool`. It gets no other source later. Requests in it fail while the region is paused, being
+/// paused or being resumed.
 ///
-/// What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
-/// cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
-/// `lowtide_end_allocate_to_pool`, and then `end`, which may be null. After a failure `end` has been
-/// called too.
+/// This is PyTorch's hook `set_begin_allocate_to_pool`. The hook takes a C++ `std::function`, which C cannot, so
+/// a shim passes a pointer to one as `context`. lowtide calls `accepts` until `lowtide_end_allocate_to_pool`, and
+/// then `end`, which may be null. After a failure `end` has been called too.
 ///
 /// # Safety
 ///
@@ -56,24 +54,24 @@ pub unsafe extern "C" fn lowtide_begin_allocate_to_pool(
     })
 }
 
-/// Serves requests as before `lowtide_begin_allocate_to_pool`. The pool stays held.
+/// Ends the routing that the last `lowtide_begin_allocate_to_pool` began. The pool stays held.
 ///
-/// PyTorch's hook `set_end_allocate_to_pool_fn`.
+/// This is PyTorch's hook `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_end_allocate_to_pool(device: c_int, pool: Mempool) -> Status {
     run(|| with_pool(device, pool, Lane::end_allocate_to_pool))
 }
 
-/// Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
-/// free in it, and so does the next pause or resume of its region.
+/// Releases one hold on a memory pool. Once nothing holds it, its free memory is released by
+/// `lowtide_empty_cache`, and by the next pause or resume of its region.
 ///
-/// PyTorch's hook `set_release_pool`.
+/// This is PyTorch's hook `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
     run(|| with_pool(device, pool, Lane::release_pool))
 }
 
-/// Makes a memory pool, held once, or holds it once more; `lowtide_release_pool` lets go of it.
+/// Creates a memory pool that is held once, or holds an existing one once more. `lowtide_release_pool` undoes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_pool(device: c_int, pool: Mempool) -> Status {
     run(|| {
@@ -82,7 +80,7 @@ pub extern "C" fn lowtide_retain_pool(device: c_int, pool: Mempool) -> Status {
     })
 }
 
-/// Writes how often a memory pool is held: 0 for one that does not exist.
+/// Writes how many times a memory pool is held: 0 if it does not exist.
 ///
 /// # Safety
 ///
@@ -104,7 +102,7 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
     })
 }
 
-/// Lets requests of the default pool be served from this one before they fail, or not.
+/// Lets requests of the default pool use this pool's free memory before they fail, or not.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oom: bool) -> Status {
     run(|| {
@@ -114,7 +112,7 @@ pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oo
     })
 }
 
-/// Hands the blocks of a memory pool out whole from now on.
+/// From now on, blocks of this memory pool are not split.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
     run(|| {
@@ -124,9 +122,9 @@ pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
     })
 }
 
-/// Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
-/// alone. With its last segment the pool ends. `LOWTIDE_STATUS_POOL` for a pool that the device does not have;
-/// a device that nothing was asked of has none, and is left alone.
+/// Releases the free memory of one memory pool, if nothing holds the pool. Other pools do not change. The pool
+/// ends with its last segment. Returns `LOWTIDE_STATUS_POOL` for a pool that the device does not have. A device
+/// that is not in use has none, and is not started.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
     run(|| match devices::get_checked(device)? {
@@ -137,9 +135,9 @@ pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
     })
 }
 
-/// Returns `size` bytes of `device` for work in `stream`, or null where there are none. Called with the
-/// `context` that was given with it, by the thread whose request needs them, under the lock of the pool:
-/// it must not ask lowtide for memory of this device, throw or unwind.
+/// Returns `size` bytes of `device` for work in `stream`, or null if there is no memory. Called with the
+/// `context` that was registered with it, by the thread whose request needs the memory, under the pool's lock. It
+/// must not request memory of this device from lowtide, throw or unwind.
 pub type SegmentAllocate = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -149,22 +147,22 @@ pub type SegmentAllocate = Option<
     ) -> *mut c_void,
 >;
 
-/// Takes back what a `lowtide_segment_allocate` returned for `size` bytes. Called under the same rules.
+/// Frees memory of `size` bytes that a `lowtide_segment_allocate` returned. Called under the same rules.
 pub type SegmentRelease = Option<
     unsafe extern "C" fn(context: *mut c_void, memory: *mut c_void, size: usize, device: c_int),
 >;
 
-/// Lets the segments of a memory pool come from `allocate` and go back to `release`, in place of the
-/// driver. The pool is there, and has had no segment yet. It has no expandable ones.
+/// Gets the segments of a memory pool from `allocate` and frees them with `release`, in place of the driver. The
+/// pool must exist and must not have had a segment yet. It has no expandable segments.
 ///
-/// `end`, which may be null, is called once, under the rules of the two, when the pool ends: after the
-/// last `release`. After a failure it has been called too. When a process ends, it is not.
+/// `end`, which may be null, is called once when the pool ends, after the last `release` and under the same
+/// rules. After a failure it has been called too. It is not called when the process ends.
 ///
-/// `LOWTIDE_STATUS_POOL` if the pool is not there, or has segments or a source already.
+/// Returns `LOWTIDE_STATUS_POOL` if the pool does not exist, or has segments or a source already.
 ///
 /// # Safety
 ///
-/// `allocate` and `release` may be called with `context` from any thread until `end`, and that once.
+/// `allocate` and `release` may be called with `context` from any thread until `end`, and `end` once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_set_pool_source(
     device: c_int,
@@ -191,9 +189,9 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
     })
 }
 
-/// Says that a stream of a device is being captured into a graph: until `lowtide_capture_end`, no event
-/// is queried, and memory that several streams used is handed out again only where the option
-/// `graph_capture_record_stream_reuse` allows that and the graph's order says that their work comes before.
+/// Reports that the capture of a device's stream into a graph begins. Until `lowtide_capture_end` no event is
+/// queried. Memory that several streams used is reused only with the option `graph_capture_record_stream_reuse`,
+/// and only if the graph orders their work before the reuse.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
     run(|| {
@@ -205,8 +203,8 @@ pub extern "C" fn lowtide_capture_begin(device: c_int) -> Status {
     })
 }
 
-/// Says that a capture has ended. After the last one and with `graph_capture_record_stream_reuse`, memory
-/// that was freed in it is free at once, but for what work outside of it uses.
+/// Reports that a capture has ended. After the last capture, with `graph_capture_record_stream_reuse`, memory
+/// that was freed during it is free at once, except memory that work outside the capture uses.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_capture_end(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
@@ -215,7 +213,7 @@ pub extern "C" fn lowtide_capture_end(device: c_int) -> Status {
     })
 }
 
-/// What a caller's functions are called with; it ends when this is dropped.
+/// The `context` of the caller's functions. Dropping it calls `end`.
 struct Context {
     context: *mut c_void,
     end: ContextEnd,
@@ -234,8 +232,8 @@ impl Drop for Context {
     }
 }
 
-/// Returns what `act` does with a pool that is to be there, and the lane that it is in. A device that nothing
-/// was asked of has no pools but the default one, and is not started to say so.
+/// Returns the result of `act` with an existing pool and its lane. A device that is not in use has only the
+/// default pool, and is not started for this.
 pub(crate) fn with_pool<R>(
     device: c_int,
     pool: Mempool,
@@ -248,7 +246,7 @@ pub(crate) fn with_pool<R>(
     with_pools(device, |pools| act(pools, pool))
 }
 
-/// Returns what `act` does with the lane that a device's pools are in.
+/// Returns the result of `act` with the lane that holds the device's private pools.
 pub(crate) fn with_pools<R>(
     device: c_int,
     act: impl FnOnce(&mut Lane) -> Result<R, AllocError>,
@@ -256,7 +254,7 @@ pub(crate) fn with_pools<R>(
     Ok(start::device(device)?.with_pools(act)??)
 }
 
-/// A caller's filter.
+/// A stream filter that the caller registered.
 struct Filter {
     accepts: StreamFilter,
     context: Context,
@@ -272,7 +270,7 @@ impl Filter {
     }
 }
 
-/// A caller's source of segments.
+/// A source of segments that the caller registered.
 struct Source {
     device: c_int,
     allocate: unsafe extern "C" fn(*mut c_void, usize, c_int, *mut c_void) -> *mut c_void,

@@ -1,48 +1,50 @@
-//! `liblowtide.so` in front of a program that knows nothing of it, by `LD_PRELOAD`.
+//! Serves programs that do not know lowtide, through `LD_PRELOAD`.
 //!
-//! The library stands in for the functions of NVIDIA's driver that allocate and free. It does so only in a
-//! process that was started with it in `LD_PRELOAD` and with `LOWTIDE_PRELOAD` set, as `lowtide run --preload`
-//! does; loaded in any other way, each function passes its call on and does nothing else.
+//! The library replaces the driver's functions that allocate and free memory. It does so only in a process that
+//! was started with it in `LD_PRELOAD` and with `LOWTIDE_PRELOAD` set, as `lowtide run --preload` does. Otherwise
+//! each function only passes its call on.
 //!
 //! # How a program's call gets here
 //!
 //! ```text
 //! program ─ cudaMalloc ─ CUDA's runtime ─┐     the runtime looks every function of the driver up
-//! program ─ dlsym, cuGetProcAddress ─────┤     lookup.rs: the answer is ours
+//! program ─ dlsym, cuGetProcAddress ─────┤     lookup.rs: returns our function
 //! program ─ cuMemAlloc, linked ──────────┤     the loader finds ours first
 //!                                        └ stand_ins.rs ─ memory.rs ─ devices.rs
-//!                                                       └ the driver's own, for all that is not ours
+//!                                                       └ the driver's function, for everything else
 //! ```
 //!
-//! CUDA's runtime, linked statically or not, is left as it is: it makes contexts, chooses devices and keeps
-//! `cudaGetLastError` as ever, and asks the driver for memory by functions that it looks up with
-//! `cuGetProcAddress`, which it looks up with `dlsym` (seen in CUDA 12.9's, both kinds). So one set of
+//! CUDA's runtime is not changed, whether it is linked statically or not. It still creates contexts, chooses
+//! devices and keeps `cudaGetLastError`. It calls the driver for memory through functions that it finds with
+//! `cuGetProcAddress`, which it finds with `dlsym` (both kinds of CUDA 12.9's runtime do). So one set of
 //! functions serves both of CUDA's interfaces.
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! - Memory from `cudaMalloc` may be used in any stream at once, and `cudaFree` waits for the device's work,
-//!   as CUDA's does. Memory from `cudaMallocAsync` is reused in the order of its stream, and in others only
+//! - Memory from `cudaMalloc` may be used in any stream at once, and `cudaFree` waits for the device's work, as
+//!   CUDA's does. Memory from `cudaMallocAsync` is reused in the order of its stream, and in other streams only
 //!   after an event.
-//! - A request that lowtide cannot serve is the driver's to answer: its codes are CUDA's own. So is
-//!   everything in a context that is not its device's primary one, after a primary context was reset, and
-//!   memory that lowtide did not allocate. A pointer of lowtide's never gets to the driver's `cuMemFree`.
-//! - `cudaMemGetInfo` counts what lowtide keeps for later as free. Where the driver runs out of memory for
-//!   something else (arrays, managed memory, `cuMemCreate`, code that is loaded, graphs), what is kept goes back,
-//!   and it is asked again. Launches are not looked at: what a kernel's stack takes is not given back for.
+//! - If lowtide cannot serve a request, the driver does, so the error codes are CUDA's own. The driver also
+//!   serves everything in a context that is not its device's primary one, everything after a primary context was
+//!   reset, and memory that lowtide did not allocate. A pointer of lowtide's is never passed to the driver's
+//!   `cuMemFree`.
+//! - `cudaMemGetInfo` counts lowtide's cached memory as free. If the driver runs out of memory for something else
+//!   (arrays, managed memory, `cuMemCreate`, loaded code, graphs), cached memory is released and the driver is
+//!   called again. Kernel launches are not intercepted: no cached memory is released for a kernel's stack.
 //!
-//! # What a program can see
+//! # Differences that a program can see
 //!
-//! Several allocations lie in one of the driver's. `cuMemGetAddressRange` and the attributes of a pointer tell
-//! of that one, as libraries need it that share memory with other processes; `cudaIpcGetMemHandle` refuses
-//! an allocation that does not begin it (`cudaErrorNotSupported`), because the other process would map its
-//! beginning. Statistics and limits of the driver's own pools know nothing of lowtide's memory. `cudaMalloc`
-//! works during a graph capture.
+//! One allocation of the driver's holds several of the program's. `cuMemGetAddressRange` and pointer attributes
+//! describe the driver's allocation, because libraries that share memory between processes need that.
+//! `cudaIpcGetMemHandle` refuses an allocation that is not at its start (`cudaErrorNotSupported`), because the
+//! other process would map the start. Statistics and limits of the driver's own pools do not include lowtide's
+//! memory. `cudaMalloc` works during a graph capture.
 //!
-//! What is free between blocks that are held serves requests up to its own size only, though `cudaMemGetInfo` counts
-//! it: a program that leaves such gaps in most of the memory runs out of it sooner. What was freed in the order of a
-//! stream is kept for that stream until memory runs out, also once the stream has ended, or the thread whose default
-//! stream it was: with many of those a program comes to hold all of the card, which other processes see.
+//! A free range between allocated blocks serves only requests up to its size, though `cudaMemGetInfo` counts it.
+//! If most memory is fragmented in this way, the program runs out of memory sooner. Memory that was freed in
+//! stream order is kept for that stream until memory runs out, even after the stream, or the thread of a
+//! per-thread default stream, has ended. With many such streams the program may come to hold all memory of the
+//! device, which other processes see.
 
 mod code;
 mod lookup;

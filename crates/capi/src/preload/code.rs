@@ -1,4 +1,4 @@
-//! CUDA's codes, which are the same for the driver and for the runtime.
+//! CUDA's error codes, which are the same for the driver and the runtime.
 
 use std::ffi::c_int;
 

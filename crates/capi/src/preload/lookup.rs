@@ -1,5 +1,5 @@
-//! Which function a name leads to: the driver's own behind ours, and ours where a program looks for the
-//! driver's.
+//! Function look-ups in both directions: finds the driver's function behind ours, and returns ours when a program
+//! looks up the driver's.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::{MaybeUninit, transmute};
@@ -9,37 +9,37 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use super::mode::is_serving;
 use super::stand_ins::STAND_INS;
 
-/// What `dlsym` is.
+/// The type of `dlsym`.
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// A function of the driver's in front of which one of ours stands.
+/// A function of ours that replaces one of the driver's.
 pub(super) struct StandIn {
-    /// Its name in the library.
+    /// The function's name in the library.
     pub(super) name: &'static CStr,
-    /// What `cuGetProcAddress` knows it by, from this version of CUDA on.
+    /// The function's name for `cuGetProcAddress`, from this version of CUDA on.
     pub(super) symbol: &'static str,
     pub(super) since: c_int,
-    /// Whether its default stream is each thread's own.
+    /// Whether its default stream is per thread.
     pub(super) is_per_thread: bool,
-    /// Ours.
+    /// Our function.
     pub(super) function: *const c_void,
-    /// The driver's; null until it was looked for.
+    /// The driver's function; null until it was looked up.
     pub(super) real: AtomicPtr<c_void>,
 }
 
-// SAFETY: the one pointer that is not atomic is that of a function, which never changes.
+// SAFETY: the one pointer that is not atomic points to a function and never changes.
 unsafe impl Sync for StandIn {}
 
 impl StandIn {
-    /// Returns the driver's function, or null where the process has no driver.
+    /// Returns the driver's function, or null if the process has no driver.
     #[inline]
     pub(super) fn real(&self) -> *mut c_void {
         let known = self.real.load(Ordering::Relaxed);
         if known.is_null() { self.find() } else { known }
     }
 
-    /// Looks behind this library first, which is where a program finds the driver that it is linked with,
-    /// and then into the driver that it has opened.
+    /// Looks first in the libraries after this one, where a driver that the program is linked with is, and then
+    /// in a driver that the program has opened.
     #[cold]
     fn find(&self) -> *mut c_void {
         let dlsym = real_dlsym();
@@ -59,7 +59,7 @@ impl StandIn {
         found
     }
 
-    /// Remembers the driver's function, unless that was found to be ours.
+    /// Stores the driver's function, unless the function found is ours.
     fn note(&self, found: *mut c_void) {
         if found.cast_const() != self.function {
             self.real.store(found, Ordering::Relaxed);
@@ -67,7 +67,8 @@ impl StandIn {
     }
 }
 
-/// Returns what is to do a program's `cuGetProcAddress`, given what the driver answered: ours or that.
+/// Returns the result of a program's `cuGetProcAddress`: ours if it replaces what the driver found, else the
+/// driver's.
 pub(super) fn entry_point(
     symbol: &CStr,
     version: c_int,
@@ -87,14 +88,15 @@ pub(super) fn entry_point(
     })
 }
 
-/// `dlsym` of the C library, which this one hides from every library that was loaded with it.
+/// Replaces the C library's `dlsym` for every library that was loaded with this one.
 ///
-/// The C library looks at who called: `RTLD_NEXT` and `RTLD_DEFAULT` depend on that. So this one only decides
-/// which function answers, and jumps there: it sees the program's arguments and its return address.
+/// The C library's function depends on its caller's address for `RTLD_NEXT` and `RTLD_DEFAULT`. So this function
+/// only chooses which function serves the call and jumps to it. That function sees the program's arguments and
+/// return address.
 ///
 /// # Safety
 ///
-/// As `dlsym`.
+/// As for `dlsym`.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[cfg_attr(not(lowtide_tsan), unsafe(no_mangle))]
@@ -117,7 +119,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 ///
 /// # Safety
 ///
-/// As `dlsym`.
+/// As for `dlsym`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 #[cfg_attr(not(lowtide_tsan), unsafe(no_mangle))]
@@ -135,8 +137,8 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Returns the function that answers a call of `dlsym`. Takes no memory, as libraries that serve `malloc`
-/// look up the next one from within it.
+/// Returns the function that serves a call of `dlsym`. Allocates no memory, because libraries that replace
+/// `malloc` look up the next one from inside theirs.
 unsafe extern "C" fn choose(
     handle: *mut c_void,
     name: *const c_char,
@@ -150,21 +152,21 @@ unsafe extern "C" fn choose(
     let Some(known) = stand_in(name) else {
         return real_dlsym();
     };
-    // What lowtide looks up itself is to be the driver's, and so is what one part of the driver looks up in
-    // another: as Windows' subsystem for Linux has it, ours would call itself.
+    // Look-ups by lowtide get the driver's function. So do look-ups by one part of the driver in another: with
+    // Windows' subsystem for Linux, our function would call itself otherwise.
     if image_of(caller) == image_of(choose as *const c_void) || is_drivers(caller) {
         return real_dlsym();
     }
     match handle {
-        // The C library finds ours for these, as a program that is linked with the driver does.
+        // The C library finds ours for these, as for a program that is linked with the driver.
         libc::RTLD_DEFAULT | libc::RTLD_NEXT if is_visible(known, caller) => real_dlsym(),
         libc::RTLD_DEFAULT | libc::RTLD_NEXT => find_behind,
         _ => find_for_program,
     }
 }
 
-/// Returns whether a caller that names no library would see a function without lowtide: whoever is linked with
-/// the driver, and all once the driver was opened for all to see.
+/// Returns whether a caller that names no library would find a function without lowtide: if it is linked with the
+/// driver, or if the driver was opened with `RTLD_GLOBAL`.
 fn is_visible(known: &StandIn, caller: *const c_void) -> bool {
     let is_others = |found: *mut c_void| !found.is_null() && found.cast_const() != known.function;
     let name = known.name.as_ptr();
@@ -191,15 +193,16 @@ fn is_visible(known: &StandIn, caller: *const c_void) -> bool {
     is_linked
 }
 
-/// Returns what libraries after this one have by a name, and says as `dlsym` does that there is none.
+/// Returns what the libraries after this one define by a name. Sets the error for `dlerror` if there is nothing.
 unsafe extern "C" fn find_behind(_: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the name is that of a call of `dlsym`.
     let found = unsafe { real_dlsym()(libc::RTLD_NEXT, name) };
-    // The C library looks at where it returns to, which is to be here: nothing may be left out after the call.
+    // The C library reads this call's return address, which must lie in this library, so the call must not become
+    // a tail call.
     std::hint::black_box(found)
 }
 
-/// Returns what a library has by a name, and ours where that is the driver's function.
+/// Returns what a library defines by a name; ours if that is the driver's function.
 unsafe extern "C" fn find_for_program(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     // SAFETY: the arguments are those of a call of `dlsym`.
     let found = unsafe { real_dlsym()(handle, name) };
@@ -221,7 +224,7 @@ fn stand_in(name: &CStr) -> Option<&'static StandIn> {
     STAND_INS.iter().find(|known| known.name == name).copied()
 }
 
-/// Returns whether an address lies in NVIDIA's driver: other libraries may have functions of these names.
+/// Returns whether an address lies in NVIDIA's driver. Other libraries may have functions of the same names.
 fn is_drivers(address: *const c_void) -> bool {
     let Some(image) = image(address) else {
         return false;
@@ -235,7 +238,7 @@ fn is_drivers(address: *const c_void) -> bool {
     file.starts_with(b"libcuda.so")
 }
 
-/// Returns where the library that an address lies in begins; null for none.
+/// Returns the start of the library that contains an address; null if there is none.
 fn image_of(address: *const c_void) -> *mut c_void {
     image(address).map_or(ptr::null_mut(), |image| image.dli_fbase)
 }
@@ -248,7 +251,7 @@ fn image(address: *const c_void) -> Option<libc::Dl_info> {
     is_known.then(|| unsafe { image.assume_init() })
 }
 
-/// Returns the C library's own function.
+/// Returns the C library's `dlsym`.
 #[inline]
 fn real_dlsym() -> Dlsym {
     let known = REAL_DLSYM.load(Ordering::Relaxed);
@@ -261,8 +264,7 @@ fn real_dlsym() -> Dlsym {
 
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// The versions under which C libraries have had `dlsym`: since it moved into `libc.so.6`, and before, by
-/// processor.
+/// The versions of `dlsym` in C libraries: since it moved into `libc.so.6`, and before that by processor.
 const DLSYM_VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.17", c"GLIBC_2.2.5"];
 
 #[cold]
@@ -280,7 +282,7 @@ fn find_dlsym() -> Dlsym {
     finds_nothing
 }
 
-/// What answers in a C library without `dlsym`.
+/// Serves calls if the C library has no `dlsym`.
 unsafe extern "C" fn finds_nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
     ptr::null_mut()
 }
@@ -289,7 +291,7 @@ unsafe extern "C" fn finds_nothing(_: *mut c_void, _: *const c_char) -> *mut c_v
 mod tests {
     use super::*;
 
-    /// Returns the name of what stands in for a function that the driver found.
+    /// Returns the name of the function that replaces the one that the driver found.
     fn meant(symbol: &CStr, version: c_int, is_per_thread: bool) -> &'static str {
         let found = ptr::without_provenance_mut(0x1000);
         let meant = entry_point(symbol, version, is_per_thread, found);
@@ -328,7 +330,7 @@ mod tests {
 
     #[test]
     fn dlsym_is_the_c_librarys() {
-        // The test itself has this library's in it: its own is behind that.
+        // The test program contains this library's `dlsym`; the C library's is behind it.
         assert_ne!(real_dlsym() as *const c_void, dlsym as *const c_void);
         // SAFETY: the name ends with a zero byte.
         let found = unsafe { dlsym(libc::RTLD_DEFAULT, c"getpid".as_ptr()) };

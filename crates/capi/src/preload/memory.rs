@@ -1,4 +1,4 @@
-//! What the driver's functions for memory do where lowtide serves them. `None` is for the driver to answer.
+//! Implements the driver's memory functions. `None` means that the driver has to serve the call.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,14 +17,14 @@ use crate::record::stacks;
 use crate::regions::figures;
 use crate::shortage;
 
-/// By device: whether its primary context was reset, and all of lowtide's memory with it.
+/// For each device, whether its primary context was reset, which frees all of lowtide's memory there.
 static LOST: [AtomicBool; devices::DEVICES_MAX] =
     [const { AtomicBool::new(false) }; devices::DEVICES_MAX];
 
-/// Whether the program chooses the driver's pools, from which its memory must come then.
+/// Whether the program sets the driver's pools itself. Its stream-ordered memory must come from those then.
 static CHOOSES_POOLS: AtomicBool = AtomicBool::new(false);
 
-/// How many captures are under way.
+/// The number of captures under way.
 static CAPTURES: AtomicU32 = AtomicU32::new(0);
 
 /// Streams in whose order freed memory may be reused.
@@ -51,7 +51,7 @@ pub(super) fn allocate_async(
     }
     let contexts = start()?;
     let order = Order::of(stream, is_per_thread);
-    // A captured request is a node of the graph, which the driver serves whenever the graph runs.
+    // A captured request becomes a node of the graph, which the driver serves whenever the graph runs.
     if capture_status(contexts, order) != Ok(CaptureStatus::None) {
         return None;
     }
@@ -86,7 +86,7 @@ fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c
             unsafe { memory.write(address.get()) };
             Some(code::SUCCESS)
         }
-        // The driver tells the program of these itself.
+        // The driver reports these to the program itself.
         Status::OutOfMemory | Status::Driver | Status::Forked => None,
         status => {
             let _ = report_once(&REPORTED, status);
@@ -102,7 +102,7 @@ pub(super) fn free(address: u64) -> Option<c_int> {
         Found::Held(device, _) => device,
         Found::NotHeld(code) => return Some(code),
     };
-    // Any stream may use the memory still. CUDA waits here as well, so programs count on it.
+    // Any stream may still use the memory. CUDA's own function waits here too, and programs rely on it.
     if let Err(error) = wait(contexts, device) {
         return Some(code_of(&error));
     }
@@ -124,12 +124,12 @@ pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool)
     match capture_status(contexts, order) {
         Ok(CaptureStatus::None) => {}
         Ok(_) => return Some(code::STREAM_CAPTURE_UNSUPPORTED),
-        // Work that failed before, for one.
+        // For example, earlier work has failed.
         Err(error) => return Some(code_of(&error)),
     }
     let is_foreign = order.is_default() && contexts.current() != Ok(Some(device));
     if is_foreign {
-        // The default stream of another device has no number that its event could be recorded by.
+        // The default stream of another device has no handle with which its event could be recorded.
         let waited = contexts
             .current()
             .map(|current| current.map(|other| wait(contexts, other)));
@@ -149,7 +149,7 @@ pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool)
     }))
 }
 
-/// `cuMemGetInfo`, after the driver's answer: what lowtide keeps for later is free.
+/// `cuMemGetInfo`, after the driver's result: adds lowtide's cached memory to the free memory.
 pub(super) fn add_kept(free: *mut usize) {
     let kept = || -> Option<Bytes> {
         let device = started()?.current().ok()??;
@@ -159,7 +159,7 @@ pub(super) fn add_kept(free: *mut usize) {
             .ok()
             .filter(|_| !is_lost(device))?;
         let kept = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
-        // The driver has the memory of paused regions already, and counts it.
+        // The memory of paused regions was released to the driver, which counts it as free already.
         let away = figures::free_bytes_away(number(device)).ok()?;
         u64::try_from(kept)
             .ok()
@@ -173,14 +173,15 @@ pub(super) fn add_kept(free: *mut usize) {
     }
 }
 
-/// `cuIpcGetMemHandle`: the driver's handle is that of a whole segment.
+/// `cuIpcGetMemHandle`: refused for a block that does not start its segment, because the driver's handle is for a
+/// whole segment.
 pub(super) fn refuse_inner(address: u64) -> Option<c_int> {
     started()?;
     let (_, segment) = devices::find_segment(DeviceAddress(address)).ok()?;
     (segment.address.get() != address).then_some(code::NOT_SUPPORTED)
 }
 
-/// Gives back everything that is kept for later, and returns whether there was a device to do so for.
+/// Releases all cached memory, and returns whether there was a device to do so for.
 pub(super) fn release_kept() -> bool {
     if started().is_none() || devices::all().next().is_none() {
         return false;
@@ -198,7 +199,7 @@ pub(super) fn release_kept() -> bool {
     released == Status::Ok
 }
 
-/// `cuDevicePrimaryCtxReset`: from now on the device is the driver's alone.
+/// `cuDevicePrimaryCtxReset`: from now on the driver alone serves this device.
 pub(super) fn lose(device: c_int) {
     let device = usize::try_from(device).ok();
     if let Some(lost) = device.and_then(|device| LOST.get(device)) {
@@ -206,12 +207,12 @@ pub(super) fn lose(device: c_int) {
     }
 }
 
-/// `cuDeviceSetMemPool`, `cuMemPoolSetAccess`: requests in stream order are the driver's from now on.
+/// `cuDeviceSetMemPool`, `cuMemPoolSetAccess`: from now on the driver serves stream-ordered requests.
 pub(super) fn leave_pools_to_program() {
     CHOOSES_POOLS.store(true, Ordering::Relaxed);
 }
 
-/// `cuStreamBeginCapture`, after the driver's answer.
+/// `cuStreamBeginCapture`, after the driver's result.
 pub(super) fn note_capture_began(code: c_int) {
     if code != code::SUCCESS {
         return;
@@ -220,12 +221,12 @@ pub(super) fn note_capture_began(code: c_int) {
     if let Some(contexts) = started()
         && let Ok(Some(device)) = contexts.current()
     {
-        // A free in the capture tries again.
+        // If this fails, a free during the capture tries again.
         let _ = contexts.keep_spare(device);
     }
 }
 
-/// `cuStreamEndCapture`, after the driver's answer: a capture that was spoiled has ended, too.
+/// `cuStreamEndCapture`, after the driver's result. An invalidated capture has ended too.
 pub(super) fn note_capture_ended(code: c_int) {
     if ![code::ILLEGAL_STATE, code::STREAM_CAPTURE_WRONG_THREAD].contains(&code) {
         let end = |captures: u32| captures.checked_sub(1);
@@ -233,8 +234,9 @@ pub(super) fn note_capture_ended(code: c_int) {
     }
 }
 
-/// `cuStreamDestroy`: the next stream may have the same handle, and would be given memory that the last one's
-/// work still uses. Returns why the stream stays where nobody can tell that its work is done.
+/// `cuStreamDestroy`: waits for the stream's work. The next stream may get the same handle, and with it memory
+/// that this stream's work still uses. Returns an error code, and the stream stays, if the work cannot be waited
+/// for.
 pub(super) fn wait_for_last_work(stream: *mut c_void) -> Option<c_int> {
     let order = Order {
         handle: stream_of(stream),
@@ -253,7 +255,7 @@ pub(super) fn wait_for_last_work(stream: *mut c_void) -> Option<c_int> {
     waited.err().map(|error| code_of(&error))
 }
 
-/// Waits for a device's work, as a free of the driver's does.
+/// Waits for a device's work, as the driver's own free does.
 fn wait(contexts: &PrimaryContexts, device: u32) -> Result<(), DriverError> {
     let wait = || contexts.wait(device, CAPTURES.load(Ordering::Relaxed) > 0);
     match wait() {
@@ -267,15 +269,16 @@ fn capture_status(contexts: &PrimaryContexts, order: Order) -> Result<CaptureSta
     unsafe { contexts.capture_status(order.handle) }
 }
 
-/// What lowtide knows of an address in its memory.
+/// The result of looking up an address in lowtide's memory.
 enum Found {
-    /// The program holds it, on this device.
+    /// The program holds a block there, on this device.
     Held(u32, Allocation),
-    /// It does not, and is told so by this code: freed already, or no beginning of an allocation.
+    /// The program does not hold it and gets this error code: it was freed already, or is not the start of an
+    /// allocation.
     NotHeld(c_int),
 }
 
-/// Returns what an address is; `None` for one outside of lowtide's memory.
+/// Looks an address up; `None` if it lies outside of lowtide's memory.
 fn find(address: u64) -> Option<Found> {
     let address = DeviceAddress(address);
     let (ordinal, found) = match devices::find_allocation(address) {
@@ -295,7 +298,7 @@ fn find(address: u64) -> Option<Found> {
     })
 }
 
-/// Returns CUDA's code for what became of a call.
+/// Returns CUDA's error code for the result of a call.
 fn outcome(body: impl FnOnce() -> Result<(), Error>) -> c_int {
     match run(body) {
         Status::Ok => code::SUCCESS,

@@ -1,19 +1,18 @@
-//! Whether this process is served.
+//! Decides whether lowtide serves this process.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::summary;
 
-/// What this process is: not looked at yet, one that is left alone, one that is served, and one that is told
-/// at its end what that came to.
+/// The mode of this process: unknown, not served, served, or served with a summary at its end.
 static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
 const LEFT_ALONE: u8 = 1;
 const SERVED: u8 = 2;
 const SERVED_AND_REPORTED: u8 = 3;
 
-/// Looks at the environment before the program can change it.
+/// Reads the environment before the program can change it.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = {
@@ -23,13 +22,13 @@ static AT_START: extern "C" fn() = {
     look
 };
 
-/// Returns whether the driver's functions are to be served here.
+/// Returns whether this process is served.
 #[inline]
 pub(super) fn is_serving() -> bool {
     mode() >= SERVED
 }
 
-/// Returns whether the user is told at the end what serving came to.
+/// Returns whether a summary is printed when the process ends.
 pub(super) fn reports() -> bool {
     mode() == SERVED_AND_REPORTED
 }
@@ -42,7 +41,7 @@ fn mode() -> u8 {
     }
 }
 
-/// Takes no memory of the host: it may be the first that runs in a process.
+/// Allocates no host memory: this may be the first code that runs in the process.
 #[cold]
 fn find_mode() -> u8 {
     let is_preloaded = variable(c"LD_PRELOAD").is_some_and(|list| {

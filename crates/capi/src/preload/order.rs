@@ -1,4 +1,4 @@
-//! In whose order memory is reused.
+//! The stream order in which memory is reused.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -6,26 +6,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_core::Stream;
 
-/// To whom memory belongs that any stream may use at once. No stream has this number: the driver takes 1 for
-/// the default stream, which is 0 here.
+/// The owner of memory that any stream may use at once. No stream has this number: the driver takes 1 for the
+/// default stream, which is 0 here.
 pub(super) const ANY_STREAM: Stream = Stream(1);
 
-/// What the driver takes for the default stream of each thread.
+/// The driver's handle of the per-thread default stream.
 const PER_THREAD: u64 = 2;
 
-/// A stream as the driver knows it, and as the allocator does.
+/// A stream, as the driver and as the allocator identify it.
 #[derive(Clone, Copy)]
 pub(super) struct Order {
-    /// What the driver takes for it.
+    /// The driver's handle.
     pub(super) handle: Stream,
-    /// To whom its memory belongs. Streams are pointers: an odd number is that of a thread's own stream, for
-    /// which the driver has one handle, whatever the thread.
+    /// The owner of the stream's memory. Stream handles are pointers and so are even. An odd number means a
+    /// thread's own default stream; the driver has one handle for all of those.
     pub(super) owner: Stream,
 }
 
 impl Order {
-    /// Returns the order of a stream of the program's, which calls the form of a function whose default
-    /// stream is each thread's own or not.
+    /// Returns the order of a program's stream. `is_per_thread` says whether the called form of the function has
+    /// per-thread default streams.
     pub(super) fn of(stream: *mut c_void, is_per_thread: bool) -> Order {
         let number = stream.expose_provenance() as u64;
         if number == PER_THREAD || number == 0 && is_per_thread {
@@ -41,18 +41,18 @@ impl Order {
         }
     }
 
-    /// Returns whether it is one of the current context's default streams.
+    /// Returns whether it is a default stream of the current context.
     pub(super) fn is_default(self) -> bool {
         self.handle.0 <= PER_THREAD
     }
 }
 
-/// Returns whether a number is that of a thread's own default stream, which the driver does not take.
+/// Returns whether a number means a thread's own default stream. The driver does not accept such numbers.
 pub(crate) fn is_of_thread(stream: Stream) -> bool {
     stream.0 > ANY_STREAM.0 && stream.0 % 2 == 1
 }
 
-/// Returns the number of this thread's own default stream. It is no other thread's ever.
+/// Returns the number of this thread's own default stream. No other thread ever gets it.
 fn own_stream() -> Stream {
     thread_local! {
         static OWN: Cell<u64> = const { Cell::new(0) };
@@ -66,7 +66,7 @@ fn own_stream() -> Stream {
     })
 }
 
-/// The streams in whose order memory was allocated, and some that were not.
+/// A set of streams in whose order memory was allocated. May contain others too.
 pub(super) struct StreamFilter([AtomicU64; StreamFilter::WORDS]);
 
 impl StreamFilter {
@@ -84,14 +84,14 @@ impl StreamFilter {
         }
     }
 
-    /// Returns whether the stream could be one of them.
+    /// Returns whether the set may contain the stream.
     pub(super) fn may_contain(&self, stream: Stream) -> bool {
         let (word, bit) = place(stream);
         self.0[word].load(Ordering::Relaxed) & bit != 0
     }
 }
 
-/// Returns a word and a bit of it.
+/// Returns the stream's word and bit.
 fn place(stream: Stream) -> (usize, u64) {
     let hash = stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((hash >> 58) as usize, 1 << (hash >> 52 & 63))

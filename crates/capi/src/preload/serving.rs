@@ -1,4 +1,4 @@
-//! Whether this thread is being served, which no panic passes.
+//! Tracks whether this thread is being served, and stops panics.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -10,17 +10,17 @@ thread_local! {
     static IS_SERVED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether this thread is in a function that stands in for the driver's. The process may end in one, by the
-/// handler of a signal.
+/// Returns whether this thread is inside a replaced driver function. A signal's handler may end the process
+/// there.
 pub(super) fn is_thread_served() -> bool {
     IS_SERVED.get()
 }
 
-/// Runs what serves the program, which no panic passes.
+/// Runs code that serves the program. No panic crosses it.
 #[inline]
 pub(super) fn guarded(serve: impl FnOnce() -> c_int) -> c_int {
     IS_SERVED.set(true);
-    // What a panic leaves half done is behind locks, which are poisoned.
+    // A panic leaves no inconsistent state that is used again: it is behind locks, which are then poisoned.
     let code = catch_unwind(AssertUnwindSafe(serve));
     IS_SERVED.set(false);
     code.unwrap_or(code::UNKNOWN)

@@ -1,5 +1,5 @@
-//! The functions of NVIDIA's driver that lowtide stands in for, by their names. Each has the type that `cuda.h`
-//! gives it, and calls the driver's own for whatever is not lowtide's to answer.
+//! The driver's functions that lowtide replaces, by name. Each has its type from `cuda.h`, and calls the driver's
+//! own function for whatever lowtide does not serve.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
@@ -11,22 +11,22 @@ use super::mode::is_serving;
 use super::serving::guarded;
 use super::{code, memory, summary};
 
-/// Defines the exported functions, and the list of them.
+/// Defines the exported functions and their list.
 ///
-/// After a name stands what `cuGetProcAddress` knows the function by, since which version of CUDA, and
-/// whether its default stream is each thread's own (`cuda.h` has `_ptsz` in such names). The body is what
-/// happens where lowtide serves the process; the closure that is named before it calls the driver.
+/// After the name come the function's name for `cuGetProcAddress`, the first CUDA version that has it, and
+/// whether its default stream is per thread (such names have `_ptsz` in `cuda.h`). The body runs if lowtide
+/// serves the process. The closure named before it calls the driver.
 macro_rules! stand_ins {
     ($(
         fn $name:ident [$symbol:literal, $since:literal, $is_per_thread:literal]
             ($($argument:ident: $type:ty),*) |$driver:ident| $body:block
     )*) => {
         $(
-            /// The driver's function of this name.
+            /// Replaces the driver's function of this name.
             ///
             /// # Safety
             ///
-            /// As the driver's.
+            /// As for the driver's.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
                 let $driver = || {
@@ -76,7 +76,7 @@ const fn c_str(text: &'static str) -> &'static CStr {
 }
 
 stand_ins! {
-    // Those that lowtide serves.
+    // Functions that lowtide serves.
     fn cuMemAlloc_v2 ["cuMemAlloc", 3020, false](memory: *mut u64, size: usize)
         |driver| { or_driver(driver, memory::allocate(memory, size)) }
     fn cuMemFree_v2 ["cuMemFree", 3020, false](address: u64)
@@ -104,7 +104,7 @@ stand_ins! {
     fn cuIpcGetMemHandle ["cuIpcGetMemHandle", 4010, false](handle: *mut c_void, address: u64)
         |driver| { memory::refuse_inner(address).unwrap_or_else(driver) }
 
-    // Those for other memory of the device, which may need what lowtide keeps.
+    // Functions for other device memory, which may need lowtide's cached memory.
     fn cuMemAllocManaged ["cuMemAllocManaged", 6000, false](memory: *mut u64, size: usize, flags: c_uint)
         |driver| {
             summary::count_managed();
@@ -131,7 +131,7 @@ stand_ins! {
         (array: *mut c_void, descriptor: *const c_void, levels: c_uint)
         |driver| { or_after_release(driver) }
 
-    // Those for code, and for graphs, which the driver keeps in the device's memory.
+    // Functions for code and graphs, which the driver keeps in device memory.
     fn cuModuleLoad ["cuModuleLoad", 2000, false](module: *mut c_void, path: *const c_char)
         |driver| { or_after_release(driver) }
     fn cuModuleLoadData ["cuModuleLoadData", 2000, false](module: *mut c_void, image: *const c_void)
@@ -158,7 +158,7 @@ stand_ins! {
         |driver| { or_after_release(driver) }
     fn cuCtxSetLimit ["cuCtxSetLimit", 3010, false](limit: c_int, value: usize)
         |driver| { or_after_release(driver) }
-    // What `cuGetProcAddress` answers to `cuGraphInstantiate` depends on the driver: it is left as it is.
+    // The result of `cuGetProcAddress` for `cuGraphInstantiate` depends on the driver, so it is not replaced.
     fn cuGraphInstantiate_v2 ["cuGraphInstantiate_v2", 11000, false]
         (executable: *mut c_void, graph: *mut c_void, node: *mut c_void, log: *mut c_char, size: usize)
         |driver| { or_after_release(driver) }
@@ -176,7 +176,7 @@ stand_ins! {
     fn cuGraphUpload_ptsz ["cuGraphUpload", 11010, true](executable: *mut c_void, stream: *mut c_void)
         |driver| { or_after_release(driver) }
 
-    // Those after which something is not as it was.
+    // Functions that change state which lowtide has to follow.
     fn cuStreamDestroy_v2 ["cuStreamDestroy", 4000, false](stream: *mut c_void)
         |driver| { memory::wait_for_last_work(stream).unwrap_or_else(driver) }
     fn cuStreamBeginCapture_v2 ["cuStreamBeginCapture", 10010, false](stream: *mut c_void, mode: c_uint)
@@ -239,7 +239,7 @@ stand_ins! {
             driver()
         }
 
-    // Those that find functions.
+    // Functions that look up functions.
     fn cuGetProcAddress ["cuGetProcAddress", 11030, false]
         (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
         |driver| {
@@ -262,7 +262,7 @@ stand_ins! {
         }
 }
 
-/// Returns lowtide's answer to a call for memory, or else the driver's.
+/// Returns lowtide's result for a memory call, or else the driver's.
 fn or_driver(driver: impl Fn() -> c_int, answer: Option<c_int>) -> c_int {
     answer.unwrap_or_else(|| {
         summary::count_left_to_driver();
@@ -270,14 +270,15 @@ fn or_driver(driver: impl Fn() -> c_int, answer: Option<c_int>) -> c_int {
     })
 }
 
-/// Returns the driver's answer to a request for other memory that the program frees as it does lowtide's: it counts, as
-/// that free will.
+/// Returns the driver's result for a request for other memory that the program frees by the same function as
+/// lowtide's. It is counted, as the free will be.
 fn left_to_driver(driver: impl Fn() -> c_int) -> c_int {
     summary::count_left_to_driver();
     or_after_release(driver)
 }
 
-/// Returns the driver's answer to a request for other memory, for which lowtide gives back what it keeps.
+/// Returns the driver's result for a request for other memory. If the driver is out of memory, releases lowtide's
+/// cached memory and calls it again.
 fn or_after_release(driver: impl Fn() -> c_int) -> c_int {
     match driver() {
         code::OUT_OF_MEMORY if memory::release_kept() => driver(),
@@ -285,7 +286,7 @@ fn or_after_release(driver: impl Fn() -> c_int) -> c_int {
     }
 }
 
-/// Lets the driver find a function, and puts ours in its place.
+/// Lets the driver look up a function, and returns ours in its place.
 fn find(
     driver: impl Fn() -> c_int,
     symbol: *const c_char,

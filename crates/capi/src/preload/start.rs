@@ -1,4 +1,4 @@
-//! Making lowtide ready in a process that is served, at its first request.
+//! Starts lowtide in a process that it serves, at the first request.
 
 use std::sync::OnceLock;
 
@@ -11,11 +11,11 @@ use crate::error::{Error, Status};
 use crate::settings::{self, Choice};
 use crate::{cuda, environment, fork};
 
-/// Where the threads of a process work that lowtide serves, once it does. `None` if it cannot, of which the user was
-/// told.
+/// The contexts of the process, once lowtide has started. `None` if it cannot start, which was reported to the
+/// user.
 static STARTED: OnceLock<Option<&PrimaryContexts>> = OnceLock::new();
 
-/// Returns the process's contexts and makes lowtide ready, if that works and had not been done.
+/// Returns the process's contexts, and starts lowtide if that has not been tried.
 pub(super) fn start() -> Option<&'static PrimaryContexts> {
     let contexts = STARTED.get_or_init(|| {
         let mut contexts = None;
@@ -34,8 +34,8 @@ pub(super) fn start() -> Option<&'static PrimaryContexts> {
     *contexts
 }
 
-/// Returns the process's contexts where lowtide has served something; `None` in the child of a fork, in which CUDA does
-/// not work any more, and says so.
+/// Returns the process's contexts if lowtide has started; `None` in a forked child. CUDA does not work in the
+/// child, and the driver's own functions report that.
 pub(super) fn started() -> Option<&'static PrimaryContexts> {
     if fork::is_forked() {
         return None;
@@ -45,7 +45,7 @@ pub(super) fn started() -> Option<&'static PrimaryContexts> {
 
 fn prepare() -> Result<&'static PrimaryContexts, Error> {
     let choice = Choice::of_environment_alone(environment::variable);
-    // A program that loads lowtide besides may have chosen already.
+    // A program that also loads lowtide itself may have chosen already.
     match settings::configure(choice) {
         Err(error) if error.status != Status::Started => return Err(error),
         _ => {}

@@ -1,4 +1,4 @@
-//! What it came to, told at the end of the process.
+//! The summary that is printed when the process ends.
 
 use crate::devices;
 use std::ffi::c_int;
@@ -10,13 +10,13 @@ use lowtide_core::Bytes;
 
 use super::serving::is_thread_served;
 
-/// Calls for memory that lowtide left to the driver.
+/// The number of memory calls that lowtide left to the driver.
 static LEFT_TO_DRIVER: AtomicU64 = AtomicU64::new(0);
-/// Those among them for managed memory.
+/// How many of those were for managed memory.
 static MANAGED: AtomicU64 = AtomicU64::new(0);
-/// The process that is to be told of.
+/// The process that prints the summary.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
-/// What standard error was when the process began: the device and the number of its file, zero for none.
+/// The device and inode numbers of standard error when the process began; zero for none.
 static STANDARD_ERROR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 pub(super) fn count_left_to_driver() {
@@ -27,33 +27,33 @@ pub(super) fn count_managed() {
     MANAGED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Notes what standard error is. Takes no memory of the host.
+/// Stores what standard error is. Allocates no host memory.
 pub(super) fn look_at_standard_error() {
     for (noted, number) in STANDARD_ERROR.iter().zip(standard_error()) {
         noted.store(number, Ordering::Relaxed);
     }
 }
 
-/// Has the summary written when the process ends by `exit` or by the end of `main`.
+/// Prints the summary when the process ends by `exit` or by the end of `main`.
 pub(super) fn tell_at_exit() {
     // SAFETY: it only asks.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-    // Where the C library has no room for it, there is no summary.
-    // SAFETY: the function is there until the end: what was preloaded is never unloaded.
+    // If the C library has no room for the handler, there is no summary.
+    // SAFETY: the function stays: a preloaded library is never unloaded.
     let _ = unsafe { libc::atexit(report) };
 }
 
 extern "C" fn report() {
-    // The child of a fork ends by `exit`, too, and has nothing to tell.
-    // SAFETY: it only asks.
+    // A forked child ends by `exit` too, and has nothing to report.
+    // SAFETY: the call only reads.
     if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
         return;
     }
-    // Nor can this thread wait for a lock that it has.
+    // This thread may hold a lock that the summary would wait for.
     if is_thread_served() {
         return;
     }
-    // A program that closed it may have a file of its own by that number, or a connection.
+    // If the program closed standard error, the number may belong to its own file or connection.
     let noted = STANDARD_ERROR
         .each_ref()
         .map(|noted| noted.load(Ordering::Relaxed));
@@ -62,12 +62,12 @@ extern "C" fn report() {
     }
     let text = text();
     let bytes = text.as_bytes();
-    // In one piece, and past every buffer: the program may have closed its own already.
-    // SAFETY: the bytes are there.
+    // In one write and without buffers: the program may have closed its buffers already.
+    // SAFETY: the bytes are valid.
     let _ = unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }
 
-/// Returns the device and the number of the file that standard error is now; zero for none.
+/// Returns the device and inode numbers of standard error now; zero for none.
 fn standard_error() -> [u64; 2] {
     let mut found = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the call writes to `found`, which outlives it.
@@ -79,7 +79,7 @@ fn standard_error() -> [u64; 2] {
     [found.st_dev, found.st_ino]
 }
 
-/// Returns the summary, from figures alone: the driver may be gone.
+/// Returns the summary, made from counters alone: the driver may be gone.
 fn text() -> String {
     let mut served = 0;
     let mut reached = LEFT_TO_DRIVER.load(Ordering::Relaxed).cast_signed();
