@@ -1,7 +1,8 @@
-//! The figures of this process for `lowtide top`: a thread sleeps until someone of the same user asks.
+//! Publishes this process's statistics for `lowtide top`. A thread sleeps until a process of the same user
+//! connects.
 //!
-//! The socket is in a directory of the user's own (`crates/sockets`). Both ends ask the system who the other is. The
-//! child of a fork does not keep it.
+//! The socket is in a directory of this user (`crates/sockets`). Both ends ask the system for the other's user. A
+//! forked child does not keep the socket.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,11 +22,11 @@ use crate::{exposition, metrics, sockets};
 /// Whether `lowtide top` sees this process.
 static PUBLISHES: Switch = Switch::new("LOWTIDE_PUBLISH", true);
 
-/// How long one who asks may take.
+/// The time limit for one client.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lets others see this process's figures from now on, as its environment says: `LOWTIDE_PUBLISH=0` hides them
-/// from `lowtide top`, `LOWTIDE_METRICS` shows them to Prometheus. Does so once a process.
+/// Publishes this process's statistics from now on, as the environment says. `LOWTIDE_PUBLISH=0` hides them from
+/// `lowtide top`, `LOWTIDE_METRICS` exports them to Prometheus. Has an effect once per process.
 pub(crate) fn start() {
     static STARTED_IN: AtomicU32 = AtomicU32::new(0);
     let this = process::id();
@@ -35,7 +36,7 @@ pub(crate) fn start() {
     let _signals = SignalsBlocked::begin();
     metrics::start();
     if PUBLISHES.is_on() {
-        // Where there is no socket or thread for it, the process is one that `top` does not see.
+        // If no socket or thread can be created, `lowtide top` does not see this process.
         let _ = listen();
     }
 }
@@ -52,7 +53,7 @@ fn serve(listener: &UnixListener) {
         match listener.accept() {
             Ok((stream, _)) => drop(catch_unwind(move || answer(stream))),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // The process has too many files open, say.
+            // For example, the process has too many open files.
             Err(_) => thread::sleep(Duration::from_millis(100)),
         }
     }
@@ -64,6 +65,6 @@ fn answer(mut stream: UnixStream) -> io::Result<()> {
     }
     stream.set_write_timeout(Some(PATIENCE))?;
     let text = exposition::text(&[], Reader::SameUser);
-    // One who asks a process that ends, or has panicked, sees a connection with nothing in it.
+    // If the process is ending or has panicked, the client gets an empty answer.
     text.map_or(Ok(()), |text| stream.write_all(text.as_bytes()))
 }

@@ -1,19 +1,19 @@
-//! Recordings: everything that happens on every device, to a file, as it happens.
+//! Recordings: all events of all devices, written to a file as they happen.
 //!
 //! ```text
-//! lowtide_record_start, LOWTIDE_RECORD       record.rs: which recorder a process has
+//! lowtide_record_start, LOWTIDE_RECORD       record.rs: the recorder of a process
 //! └─ file::create                            file.rs: a file for each process
-//! an event, under the lock of its lane       events.rs: who is notified of each device
+//! an event, under the lock of its lane       events.rs: the observers of each device
 //! └─ Ring::put                               ring.rs: a cache line is written, nothing else
 //! the recorder's thread                      recorder.rs
 //! ├─ Ring::take
-//! ├─ Functions::of_calls                     native.rs: which functions a new stack consists of
+//! ├─ Functions::of_calls                     native.rs: the functions of a new stack
 //! └─ StreamWriter                            lowtide-trace
 //! ```
 //!
-//! A process that is killed leaves what was recorded up to a twentieth of a second before. One that ends by
-//! `exit` or by the end of `main` leaves all. The child of a fork records nothing of its parent's; where
-//! `LOWTIDE_RECORD` is set, it has a file of its own once it uses a device.
+//! If a process is killed, its recording lacks at most the last twentieth of a second. If it ends by `exit` or by
+//! the end of `main`, the recording is complete. A forked child does not continue its parent's recording. If
+//! `LOWTIDE_RECORD` is set, the child has its own file once it uses a device.
 
 mod file;
 mod native;
@@ -37,31 +37,30 @@ pub(crate) use file::{Existing, create as create_file};
 use recorder::Options;
 pub(crate) use recorder::{Recorder, now_us};
 
-/// Whether those are recorded with stacks.
+/// Whether such recordings have stacks.
 static STACKS: Switch = Switch::new("LOWTIDE_RECORD_STACKS", false);
 
-/// The file that every process with this in its environment records to.
+/// The file that every process with this variable records to.
 const VARIABLE: &str = "LOWTIDE_RECORD";
 
-/// Records everything that happens on every device from now on to a file at `path` in lowtide's own format: what
-/// `lowtide replay`, `advise` and `convert` read. An earlier recording of this user is replaced by a new file, anything
-/// else refused.
-/// What is held already is recorded as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the
-/// extension of the name.
+/// Records all events on all devices from now on to a file at `path`, in lowtide's own format. `lowtide replay`,
+/// `advise` and `convert` read it. An earlier recording of this user is replaced by a new file; any other file is
+/// refused. Memory that is allocated already is recorded as such. If the job has several ranks (`RANK`,
+/// `WORLD_SIZE`), the rank is added before the name's extension.
 ///
-/// The file is complete after `lowtide_record_stop`, and when the process ends. While it is recorded, it may be
-/// read at any time, and of a process that is killed all but the last twentieth of a second is there. Where
-/// it cannot be written to any more, that is said once on standard error, the recording ends, and the program
-/// goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
+/// The file is complete after `lowtide_record_stop`, and when the process ends. It may be read at any time
+/// before. If the process is killed, at most the last twentieth of a second is missing. If the file cannot be
+/// written to, that is reported once on standard error, the recording ends, and the program continues. No event
+/// is dropped: threads that allocate wait if the file cannot keep up.
 ///
-/// With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it or, where
-/// its thread is in none, with those of the program. Like PyTorch's own history this takes Python's lock before
-/// each request. While the names of the program's functions are looked up, once for each, what happens waits to be
-/// written, and is not in the file of a process that is killed then. A library that was loaded where another was
-/// before it may go by the names of that one.
+/// With `stacks`, each request is recorded with the Python functions (3.11 or newer) that led to it. If its
+/// thread is in no Python function, the program's native functions are recorded. Like PyTorch's own history this
+/// takes Python's lock (the GIL) before each request. Native functions are looked up once each. Events wait
+/// meanwhile, and are missing if the process is killed during that time. If a library was loaded at an address
+/// where another was before, its functions may get the other's names.
 ///
-/// `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
-/// created, or something is there that is no recording of this user.
+/// Returns `LOWTIDE_STATUS_STARTED` if another recording is in progress. Returns `LOWTIDE_STATUS_FILE` if the
+/// file cannot be created, or if `path` exists and is not a recording of this user.
 ///
 /// # Safety
 ///
@@ -86,18 +85,18 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
     })
 }
 
-/// Ends the recording and completes its file. Does nothing where none is made.
+/// Ends the recording and completes its file. Does nothing if there is no recording.
 ///
-/// `LOWTIDE_STATUS_FILE` where the recording ended before because the file could not be written to.
+/// Returns `LOWTIDE_STATUS_FILE` if the recording ended early because the file could not be written to.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_record_stop() -> Status {
     run(events::stop_recording)
 }
 
-/// Returns the recorder of this process, given what it had; where it has none, what `LOWTIDE_RECORD` asks for.
-/// If there can be none, that is told, and the program goes on.
+/// Returns the process's recorder: `known`, or else the one that `LOWTIDE_RECORD` requests. If it cannot be
+/// created, that is reported and the program continues.
 ///
-/// Called by whoever uses a device for the first time, one at a time.
+/// Called at the first use of a device, by one thread at a time.
 pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> {
     let known = known.filter(|recorder| recorder.is_of_this_process());
     if known.is_some() {

@@ -1,19 +1,19 @@
-//! Memory that other processes use.
+//! Memory that is shared between processes.
 //!
-//! What the driver allocated has a name that any process can open (CUDA's IPC). What is mapped, as
-//! expandable segments are, has none: its handles go from process to process as file descriptors. So a
-//! process that shared such memory has a thread that hands them out, over a socket of the machine, to
-//! processes of the same user that show the token in the bytes. The system call by which an importer could
-//! fetch them itself, `pidfd_getfd`, is refused in containers (pytorch#165685).
+//! Memory that the driver allocated has a name that any process can open (CUDA's IPC). Mapped memory, such as
+//! expandable segments, has none: its handles are passed between processes as file descriptors. So a process that
+//! shared such memory has a thread that sends the handles over a local socket. It sends them to processes of the
+//! same user that present the token in the bytes. The system call by which an importer could fetch them itself,
+//! `pidfd_getfd`, is refused in containers (pytorch#165685).
 //!
 //! ```text
-//! lowtide_share    share.rs        which allocation, or which handles, hold a block
+//! lowtide_share    share.rs        finds the allocation or the handles that hold a block
 //! ├─ Ticket        ticket.rs       the bytes
 //! └─ server        server.rs       the thread
-//! lowtide_attach   share.rs        what is attached, and how often
+//! lowtide_attach   share.rs        counts what is attached
 //! ├─ Ticket
 //! └─ fetch         client.rs       asks that thread
-//!    └─            wire.rs         what the two say to each other
+//!    └─            wire.rs         the requests and replies
 //!       └─         socket.rs       names, and bytes with descriptors
 //! ```
 
@@ -37,19 +37,21 @@ use crate::pointers::{address_of, pointer_to};
 use crate::{cuda, devices, drivers, peers, regions};
 use ticket::{Identity, Mapped, Shared, Ticket};
 
-/// Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the
-/// block at `memory` is behind what that returns.
+/// Writes bytes to `bytes` that another process passes to `lowtide_attach`. Writes to `offset` the distance from
+/// the address that it gets there to the block at `memory`.
 ///
-/// The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that
-/// do: blocks that share those have the same bytes. They are the caller's, to be given to
-/// `lowtide_release_bytes`, and are worth the memory's contents to any process of the same user. `length`
-/// says how many there are. On failure nothing is written: `LOWTIDE_STATUS_PAUSED` for a block whose region is.
+/// The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that hold
+/// it. Blocks with the same allocation or pages have the same bytes. The caller owns the `length` bytes and frees
+/// them with `lowtide_release_bytes`. Keep them secret: they give any process of the same user access to the
+/// memory's contents. On failure nothing is written; the status is `LOWTIDE_STATUS_PAUSED` if the block's region
+/// is paused.
 ///
-/// The block must stay allocated while others use it: once it is freed its memory is handed out again, and
-/// bytes whose pages went back to the driver are refused. A process that ends takes what it shared of plain
-/// segments with it; pages of expandable segments stay for those that have attached them. The first block
-/// of an expandable segment that is shared starts a thread, which gives other processes what the bytes
-/// name; the child of a fork does not have it and shares nothing.
+/// The block must stay allocated while other processes use it. Once it is freed, its memory is reused, and bytes
+/// whose pages were released to the driver are refused. When the process ends, its plain segments are freed for
+/// all processes; pages of expandable segments stay for those that have attached them.
+///
+/// The first shared block of an expandable segment starts a thread that sends the memory's handles to other
+/// processes. A forked child does not have the thread and cannot share.
 ///
 /// # Safety
 ///
@@ -77,19 +79,22 @@ pub unsafe extern "C" fn lowtide_share(
     })
 }
 
-/// Writes to `memory` where the memory that another process named by `lowtide_share` starts in this one,
-/// for work on `device`, which is that process's card as this one counts. The same bytes again give the
-/// same address, and each time must be undone by `lowtide_detach`. On failure `memory` is left as it was.
+/// Attaches memory that another process shared by `lowtide_share`, and writes its start in this process to
+/// `memory`. It is for work on `device`, this process's number of the other process's device. The same bytes give
+/// the same address again, and each call must be undone by `lowtide_detach`. On failure `memory` is not changed.
 ///
-/// Takes as many addresses as the memory has bytes, and no memory of the device. Work of other devices may
-/// use it as far as `lowtide_enable_peer_access` allows for `device`. Where the processes count their
-/// devices differently (`CUDA_VISIBLE_DEVICES`), the card that has the memory is found by its UUID, and
-/// `device` is made its peer.
+/// Uses as many bytes of addresses as the memory has, and no device memory. Work of other devices may access it
+/// if `lowtide_enable_peer_access` allows that for `device`. If the processes number their devices differently
+/// (`CUDA_VISIBLE_DEVICES`), the device that has the memory is found by its UUID, and `device` gets peer access
+/// to it.
 ///
-/// `LOWTIDE_STATUS_INVALID_ARGUMENT` for bytes that are not from `lowtide_share`, that this process made
-/// itself, whose memory or process is gone, or whose card this process does not see. The process that shared
-/// expandable segments must be on the same machine and have the same user. Both processes see the same directory
-/// of that user: `XDG_RUNTIME_DIR`, `/run/user/UID` or `/tmp`.
+/// Returns `LOWTIDE_STATUS_INVALID_ARGUMENT`:
+/// - if the bytes are not from `lowtide_share`, or this process made them itself;
+/// - if the memory or its process is gone;
+/// - if this process does not see the device.
+///
+/// A process that shared expandable segments must be on the same machine and have the same user. Both processes
+/// must see the same directory of that user: `XDG_RUNTIME_DIR`, `/run/user/UID` or `/tmp`.
 ///
 /// # Safety
 ///
@@ -114,13 +119,13 @@ pub unsafe extern "C" fn lowtide_attach(
     })
 }
 
-/// Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
-/// memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
-/// capture. Work of other devices that uses the memory must have ended. While one thread waits, others may
-/// do everything, and attach the same memory again, which then stays.
+/// Undoes one `lowtide_attach`. The last call for an address waits for the device's work and detaches the memory.
+/// Do not call it while a stream of the device is being captured: the call would fail and invalidate the capture.
+/// Work of other devices that uses the memory must have ended. While one thread waits, other threads may do
+/// everything, even attach the same memory again, which then stays.
 ///
-/// `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
-/// the memory is still attached, and the same call may work.
+/// Returns `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another
+/// failure the memory is still attached, and the same call may succeed later.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_detach(memory: *mut c_void) -> Status {
     run(|| detach(address_of(memory)))
@@ -166,10 +171,10 @@ fn not_exportable() -> Error {
     Error::new(Status::Driver, text)
 }
 
-/// What is attached.
+/// The attached memory.
 struct Attachments {
     by_address: BTreeMap<DeviceAddress, Attachment>,
-    /// Where the bytes are attached; not those of a range that could only be unmapped.
+    /// The address by bytes. Excludes ranges that can only be unmapped.
     by_bytes: BTreeMap<Box<[u8]>, DeviceAddress>,
 }
 
@@ -177,9 +182,9 @@ struct Attachment {
     ordinal: c_int,
     bytes: Box<[u8]>,
     memory: Memory,
-    /// How many hold it.
+    /// The number of holders.
     count: u64,
-    /// How many have held it so far.
+    /// The number of holders so far, including former ones.
     holders: u64,
 }
 
@@ -190,9 +195,9 @@ enum Memory {
     Mapped(HeldRange),
 }
 
-/// Held while another process is asked, too: the same bytes must not be mapped twice. That process may wait
-/// in the same way, as its thread does not take this lock. Not held while the device's work is awaited, which
-/// may need what other threads have yet to queue.
+/// Also locked while another process is asked, because the same bytes must not be mapped twice. That process may
+/// wait in the same way, because its thread does not take this lock. Not locked while the device's work is
+/// awaited, because that work may need what other threads have yet to queue.
 static ATTACHED: Mutex<Attachments> = Mutex::new(Attachments {
     by_address: BTreeMap::new(),
     by_bytes: BTreeMap::new(),
@@ -205,7 +210,7 @@ fn attached() -> Result<MutexGuard<'static, Attachments>, Error> {
 
 fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
     let ticket = Ticket::decode(bytes)?;
-    // Starts the driver, too: from then on no child of a fork takes this process's identity for its own.
+    // Also starts the driver: after that, no forked child uses this process's identity as its own.
     let ordinal = find_device(ticket.device, device)?;
     if ticket.exporter == Identity::of_this_process()?.name {
         let text = "these bytes are of this process, which has the memory already";
@@ -244,7 +249,7 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
     Ok(address)
 }
 
-/// Returns the number of the device with this identity, `likely` if it is that one.
+/// Returns the number of the device with this UUID; `likely` is checked first.
 fn find_device(uuid: Uuid, likely: c_int) -> Result<c_int, Error> {
     let library = cuda::library()?;
     let others = (0..library.device_count()?).map(u32::cast_signed);
@@ -260,15 +265,14 @@ fn find_device(uuid: Uuid, likely: c_int) -> Result<c_int, Error> {
     Err(Error::new(Status::InvalidArgument, text))
 }
 
-/// Maps another process's handles one behind the other, some of them at a time. Whatever fails, nothing of
-/// them stays.
+/// Maps another process's handles one after another, a batch at a time. On failure nothing stays mapped.
 fn import(
     ordinal: c_int,
     exporter: [u8; 16],
     mapped: &Mapped,
 ) -> Result<(DeviceAddress, HeldRange), Error> {
     let size = mapped.range.size;
-    // Asked before anything is reserved: the size may be anyone's invention.
+    // Asked before addresses are reserved, because the size in the bytes may be false.
     let mut parts = client::fetch(exporter, mapped, Bytes::ZERO)?;
     let mut held = drivers::with(ordinal, |driver| driver.begin_import(size))??;
     let mut offset = Bytes::ZERO;
@@ -300,7 +304,7 @@ fn import(
     }
 }
 
-/// The work of a holder is queued when it detaches, so it is among what is awaited, unless it came and went
+/// A holder's work is queued when it detaches, so the wait includes it, unless the holder attached and detached
 /// during the wait.
 fn detach(address: DeviceAddress) -> Result<(), Error> {
     let mut awaited_holders = None;
@@ -324,7 +328,7 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
 }
 
 impl Attachments {
-    /// Lets go of what no work uses any more.
+    /// Detaches memory that no work uses any more.
     fn let_go(&mut self, address: DeviceAddress) -> Result<(), Error> {
         let attachment = self.by_address.get_mut(&address);
         let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
@@ -345,7 +349,7 @@ impl Attachments {
     }
 }
 
-/// Passes an error on, unless it says that the driver has ended and so taken all memory back.
+/// Returns the error, unless it says that the driver has shut down and so has freed all memory.
 fn unless_driver_gone(outcome: Result<(), DriverError>) -> Result<(), Error> {
     match outcome.map_err(AllocError::Driver) {
         Err(error) if !cuda::is_gone(&error) => Err(error.into()),

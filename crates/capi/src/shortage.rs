@@ -1,4 +1,4 @@
-//! Running out: who is asked to free memory before, and what can be said after.
+//! Out of memory: the callback that can free memory before, and the figures after.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::boundary::{self, run, write_to_c};
 use crate::error::{Error, OutOfMemory, Status};
 
-/// Writes the figures of the last request of this thread that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`,
-/// or fails with `LOWTIDE_STATUS_INVALID_ARGUMENT` if none did. Of a request that no device could serve,
-/// because it is above 2^60 bytes, only `requested` is said.
+/// Writes the memory figures of this thread's last request that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`. Fails
+/// with `LOWTIDE_STATUS_INVALID_ARGUMENT` if none did. For a request above 2^60 bytes, which no device could
+/// serve, only `requested` is set.
 ///
 /// # Safety
 ///
@@ -26,21 +26,21 @@ pub unsafe extern "C" fn lowtide_last_out_of_memory(figures: *mut OutOfMemory) -
     })
 }
 
-/// Frees what memory of a device it can, and returns whether that was any. Called with the `context` that
-/// was given with it, by the thread whose request no free block serves, before the driver is asked for
-/// more; without any lock, so that it may call lowtide. It must not throw or unwind.
+/// Frees memory of a device if it can, and returns whether it freed any. Called with the `context` that was
+/// registered with it, by a thread whose request no free block serves, before the driver is asked for more.
+/// Called without any lock, so it may call lowtide. It must not throw or unwind.
 pub type ShortageCallback =
     Option<unsafe extern "C" fn(context: *mut c_void, device: c_int) -> bool>;
 
-/// Calls `callback` from now on when memory is short, and tries the request again after it; null ends it.
+/// Registers `callback`, which is called when memory is short; the request is then tried again. Null removes it.
 ///
-/// There is one: a later one replaces it, which another thread may still be in when this returns. What
-/// PyTorch does with its registry of `FreeMemoryCallback`.
+/// There is one callback: a later one replaces it. Another thread may still be in the earlier one when this
+/// returns. PyTorch does this with its registry of `FreeMemoryCallback`.
 ///
 /// # Safety
 ///
-/// `callback` may be called with `context` from any thread, from several at once, and once more by each
-/// thread after it was replaced.
+/// `callback` may be called with `context` from any thread, from several at once, and once more by each thread
+/// after it was replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lowtide_on_shortage(
     callback: ShortageCallback,
@@ -52,14 +52,14 @@ pub unsafe extern "C" fn lowtide_on_shortage(
     })
 }
 
-/// Who is asked for memory.
+/// The registered callback.
 static LISTENER: Mutex<Option<Listener>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Option<Listener>> {
     LISTENER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Asks whoever can free memory of a device to do so, without a lock, and returns whether they did.
+/// Calls the registered callback to free memory of a device, without a lock. Returns whether it freed any.
 pub(crate) fn relieve(device: c_int) -> bool {
     let listener = *lock();
     listener.is_some_and(|listener| listener.call(device))

@@ -1,4 +1,4 @@
-//! Starting a device: its allocator is made when it is first used. Only exported functions do so.
+//! Starts a device: its allocator is made at the first use. Only exported functions do so.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ use crate::regions::table;
 use crate::tms::process;
 use crate::{cuda, events, publish, record, settings};
 
-/// Returns a device's allocator, which is made if need be. What failed then is tried again the next time.
+/// Returns a device's allocator, and makes it if necessary. If that failed before, it is tried again.
 ///
 /// # Errors
 ///
@@ -27,15 +27,16 @@ pub(crate) fn device(ordinal: c_int) -> Result<&'static Allocator, Error> {
 
 #[cold]
 fn start(ordinal: c_int) -> Result<&'static Allocator, Error> {
-    // Without any lock: it may enter a region, which the device is then prepared for.
+    // Without any lock, because it may enter a region, for which the device is then prepared.
     process::start_if_named();
     let allocator = make(ordinal)?;
-    // Without any lock: what is shown first is asked for here.
+    // Without any lock, because the first page of statistics is requested here.
     publish::start();
     Ok(allocator)
 }
 
-/// Makes a device's allocator. All that it starts with is locked until it is in use, and none of it changes in between.
+/// Makes a device's allocator. Everything that the device starts with is locked, and does not change, until the
+/// device is in use.
 fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     let mut settings = settings::lock()?;
     let config = settings.config_in_job()?;
@@ -55,7 +56,7 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     listeners.recorder = record::of_process(listeners.recorder.take());
     listeners.observe(ordinal, &allocator)?;
     let _attached = table::attach(ordinal, &allocator)?;
-    // Last: a device that could not be made is tried again, and begins once.
+    // This comes last: if a device could not be made, the next attempt must not begin a second time.
     listeners.begin_recording(ordinal, &allocator, &settings.recorded()?, &BTreeMap::new())?;
     devices::insert(number, allocator)
 }

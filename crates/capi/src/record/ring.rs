@@ -1,11 +1,12 @@
-//! A bounded queue of events: threads that allocate put them in, one thread takes them out.
+//! A bounded queue of events. Threads that allocate are the producers; one thread is the consumer.
 //!
-//! Who puts events in claims places for all of them by one addition, so that those of one call stay together
-//! and the places are in the order in which things happened: whatever happens after something else in another
-//! thread claims its places later. Each place then says for itself when it is filled. There is no lock, no
-//! memory is asked for, and nothing is lost: where the queue is full, who puts something in waits. A gap
-//! would be cheaper for the job, and would make all that comes after it worthless, as what is held at any
-//! moment is the sum of everything before.
+//! Producers claim slots for a batch with a single `fetch_add`. So the events of one call stay together, and
+//! slots are in the order of events: if one event happens after another thread's, its slot is later. Each slot
+//! has a flag that says when it is filled.
+//!
+//! There is no lock and no allocation. No event is lost: if the queue is full, producers wait. Dropping events
+//! would be cheaper for the job, but would make the rest of the recording useless, because the memory held at any
+//! moment is the sum of all events before.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -13,47 +14,47 @@ use std::time::{Duration, Instant};
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 
-/// Room for some milliseconds of a program that does nothing but allocate.
+/// The capacity: some milliseconds of a program that only allocates.
 const PLACES: usize = 1 << 16;
-/// How many events come between two wake-ups of who takes them out.
+/// The number of events between two wake-ups of the consumer.
 const WAKE_EVERY: u64 = PLACES as u64 / 4;
-/// What stands in the place of an action in an announcement.
+/// Marks an announcement, in place of an event's action.
 const ANNOUNCEMENT: u64 = 255;
 
-/// What is in the queue.
+/// An entry of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Entry {
-    /// Something that a device did.
+    /// An event of a device.
     Happened {
         device: u8,
         event: Event,
         time_us: i64,
-        /// Where it happened, by a number of [`stacks`](super::stacks).
+        /// The call site, as a number of [`stacks`](super::stacks).
         stack: u32,
     },
-    /// Something that the recorder has under this number.
+    /// An announcement that the recorder has under this number.
     Announced(u64),
 }
 
 pub(super) struct Ring {
     places: Box<[Place]>,
-    /// The number of the next entry that is put in.
+    /// The number of the next entry to put.
     next: Line<AtomicU64>,
-    /// The number of the next entry that is taken out.
+    /// The number of the next entry to take.
     oldest: Line<AtomicU64>,
-    /// Whether nothing is taken out any more.
+    /// Whether the consumer has stopped.
     is_closed: AtomicBool,
-    /// Whether who takes out does something else now, which takes long.
+    /// Whether the consumer is busy with other work that takes long.
     is_delayed: AtomicBool,
-    /// How long who puts something in waits for room, at least.
+    /// The minimum time that a producer waits for room.
     patience: Duration,
 }
 
-/// The queue is full, and nothing was taken out of it for too long.
+/// The queue is full, and the consumer took nothing for too long.
 #[derive(Debug)]
 pub(super) struct Stuck;
 
-/// In a cache line of its own, two because processors fetch them in pairs.
+/// Aligned to two cache lines, because processors fetch them in pairs.
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -62,12 +63,12 @@ struct Line<T>(T);
 #[repr(align(64))]
 struct Place {
     words: [AtomicU64; 7],
-    /// Twice the number of the lap that may fill it, and one more once it is filled.
+    /// Twice the number of the lap that may fill the slot; plus one once it is filled.
     turn: AtomicU64,
 }
 
 impl Ring {
-    /// Returns an empty queue, on whose room is waited for so long without anything being taken out.
+    /// Returns an empty queue. Producers wait for room for `patience` if nothing is taken.
     pub(super) fn new(patience: Duration) -> Ring {
         Ring {
             places: (0..PLACES).map(|_| Place::default()).collect(),
@@ -79,14 +80,14 @@ impl Ring {
         }
     }
 
-    /// Puts entries in, one behind the other. Calls `wake` now and then, and before it waits for room.
+    /// Puts entries in consecutive slots. Calls `wake` now and then, and before it waits for room.
     ///
-    /// Waits as long as something is taken out or that is delayed, and at least as long as its patience. A queue that is closed
-    /// throws them away.
+    /// Waits as long as the consumer takes entries or is delayed, and at least as long as the queue's patience. A
+    /// closed queue discards the entries.
     ///
     /// # Errors
     ///
-    /// If it was waited in vain: the queue is closed by that.
+    /// If the wait was in vain. The queue is closed then.
     #[inline]
     pub(super) fn put(
         &self,
@@ -112,7 +113,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes the oldest entry out, if there is one. For one thread only.
+    /// Takes the oldest entry, if there is one. Only the consumer's thread may call this.
     pub(super) fn take(&self) -> Option<Entry> {
         let number = self.oldest.0.load(Ordering::Relaxed);
         let (place, turn) = self.place(number);
@@ -125,7 +126,7 @@ impl Ring {
         Some(entry)
     }
 
-    /// Returns the number of the oldest entry, if there is one and whoever puts it in has not done so yet.
+    /// Returns the number of the oldest entry if its slot is claimed but not filled yet.
     pub(super) fn awaited(&self) -> Option<u64> {
         let number = self.oldest.0.load(Ordering::Relaxed);
         let (place, turn) = self.place(number);
@@ -134,7 +135,7 @@ impl Ring {
         is_awaited.then_some(number)
     }
 
-    /// Says whether who takes out does something else from now on, for which others wait patiently.
+    /// Sets whether the consumer is busy with other work. Producers wait without a time limit meanwhile.
     pub(super) fn set_delayed(&self, is_delayed: bool) {
         self.is_delayed.store(is_delayed, Ordering::Relaxed);
     }
@@ -143,7 +144,7 @@ impl Ring {
         self.is_delayed.load(Ordering::Relaxed)
     }
 
-    /// Has everything that is put in from now on thrown away.
+    /// Discards everything that is put from now on.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
@@ -153,7 +154,7 @@ impl Ring {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Returns where an entry lies, and the turn in which that may be filled.
+    /// Returns an entry's slot, and the turn in which it may be filled.
     #[inline]
     fn place(&self, number: u64) -> (&Place, u64) {
         let lap = number / PLACES as u64;
@@ -162,7 +163,7 @@ impl Ring {
         (&self.places[index], 2 * lap)
     }
 
-    /// Waits for room; returns whether there is some, and not where the queue is closed.
+    /// Waits for room. Returns true if there is room, false if the queue is closed.
     #[cold]
     fn wait(&self, place: &Place, turn: u64, wake: &impl Fn()) -> Result<bool, Stuck> {
         let is_free = || place.turn.load(Ordering::Acquire) == turn;
@@ -273,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Batches larger than the queue, from several threads, while one takes out: each comes out whole.
+    /// Several producers put batches larger than the queue; the consumer gets each batch in one piece.
     #[test]
     fn who_finds_it_full_waits_and_what_belongs_together_stays_together() {
         const THREADS: usize = 4;
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!(ring.next.0.load(Ordering::Relaxed), PLACES as u64 + 1);
     }
 
-    /// For longer than its patience.
+    /// The consumer is delayed for longer than the patience.
     #[test]
     fn who_waits_for_one_that_is_delayed_goes_on_waiting() {
         let ring = Ring::new(Duration::from_millis(1));
