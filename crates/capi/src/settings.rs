@@ -1,4 +1,4 @@
-//! Which strategy a process uses, and with which options.
+//! The strategy of a process, and its options.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -10,28 +10,28 @@ use crate::devices;
 use crate::environment::variable;
 use crate::error::{Error, Status};
 
-/// PyTorch's own variables. It takes the first that is set, be it empty.
+/// PyTorch's own variables. The first that is set counts, even if it is empty.
 const PYTORCH_VARIABLES: [&str; 3] = [
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 ];
 
-/// What serves those who name none.
+/// The strategy if none is named.
 const DEFAULT_STRATEGY: &str = "caching";
 
-/// What the program asked for; where it did not, the environment decides.
+/// The program's choice. The environment decides what the program did not choose.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Choice {
     pub(crate) strategy: Option<String>,
     pub(crate) conf: Option<String>,
-    /// Whether it is what the environment asks for, and no one in the program.
+    /// Whether the environment made the choice, and not the program.
     pub(crate) is_of_environment: bool,
 }
 
 impl Choice {
-    /// Returns what `LOWTIDE_STRATEGY` and `LOWTIDE_CONF` ask for, and nothing else: PyTorch's variables are
-    /// for PyTorch's own allocator, which may run on top of this one.
+    /// Returns the choice of `LOWTIDE_STRATEGY` and `LOWTIDE_CONF` only. PyTorch's variables are for PyTorch's
+    /// own allocator, which may run on top of this one.
     pub(crate) fn of_environment_alone(variable: impl Fn(&str) -> Option<String>) -> Choice {
         let ours = |name| variable(name).filter(|text| !text.is_empty());
         Choice {
@@ -43,13 +43,15 @@ impl Choice {
 
     /// Returns the configuration, given the environment's variables.
     ///
-    /// The strategy is the program's, else `LOWTIDE_STRATEGY`, else `caching`. The options are the
-    /// program's, else `LOWTIDE_CONF` unless the program named the strategy, else PyTorch's own for
-    /// `caching`, else none. An empty `LOWTIDE_` variable counts as unset.
+    /// - The strategy is the program's, else `LOWTIDE_STRATEGY`, else `caching`.
+    /// - The options are the program's; else `LOWTIDE_CONF`, unless the program named the strategy; else
+    ///   PyTorch's own for `caching`; else none.
+    ///
+    /// An empty `LOWTIDE_` variable counts as unset.
     ///
     /// # Errors
     ///
-    /// If the strategy or an option is unknown, or a value is refused; names the variable that has it.
+    /// If the strategy or an option is unknown, or a value is refused. The error names the variable.
     pub(crate) fn resolve(
         &self,
         variable: impl Fn(&str) -> Option<String>,
@@ -88,8 +90,8 @@ impl Choice {
         })
     }
 
-    /// Returns what a user changes to have other settings than [`Choice::resolve`] returns, given the
-    /// environment's variables: what has them, or where nothing does, what may.
+    /// Returns where the settings that [`Choice::resolve`] returns come from, so that a user knows what to
+    /// change. If they are set nowhere, returns where they can be set.
     pub(crate) fn configured(&self, variable: impl Fn(&str) -> Option<String>) -> Configured {
         let ours = |name| variable(name).is_some_and(|text| !text.is_empty());
         let is_by_program =
@@ -113,7 +115,7 @@ impl Choice {
     }
 }
 
-/// What this process was set to. Held while a device is started.
+/// This process's settings. Locked while a device is started.
 static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
     choice: Choice {
         strategy: None,
@@ -124,25 +126,26 @@ static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
     config: None,
 });
 
-/// What a device is made with.
+/// The settings that a device is made with.
 pub(crate) struct Settings {
     choice: Choice,
-    /// The release of PyTorch that the memory is for.
+    /// The PyTorch release that the memory is for.
     torch: Option<TorchRelease>,
-    /// What the choice and the environment came to, once a device was used: [`reconfigure`] alone changes it then.
+    /// The configuration from the program's choice and the environment. Once a device was used it is fixed, and
+    /// only [`reconfigure`] changes it.
     config: Option<Config>,
 }
 
-/// Locks what devices are made with.
+/// Locks the settings that devices are made with.
 pub(crate) fn lock() -> Result<MutexGuard<'static, Settings>, Error> {
     devices::lock(&SETTINGS)
 }
 
-/// Sets what the program asks for, where a device is not in use yet.
+/// Sets the program's choice, if no device is in use yet.
 ///
 /// # Errors
 ///
-/// If one is, or the configuration is refused, which then stays what it was.
+/// If a device is in use, or the configuration is refused. Nothing has changed then.
 pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
     let mut settings = lock()?;
     settings.refuse_settled()?;
@@ -151,11 +154,11 @@ pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
     Ok(())
 }
 
-/// Changes the options while devices may be in use, and settles the configuration.
+/// Changes the options, also while devices are in use, and fixes the configuration.
 ///
 /// # Errors
 ///
-/// If the options are refused; nothing has changed then.
+/// If the options are refused. Nothing has changed then.
 pub(crate) fn reconfigure(options: &str) -> Result<(), Error> {
     let _in_order = devices::begin_change()?;
     let config = {
@@ -169,7 +172,7 @@ pub(crate) fn reconfigure(options: &str) -> Result<(), Error> {
     devices::for_each(|_, allocator| Ok(allocator.for_each_lane(|lane| lane.reconfigure(&config))?))
 }
 
-/// Sets which release of PyTorch the memory is for.
+/// Sets the PyTorch release that the memory is for.
 ///
 /// # Errors
 ///
@@ -181,35 +184,35 @@ pub(crate) fn set_torch(release: TorchRelease) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the release of PyTorch that the memory is for, if it is for one.
+/// Returns the PyTorch release that the memory is for, if it was set.
 pub(crate) fn torch() -> Result<Option<TorchRelease>, Error> {
     Ok(lock()?.torch)
 }
 
-/// Returns the configuration, which is settled by that.
+/// Returns the configuration, which is fixed after this call.
 ///
 /// # Errors
 ///
-/// If it is refused.
+/// If the configuration is refused.
 pub(crate) fn config() -> Result<Config, Error> {
     lock()?.config().cloned()
 }
 
-/// Returns what recordings say of the configuration, which is settled by that.
+/// Returns the settings as recordings have them. The configuration is fixed after this call.
 ///
 /// # Errors
 ///
-/// If it is refused.
+/// If the configuration is refused.
 pub(crate) fn recorded() -> Result<AllocatorSettings, Error> {
     lock()?.recorded()
 }
 
-/// Returns which of several free blocks of a size `caching` takes where no option says.
+/// Returns which of several free blocks of one size `caching` takes if no option says so.
 pub(crate) fn order() -> Result<Option<FreeBlockOrder>, Error> {
     Ok(lock()?.order())
 }
 
-/// Returns what a user changes to have another strategy or other options than those in force.
+/// Returns what a user has to change for another strategy or other options than those in force.
 pub(crate) fn configured() -> Result<Configured, Error> {
     Ok(lock()?.choice.configured(variable))
 }
@@ -223,7 +226,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Returns which of several free blocks of a size `caching` takes where no option says.
+    /// Returns which of several free blocks of one size `caching` takes if no option says so.
     fn order(&self) -> Option<FreeBlockOrder> {
         self.torch.map(FreeBlockOrder::of_torch)
     }
@@ -236,27 +239,27 @@ impl Settings {
         Ok(self.config.insert(config))
     }
 
-    /// Returns the configuration as an allocator takes it, with the order of free blocks that PyTorch has.
+    /// Returns the configuration for an allocator, with PyTorch's order of free blocks.
     ///
     /// # Errors
     ///
-    /// If it is refused.
+    /// If the configuration is refused.
     pub(crate) fn config_in_job(&mut self) -> Result<Config, Error> {
         let order = self.order();
         Ok(self.config()?.clone().in_order(order).in_job())
     }
 
-    /// Returns what recordings say of the configuration.
+    /// Returns the settings as recordings have them.
     ///
     /// # Errors
     ///
-    /// If it is refused.
+    /// If the configuration is refused.
     pub(crate) fn recorded(&mut self) -> Result<AllocatorSettings, Error> {
         let order = self.order();
         let config = self.config()?;
         let (conf, asked) = match config {
             Config::Caching(options) => (config.to_conf(), options.free_block_order),
-            // The text is PyTorch's, whose allocator this is not.
+            // The text is for PyTorch's allocator, and this strategy is not PyTorch's.
             _ => (String::new(), None),
         };
         Ok(AllocatorSettings {

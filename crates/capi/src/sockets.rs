@@ -1,4 +1,4 @@
-//! This process's sockets, where other processes of the same user find it.
+//! This process's sockets, by which other processes of the same user find it.
 
 use std::env;
 use std::io;
@@ -9,20 +9,20 @@ use lowtide_sockets::{Directory, Entry, Places};
 
 use crate::threads::ParentsOnly;
 
-/// Names that go when the process ends.
+/// Socket names that are removed when the process ends.
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
-/// Returns the places of this process's user.
+/// Returns the socket directories of this process's user.
 pub(crate) fn places() -> Places {
     Places::new(env::var_os("XDG_RUNTIME_DIR"))
 }
 
-/// Returns a socket that listens under a name. The child of a fork does not keep it, and the name goes when the process
-/// ends.
+/// Returns a socket that listens under a name. A forked child does not keep the socket. The name is removed when
+/// the process ends.
 ///
 /// # Errors
 ///
-/// If the system has none.
+/// If the system cannot create the socket.
 pub(crate) fn listen(directory: Directory, name: &str) -> io::Result<ParentsOnly<UnixListener>> {
     let (listener, entry) = directory.listen(name)?;
     remove_at_exit(entry);
@@ -32,12 +32,12 @@ pub(crate) fn listen(directory: Directory, name: &str) -> io::Result<ParentsOnly
 fn remove_at_exit(entry: Entry) {
     static IS_WATCHED: Once = Once::new();
     extern "C" fn at_exit() {
-        // In the child of a fork the lock may be held for ever, and the names are its parent's.
+        // In a forked child the lock may be held for ever, and the names belong to the parent.
         if let Ok(entries) = ENTRIES.try_lock() {
             entries.iter().for_each(Entry::remove);
         }
     }
-    // As above. A name that stays is removed by the next `lowtide top`.
+    // As above. The next `lowtide top` removes a name that stays.
     if let Ok(mut entries) = ENTRIES.try_lock() {
         entries.push(entry);
     }

@@ -1,10 +1,10 @@
-//! Variables of the environment that are 0 or 1.
+//! Environment variables that are 0 or 1.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{boundary, environment};
 
-/// One of them.
+/// One such variable.
 #[derive(Debug)]
 pub(crate) struct Switch {
     name: &'static str,
@@ -21,8 +21,8 @@ impl Switch {
         }
     }
 
-    /// Returns whether the variable is 1 now or, where it is not set, the default. What is neither 1 nor 0 is told on
-    /// standard error, once, and is the default, too: no program is to end for it.
+    /// Returns whether the variable is 1 now; the default if it is not set. A value that is neither 1 nor 0 is
+    /// reported once on standard error and counts as the default, because no program should end for it.
     pub(crate) fn is_on(&self) -> bool {
         let text = environment::variable(self.name).unwrap_or_default();
         match text.as_str() {

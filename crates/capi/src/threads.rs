@@ -1,4 +1,4 @@
-//! Threads of lowtide's own: what the child of a fork does not have.
+//! Files of lowtide's own threads, which a forked child does not have.
 
 use std::ffi::c_int;
 use std::io;
@@ -7,11 +7,12 @@ use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The numbers of the files that this process keeps for itself; negative where there is none.
+/// The descriptors of files that only this process keeps; negative if unused.
 static FILES: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
 
-/// A file that the child of a fork does not keep. At a socket, connections would wait for a thread that the child does
-/// not have, even after this process. The child must not drop it: its number may be another file's there.
+/// A file that a forked child does not keep. If the child kept a socket, connections would wait for a thread that
+/// the child does not have, even after this process ends. The child must not drop it, because its descriptor may
+/// belong to another file there.
 pub(crate) struct ParentsOnly<F> {
     file: F,
     place: &'static AtomicI32,
@@ -20,7 +21,7 @@ pub(crate) struct ParentsOnly<F> {
 impl<F: AsRawFd> ParentsOnly<F> {
     /// # Errors
     ///
-    /// If the system cannot do that, or there are more such files than lowtide has.
+    /// If the system refuses to register the handler, or there are more such files than lowtide has.
     pub(crate) fn new(file: F) -> io::Result<ParentsOnly<F>> {
         watch_forks()?;
         let number = file.as_raw_fd();
@@ -44,7 +45,7 @@ impl<F> Deref for ParentsOnly<F> {
 
 impl<F> Drop for ParentsOnly<F> {
     fn drop(&mut self) {
-        // Before the number can be that of another file.
+        // Before the descriptor can be reused for another file.
         self.place.store(-1, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,8 @@
-//! The C interface of torch_memory_saver 0.0.10: its regions are lowtide's.
+//! The C interface of torch_memory_saver 0.0.10, implemented with lowtide's regions.
 //!
-//! What a thread's requests are is said there by several calls, so this keeps them, and enters a region when they
-//! are complete. Functions that return nothing write to standard error why they failed.
+//! There, several calls together describe a thread's requests. This module stores what each call sets, and enters
+//! a region once the description is complete. Functions without a result print the reason of a failure to
+//! standard error.
 
 pub(crate) mod process;
 
@@ -25,22 +26,22 @@ use crate::regions::{
 use process::{BACKENDS, ENVIRONMENT, backup, report, set_backup_directory, start};
 
 thread_local! {
-    /// Never dropped, so that it can be asked for while the thread ends: a few bytes of each thread that does.
+    /// Never dropped, so that it can be used while the thread ends. This leaks a few bytes for each thread.
     static THREAD: RefCell<ManuallyDrop<Thread>> = RefCell::new(ManuallyDrop::new(Thread::new()));
 }
 
-/// What a thread has said of its requests.
+/// What a thread's calls have set for its requests.
 struct Thread {
     is_interesting: bool,
     tag: CString,
     keeps_on_cpu: bool,
     keeps_on_disk: bool,
-    /// Noted, and without effect.
+    /// Stored, without effect.
     backend: CString,
-    /// Where its requests go as long as it has said nothing.
+    /// The place of its requests until a call sets another.
     at_first: Place,
-    /// What it has entered because of this and not left, the innermost last. What `lowtide_region_enter` was
-    /// called for may lie between and after these.
+    /// The places that the thread has entered because of these calls and has not left, innermost last. Regions
+    /// from `lowtide_region_enter` may lie between and after these.
     entered: Vec<Entry>,
 }
 
@@ -50,12 +51,12 @@ type Place = Option<(CString, Option<BackupKind>)>;
 /// A place that a thread has entered.
 struct Entry {
     place: Place,
-    /// How much the thread had entered with it.
+    /// The thread's nesting depth after entering.
     depth: usize,
 }
 
 impl Thread {
-    /// A new thread is in the region of the process, if `TMS_INIT_ENABLE` asks for one.
+    /// A new thread is in the process's region, if `TMS_INIT_ENABLE` requests one.
     fn new() -> Thread {
         let mut thread = Thread {
             is_interesting: ENVIRONMENT.is_interesting,
@@ -70,7 +71,7 @@ impl Thread {
         thread
     }
 
-    /// Returns where the thread's requests are to go, by what it has said.
+    /// Returns the place of the thread's requests, by what its calls have set.
     fn place(&self) -> Place {
         let place = || {
             (
@@ -81,8 +82,9 @@ impl Thread {
         self.is_interesting.then(place)
     }
 
-    /// Enters what the thread's requests are to come from now, and leaves what it entered last for that. Where it
-    /// has said what it had said before it entered a region of lowtide's, it is in that region again.
+    /// Enters the current place of the thread's requests, and leaves the one that it entered before for that. If
+    /// the calls set the same place as before the thread entered one of lowtide's regions, the thread is in that
+    /// place again.
     fn enter(&mut self) -> Result<(), Error> {
         let (place, depth) = (self.place(), table::depth());
         self.entered.retain(|entry| entry.depth <= depth);
@@ -130,38 +132,38 @@ pub unsafe extern "C" fn tms_set_current_tag(tag: *const c_char) {
     }
 }
 
-/// Returns the tag of this thread's region, which is valid until the thread sets another.
+/// Returns the tag of this thread's region. Valid until the thread sets another.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_current_tag() -> *const c_char {
     look(|thread| thread.tag.as_ptr())
 }
 
-/// Has contents of this thread's region kept in the host's memory, or not. It goes before disk.
+/// Sets whether contents of this thread's region are saved in host memory. This takes precedence over disk.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_enable_cpu_backup(keeps: bool) {
     change(|thread| thread.keeps_on_cpu = keeps);
 }
 
-/// Returns whether contents of this thread's region are kept in the host's memory.
+/// Returns whether contents of this thread's region are saved in host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_enable_cpu_backup() -> bool {
     look(|thread| thread.keeps_on_cpu)
 }
 
-/// Has contents of this thread's region kept on disk, or not.
+/// Sets whether contents of this thread's region are saved on disk.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_enable_disk_backup(keeps: bool) {
     change(|thread| thread.keeps_on_disk = keeps);
 }
 
-/// Returns whether contents of this thread's region are kept on disk.
+/// Returns whether contents of this thread's region are saved on disk.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_enable_disk_backup() -> bool {
     look(|thread| thread.keeps_on_disk)
 }
 
-/// Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing. Any other is told on
-/// standard error, and not noted.
+/// Sets the kind of host memory for backups, "pinned" or "mmap". It is stored and has no effect. Any other text
+/// is reported on standard error and not stored.
 ///
 /// # Safety
 ///
@@ -182,14 +184,14 @@ pub unsafe extern "C" fn tms_set_cpu_backup_backend(backend: *const c_char) {
     });
 }
 
-/// Returns what was noted, which is valid until the thread sets another.
+/// Returns the stored kind of host memory. Valid until the thread sets another.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_cpu_backup_backend() -> *const c_char {
     look(|thread| thread.backend.as_ptr())
 }
 
-/// As `lowtide_set_backup_directory`, and makes the directory and those above it if need be; from then on there is a
-/// file in it for each block that is kept there, by names of one file for all blocks of a region.
+/// Like `lowtide_set_backup_directory`, and creates the directory and its parents if necessary. From then on
+/// the directory has a file name for each saved block. All names of a region are links to one file.
 ///
 /// # Safety
 ///
@@ -203,7 +205,7 @@ pub unsafe extern "C" fn tms_set_disk_backup_dir(path: *const c_char) {
     });
 }
 
-/// As `lowtide_retain_backups`: what is retained can be read after a resume.
+/// Like `lowtide_retain_backups`: retained backups can be read after a resume.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
     report(|| {
@@ -212,21 +214,21 @@ pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
     });
 }
 
-/// Returns what `tms_set_retain_cpu_backup` was told, or `TMS_RETAIN_CPU_BACKUP` says.
+/// Returns the value that `tms_set_retain_cpu_backup` set, or else that of `TMS_RETAIN_CPU_BACKUP`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_retain_cpu_backup() -> bool {
     start();
     keeper::retains()
 }
 
-/// As `lowtide_set_memory_margin`.
+/// Like `lowtide_set_memory_margin`.
 #[unsafe(no_mangle)]
 pub extern "C" fn set_memory_margin_bytes(bytes: u64) {
     report(|| succeed(regions::lowtide_set_memory_margin(bytes)));
 }
 
-/// As `lowtide_pause`; does nothing for a tag that was never entered, and takes the empty one for null.
-/// Returns 0 if it was done.
+/// Like `lowtide_pause`, but does nothing for a tag that was never entered, and takes the empty tag for null.
+/// Returns 0 on success.
 ///
 /// # Safety
 ///
@@ -237,8 +239,8 @@ pub unsafe extern "C" fn tms_pause(tag: *const c_char) -> c_int {
     unsafe { with_known(tag, lowtide_pause) }
 }
 
-/// As `lowtide_resume`; does nothing for a tag that was never entered, and takes the empty one for null.
-/// Returns 0 if it was done.
+/// Like `lowtide_resume`, but does nothing for a tag that was never entered, and takes the empty tag for null.
+/// Returns 0 on success.
 ///
 /// # Safety
 ///
@@ -249,14 +251,14 @@ pub unsafe extern "C" fn tms_resume(tag: *const c_char) -> c_int {
     unsafe { with_known(tag, lowtide_resume) }
 }
 
-/// Returns where the host's copy of `size` bytes at `memory`, within a block, is; null where there is none. There
-/// is one while the block's region is paused, and after a resume where `tms_set_retain_cpu_backup` had it retained:
-/// until the next pause of the region.
+/// Returns the address of the host's copy of `size` bytes at `memory`, which lie within a block; null if there is
+/// no copy. A copy exists while the block's region is paused. If `tms_set_retain_cpu_backup` retained it, it also
+/// exists after a resume, until the region's next pause.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_cpu_backup_pointer(memory: *const u8, size: u64) -> *const u8 {
     let start = address_of(memory.cast_mut().cast());
     let mut copy = None;
-    // It is asked of any memory: none of a region's, none that is held.
+    // Callers pass any memory here: outside of regions, or not allocated at all.
     let _ = run(|| {
         copy = regions::find_copy(start, Bytes(size))?;
         Ok(())
@@ -264,13 +266,14 @@ pub extern "C" fn tms_get_cpu_backup_pointer(memory: *const u8, size: u64) -> *c
     copy.map_or(ptr::null(), ptr::with_exposed_provenance)
 }
 
-/// As `lowtide_malloc`: a `torch.cuda.MemPool` of an allocator that has this has its segments from a region.
+/// Like `lowtide_malloc`. A `torch.cuda.MemPool` of an allocator with this function gets its segments from a
+/// region.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_torch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     lowtide_malloc(size, device, stream)
 }
 
-/// As `lowtide_free`.
+/// Like `lowtide_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_torch_free(
     memory: *mut c_void,
@@ -281,13 +284,13 @@ pub extern "C" fn tms_torch_free(
     lowtide_free(memory, size, device, stream);
 }
 
-/// Returns something of what this thread has said.
+/// Returns a part of what this thread's calls have set.
 fn look<R>(look: impl FnOnce(&Thread) -> R) -> R {
     start();
     THREAD.with_borrow(|thread| look(thread))
 }
 
-/// Changes what this thread has said, and enters the region that it is in then.
+/// Changes what this thread's calls have set, and enters the resulting region.
 fn change(change: impl FnOnce(&mut Thread)) {
     start();
     report(|| {
@@ -298,11 +301,11 @@ fn change(change: impl FnOnce(&mut Thread)) {
     });
 }
 
-/// Returns a text of the caller's, or tells what is wrong with it.
+/// Returns a copy of a text that the caller passed. If it is invalid, reports that and returns `None`.
 ///
 /// # Safety
 ///
-/// `text` is null, or ends with a zero byte and is not changed meanwhile.
+/// `text` is null, or ends with a zero byte and does not change meanwhile.
 unsafe fn owned(name: &str, text: *const c_char) -> Option<CString> {
     let mut copy = None;
     report(|| {
@@ -314,11 +317,11 @@ unsafe fn owned(name: &str, text: *const c_char) -> Option<CString> {
     copy
 }
 
-/// Does something with the regions of a tag, if there are any.
+/// Calls `act` with the regions of a tag, if there are any.
 ///
 /// # Safety
 ///
-/// `tag` is null or ends with a zero byte, and is not changed meanwhile.
+/// `tag` is null or ends with a zero byte, and does not change meanwhile.
 unsafe fn with_known(
     tag: *const c_char,
     act: unsafe extern "C" fn(*const c_char) -> Status,
@@ -337,7 +340,7 @@ unsafe fn with_known(
     status as c_int
 }
 
-/// Returns the error of an exported function.
+/// Returns the error of an exported function that failed.
 fn succeed(status: Status) -> Result<(), Error> {
     if status == Status::Ok {
         return Ok(());

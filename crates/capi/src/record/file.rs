@@ -1,4 +1,4 @@
-//! Which file a process records to: one of its own.
+//! The file that a process records to. Each process has its own.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -8,26 +8,26 @@ use std::path::{Path, PathBuf};
 use lowtide_files::{NewFile, Readers};
 use lowtide_trace::{JobStart, file_names};
 
-/// What becomes of a file that has the name already.
+/// What happens to an existing file of the same name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Existing {
-    /// It stays, whatever it is, and the new one has another name.
+    /// It stays, whatever it is, and the new file gets another name.
     Stays,
-    /// A recording is replaced, and anything else refused.
+    /// A recording is replaced; any other file is refused.
     IsReplaced,
-    /// A recording is replaced if it was written before the job started, and stays otherwise: another process of the job
-    /// writes it. Without a start, a recording stays. Anything else is refused.
+    /// A recording is replaced if it was written before the job started. Otherwise it stays, because another
+    /// process of the job writes it. Without a start time, a recording stays. Any other file is refused.
     IsReplacedIfBefore(Option<JobStart>),
 }
 
-/// Returns a new file for what this process records, and where it is: at `path`; with `.rank3` before the
-/// extension in a process of several ranks, as `torchrun` starts them; and with `.pid1234` there where a file stays
-/// that has that already. It is for this user alone: stacks name files.
+/// Returns a new file for this process's recording, and its path: `path` itself; with `.rank3` before the
+/// extension if the job has several ranks, as `torchrun` starts them; and with `.pid1234` there if a file of that
+/// name stays. Only this user can read it, because stacks name files.
 ///
 /// # Errors
 ///
-/// If the file cannot be created, or would replace what is no recording of this user: a FIFO that was opened would keep
-/// the job waiting.
+/// If the file cannot be created, or would replace a file that is not a recording of this user. For example,
+/// opening a FIFO would block the job.
 pub(crate) fn create(
     path: &Path,
     existing: Existing,
@@ -44,7 +44,7 @@ pub(crate) fn create(
         }
         Existing::IsReplacedIfBefore(start) => start,
     };
-    // A rank's file would lie beside a directory.
+    // Otherwise a rank's file would be created beside the directory.
     if of_job.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
@@ -57,14 +57,14 @@ pub(crate) fn create(
     create_beside(path)
 }
 
-/// Returns a new file in place of the recording at `path` if that was written before the job started. Returns `None` if
-/// it was not, or if another process has it locked, which replaces it.
+/// Replaces the recording at `path` if it was written before the job started, and returns the new file. Returns
+/// `None` if it was not, or if another process has it locked, which replaces it.
 fn replace_earlier(path: &Path, start: JobStart) -> io::Result<Option<File>> {
     let Some(earlier) = lowtide_files::open_own(path)? else {
         return Ok(None);
     };
-    // Never waits: whoever may read a file can lock it for ever. Without locks, as on some network file systems, two
-    // processes that come at the same moment may both replace it.
+    // Never waits, because anyone who may read a file can lock it for ever. Without locks, as on some network
+    // file systems, two processes that come at the same moment may both replace it.
     if matches!(earlier.try_lock(), Err(TryLockError::WouldBlock)) {
         return Ok(None);
     }
@@ -77,10 +77,10 @@ fn replace_earlier(path: &Path, start: JobStart) -> io::Result<Option<File>> {
     NewFile::create(path, Readers::User)?.rename().map(Some)
 }
 
-/// Returns a new file at `path`, or with this process's number in its name where there is one.
+/// Returns a new file at `path`, or with this process's number in its name if `path` exists.
 fn create_beside(path: PathBuf) -> io::Result<(File, PathBuf)> {
     let process = std::process::id();
-    // A number is another process's in another container, and may be an earlier one's here.
+    // A process in another container may have the same number, and so may an earlier process here.
     let others = (0..).map(|earlier| file_names::of_process(&path, process, earlier));
     for path in [path.clone()].into_iter().chain(others) {
         match lowtide_files::create_new(&path, Readers::User) {
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(found, path("a.lowtide"));
         assert_eq!(fs::metadata(&found).unwrap().len(), 0);
         assert!(path("a.rank1.lowtide").exists(), "it has another name");
-        // The next process of the job leaves what the first has made.
+        // The next process of the job does not replace the file of the first.
         let (_, found) = create(&path("a.lowtide"), existing, |_| None).unwrap();
         assert_eq!(found, path(&format!("a.pid{process}-1.lowtide")));
         fs::remove_dir_all(&directory).unwrap();

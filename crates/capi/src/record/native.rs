@@ -1,11 +1,11 @@
-//! The program's own functions: what a thread is in of which Python knows nothing, in programs of C++ and Rust
-//! and where PyTorch works backward.
+//! Stacks of the program's native functions, for threads without Python functions: programs in C++ and Rust, and
+//! PyTorch's backward pass.
 //!
-//! As the job runs, only the addresses of calls are gathered. Which functions they lie in, whoever writes the
-//! recording looks up, in the symbols and the debugging information of the files that the process runs. Where a
-//! file has no debugging information, a function goes by its symbol; debugging information in files of its own,
-//! but for what `-gsplit-dwarf` makes, is not looked for. A program without tables to unwind by shows no more than
-//! its innermost functions.
+//! While the job runs, only return addresses are collected. The thread that writes the recording looks up their
+//! functions, in the symbols and debugging information of the files that the process runs. If a file has no
+//! debugging information, a function has its symbol's name. Separate files of debugging information are not
+//! searched, except those that `-gsplit-dwarf` makes. A program without unwind tables shows only its innermost
+//! functions.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,14 +21,14 @@ use addr2line::{Loader, demangle_auto};
 /// A function's name, its file and the line.
 pub(super) type FrameText = (String, String, u32);
 
-/// What a function is called that nothing names, as PyTorch calls it.
+/// The name of a function that no symbol names, as in PyTorch.
 const UNKNOWN: &str = "??";
 
-/// How the functions begin by which PyTorch calls this library.
+/// The name prefix of the functions by which PyTorch calls this library.
 const SHIM: &str = "lowtide::";
 
 unsafe extern "C" {
-    /// Of the library that Rust unwinds with, as C++ does.
+    /// From the unwinder library that Rust and C++ use.
     fn _Unwind_Backtrace(
         visit: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
         argument: *mut c_void,
@@ -36,12 +36,12 @@ unsafe extern "C" {
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
-/// `_URC_NO_REASON`: go on.
+/// `_URC_NO_REASON`: continue.
 const GO_ON: c_int = 0;
-/// `_URC_END_OF_STACK`: that is enough.
+/// `_URC_END_OF_STACK`: stop.
 const STOP: c_int = 5;
 
-/// Returns the addresses that this thread's functions return to, innermost first and at most so many.
+/// Returns the return addresses of this thread's stack, innermost first, at most `count_max`.
 #[inline(never)]
 pub(super) fn calls(count_max: usize) -> Vec<usize> {
     let mut calls = Vec::with_capacity(count_max);
@@ -50,7 +50,7 @@ pub(super) fn calls(count_max: usize) -> Vec<usize> {
     calls
 }
 
-/// Notes where a function is, until the vector is full.
+/// Stores a frame's address, until the vector is full.
 ///
 /// # Safety
 ///
@@ -60,7 +60,7 @@ unsafe extern "C" fn visit(context: *mut c_void, calls: *mut c_void) -> c_int {
     let calls = unsafe { &mut *calls.cast::<Vec<usize>>() };
     // SAFETY: by the contract of this function.
     let address = unsafe { _Unwind_GetIP(context) };
-    // A thread's first function returns nowhere.
+    // A thread's first function has no return address.
     if address == 0 || calls.len() == calls.capacity() {
         return STOP;
     }
@@ -68,21 +68,21 @@ unsafe extern "C" fn visit(context: *mut c_void, calls: *mut c_void) -> c_int {
     GO_ON
 }
 
-/// The functions of the files that a process runs, as far as they were asked for.
+/// The functions of the files that a process runs, loaded on demand.
 #[derive(Default)]
 pub(super) struct Functions {
     objects: Vec<Object>,
-    /// How often objects had come and gone when these were there.
+    /// The numbers of loads and unloads when these objects were listed.
     changes: Changes,
-    /// `None` where a file cannot be read.
+    /// `None` for a file that cannot be read.
     files: HashMap<PathBuf, Option<Loader>>,
-    /// Those that a call lies in, innermost first: several where some were inlined.
+    /// The functions of each call, innermost first: several if some were inlined.
     known: HashMap<usize, Vec<FrameText>>,
 }
 
 impl Functions {
-    /// Returns the functions that calls lie in, innermost first, without lowtide's own on top. Slow where a file is
-    /// seen for the first time.
+    /// Returns the functions that contain the calls, innermost first, without lowtide's own at the top. Slow for
+    /// a file that is seen for the first time.
     pub(super) fn of_calls(&mut self, calls: &[usize]) -> Vec<FrameText> {
         self.refresh();
         let own = (of_this_library as *const c_void).addr() as u64;
@@ -95,7 +95,7 @@ impl Functions {
         functions.skip_while(is_of_shim).collect()
     }
 
-    /// Forgets what lay where another object may lie now.
+    /// Forgets addresses where another object may be loaded now.
     fn refresh(&mut self) {
         let changes = changes();
         if self.changes != changes || self.objects.is_empty() {
@@ -113,7 +113,7 @@ impl Functions {
                 let Some(object) = object_of(&self.objects, address) else {
                     return vacant.insert(vec![unknown(Path::new(""))]);
                 };
-                // What is in a file is not ours: where reading it fails in any way, it says nothing.
+                // The file is not ours. If reading it fails in any way, it yields no functions.
                 let file = { self.files.entry(object.path.clone()) }.or_insert_with(|| {
                     let load = || Loader::new(&object.path).ok();
                     catch_unwind(load).ok().flatten()
@@ -126,12 +126,12 @@ impl Functions {
     }
 }
 
-/// Returns an address in a call that returns to `call`, where another function may begin.
+/// Returns an address inside the call instruction: at the return address `call` another function may begin.
 fn inside(call: usize) -> u64 {
     (call as u64).wrapping_sub(1)
 }
 
-/// Lies in this library.
+/// A function in this library.
 fn of_this_library() {}
 
 fn unknown(path: &Path) -> FrameText {
@@ -142,8 +142,8 @@ fn text_of(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Returns the functions at an address in memory, of an object's file, innermost first; `None` where nothing names
-/// any.
+/// Returns the functions at an address in memory, from an object's file, innermost first; `None` if no function
+/// is known there.
 fn look_up(file: &Loader, address: u64, object: &Object) -> Option<Vec<FrameText>> {
     let address = address.wrapping_sub(object.bias);
     let mut functions = Vec::new();
@@ -168,14 +168,14 @@ fn look_up(file: &Loader, address: u64, object: &Object) -> Option<Vec<FrameText
     Some(functions)
 }
 
-/// A file of which parts are in this process's memory.
+/// A file whose parts are mapped in this process's memory.
 #[derive(Debug)]
 struct Object {
-    /// Ends with ` (deleted)` where it is no more.
+    /// Ends with ` (deleted)` if the file was deleted.
     path: PathBuf,
-    /// What an address in the file is less than in memory.
+    /// The difference between an address in memory and in the file.
     bias: u64,
-    /// Where its parts are.
+    /// The mapped ranges.
     parts: Vec<Range<u64>>,
 }
 
@@ -191,8 +191,8 @@ fn objects() -> Vec<Object> {
     let mut objects: Vec<Object> = Vec::new();
     // SAFETY: the function is of the type that it wants, and gets the vector, which outlives the walk.
     unsafe { libc::dl_iterate_phdr(Some(note_object), (&raw mut objects).cast()) };
-    // The loader has the names by which it was asked for them, which may be of links, or of where the process
-    // was before, and none for the program.
+    // The loader has the names that were passed to it. They may be links or relative to an earlier directory, and
+    // the program has none. The kernel's map has the real paths.
     let maps = fs::read("/proc/self/maps").unwrap_or_default();
     let mapped: Vec<(Range<u64>, &[u8])> = maps
         .split(|&byte| byte == b'\n')
@@ -206,9 +206,9 @@ fn objects() -> Vec<Object> {
     objects
 }
 
-/// Returns where a file is mapped, of a line of `/proc/self/maps`.
+/// Returns the mapped range and the path in a line of `/proc/self/maps`.
 fn mapping(line: &[u8]) -> Option<(Range<u64>, &[u8])> {
-    // The path is the last of six columns, and the only one in which there are slashes.
+    // The path is the last of six columns, and the only one with slashes.
     let path = &line[line.iter().position(|&byte| byte == b'/')?..];
     let columns = str::from_utf8(&line[..line.len() - path.len()]).ok()?;
     let (start, end) = columns.split(' ').next()?.split_once('-')?;
@@ -216,7 +216,7 @@ fn mapping(line: &[u8]) -> Option<(Range<u64>, &[u8])> {
     Some((start?..end?, path))
 }
 
-/// Notes where an object is.
+/// Stores an object's address ranges.
 ///
 /// # Safety
 ///
@@ -249,7 +249,7 @@ unsafe extern "C" fn note_object(
     0
 }
 
-/// How many objects a process has loaded, and unloaded.
+/// The numbers of objects that the process has loaded and unloaded.
 type Changes = (u64, u64);
 
 fn changes() -> Changes {
@@ -259,7 +259,7 @@ fn changes() -> Changes {
     changes
 }
 
-/// Notes how many there are, which each object says.
+/// Stores the numbers of loads and unloads, which every object has.
 ///
 /// # Safety
 ///
@@ -275,7 +275,7 @@ unsafe extern "C" fn note_changes(
     let now = (info.dlpi_adds, info.dlpi_subs);
     // SAFETY: by the contract of this function.
     unsafe { *changes.cast::<Changes>() = now };
-    // That is enough.
+    // A value other than 0 stops the walk.
     1
 }
 
@@ -310,7 +310,7 @@ mod tests {
         calls
     }
 
-    /// All of a test's functions are in the object that has lowtide's, which is left away on top.
+    /// All of a test's functions are in the same object as lowtide, whose functions are removed at the top.
     #[test]
     fn calls_are_those_of_this_thread_and_not_more_than_wanted() {
         let mut functions = Functions::default();
@@ -328,7 +328,7 @@ mod tests {
         assert!(functions.of_calls(&calls).len() < names.len());
     }
 
-    /// As code that was compiled while the program runs, or a file that is no more.
+    /// For example code that was compiled at run time, or from a deleted file.
     #[test]
     fn what_nothing_names_is_unknown() {
         let mut functions = Functions::default();

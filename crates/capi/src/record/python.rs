@@ -1,25 +1,25 @@
-//! Python's own functions, where this process has Python, 3.11 or newer: what this thread is in.
+//! Stacks of Python functions, if this process has Python 3.11 or newer.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
-/// An object of Python's.
+/// A pointer to a Python object.
 type Object = *mut c_void;
 
-/// A place in a code object: that object's address, and how far in it.
+/// A position in a code object: the object's address and the offset in bytes.
 pub(super) type Place = (usize, c_int);
 
 macro_rules! functions {
     ($($field:ident: $name:literal $(or $earlier:literal)? fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that are called here.
+        /// The functions of Python's C API that are called here.
         struct Functions {
             $($field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Functions {
-            /// Returns them, if this process has all of them.
+            /// Returns them if this process has all of them.
             fn find() -> Option<Functions> {
                 Some(Functions { $($field: {
                     let address = find($name)$(.or_else(|| find($earlier)))??;
@@ -49,23 +49,23 @@ functions! {
     clear_error: c"PyErr_Clear" fn();
 }
 
-/// Returns a function of this process.
+/// Returns a function of this process by name.
 fn find(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: the name ends with a zero byte.
     NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
 }
 
-/// A function that the thread is in, while Python's lock is held.
+/// A frame of the thread's stack, while Python's lock (the GIL) is held.
 pub(super) struct PythonFrame {
     python: &'static Functions,
-    /// Held: one reference.
+    /// An owned reference.
     code: Object,
-    /// How far in it the thread is, in bytes.
+    /// The offset of the current instruction, in bytes.
     instruction: c_int,
 }
 
-/// Returns what `act` does with the functions that this thread is in, innermost first and at most so many, while
-/// it has Python's lock; `None` where Python does not know the thread.
+/// Returns the result of `act` with this thread's frames, innermost first and at most `count_max`. Holds Python's
+/// lock meanwhile. Returns `None` if Python does not know the thread.
 pub(super) fn with_frames<R>(count_max: usize, act: impl FnOnce(&[PythonFrame]) -> R) -> Option<R> {
     static PYTHON: OnceLock<Option<Functions>> = OnceLock::new();
     let python = PYTHON.get_or_init(Functions::find).as_ref()?;
@@ -137,7 +137,7 @@ impl PythonFrame {
         (self.code.addr(), self.instruction)
     }
 
-    /// Returns the function's name, its file and the line, and keeps the code object for good.
+    /// Returns the function's name, its file and the line. Keeps the code object alive for ever.
     pub(super) fn describe_and_keep(&self) -> (String, String, u32) {
         // SAFETY: the lock is held, and the object is alive.
         unsafe { (self.python.keep)(self.code) };

@@ -1,12 +1,13 @@
-//! Where a request came from, for recordings with stacks: the functions of Python that led to it and, where
-//! there are none, those of the program.
+//! Call sites of requests, for recordings with stacks: the Python functions that led to a request or, if there
+//! are none, the program's native functions.
 //!
-//! A stack is gathered before any lock is taken, as that may need Python's own. PyTorch does the same for its
-//! history, at the same places, and lets go of Python's lock before it allocates, so that a thread mostly has
-//! to take it. A function that was seen before at the same instruction costs two look-ups in tables, and a stack
-//! that was seen before one. The code objects that were seen are kept for as long as the process lives, so that
-//! their addresses stay theirs; the addresses of other functions are taken for what was there when they were
-//! first written.
+//! A stack is collected before any lock is taken, because that may need Python's own. PyTorch does the same for
+//! its history, at the same points. It releases Python's lock before it allocates, so a thread usually has to
+//! take it again.
+//!
+//! A frame that was seen before costs two table look-ups, and a stack that was seen before costs one. Code
+//! objects that were seen are kept until the process ends, so that their addresses stay unique. The addresses of
+//! native functions keep the names that were found when they were first written.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -19,47 +20,47 @@ use lowtide_trace::{Frame, StackId, StackTable};
 use super::native::{self, FrameText};
 use super::python::{self, Place};
 
-/// Frames further out are left away.
+/// Frames further out are omitted.
 const FRAMES_MAX: usize = 128;
 
 static ARE_WANTED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// The number of the stack of the call under way; 0 where there is none.
+    /// The number of the current request's stack; 0 if there is none.
     static CURRENT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// What was gathered in this process.
+/// The stacks that were collected in this process.
 static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
 
 #[derive(Default)]
 struct Known {
-    /// The number of each frame of Python, by the place in a code object.
+    /// The number of each Python frame, by its position in a code object.
     frames: HashMap<Place, u32>,
     texts: Vec<FrameText>,
-    /// The number of each stack, from 1 on, by its frames of Python, innermost first.
+    /// The number of each stack, from 1 on, by its Python frames, innermost first.
     stacks: HashMap<Box<[u32]>, u32>,
-    /// And by its calls, where Python knows nothing of it.
+    /// The number of each stack without Python frames, by its calls.
     natives: HashMap<Arc<[usize]>, u32>,
     table: StackTable,
-    /// By their numbers.
+    /// The stacks by number.
     found: Vec<Found>,
 }
 
 /// A stack that was seen.
 enum Found {
     Described(StackId),
-    /// Which functions these are is still to be looked up.
+    /// Return addresses whose functions still have to be looked up.
     Calls(Arc<[usize]>),
 }
 
-/// Has stacks gathered from now on, or no more.
+/// Turns collecting stacks on or off.
 pub(super) fn want(are_wanted: bool) {
     ARE_WANTED.store(are_wanted, Ordering::Relaxed);
 }
 
-/// Returns what ends a request for memory when it is dropped: the request's events are of the stack that this thread
-/// is in now. `None` where no stacks are wanted.
+/// Enters the current stack for a request: the request's events have this stack until the returned value is
+/// dropped. Returns `None` if no stacks are collected.
 #[must_use = "the stack is the request's until this is dropped"]
 #[inline]
 pub(crate) fn enter() -> Option<EnteredStack> {
@@ -74,9 +75,9 @@ fn gather_current() -> EnteredStack {
     }
 }
 
-/// The thread is in the stack of a request until this is dropped, by a panic too.
+/// Marks the thread as inside a request. Dropping it ends that, also during a panic.
 pub(crate) struct EnteredStack {
-    /// The stack of the call around the request.
+    /// The stack of the enclosing request.
     outer: u32,
     stays_in_thread: PhantomData<*const ()>,
 }
@@ -87,13 +88,13 @@ impl Drop for EnteredStack {
     }
 }
 
-/// Returns the number of the stack of the call that this thread is in.
+/// Returns the number of the thread's current stack.
 #[inline]
 pub(super) fn current() -> u32 {
     CURRENT.get()
 }
 
-/// Returns the calls of a stack of which nobody has looked up yet which functions they lie in.
+/// Returns the calls of a stack whose functions have not been looked up yet.
 pub(super) fn calls_of(number: u32) -> Option<Arc<[usize]>> {
     match known().get_or_insert_default().found(number)? {
         Found::Calls(calls) => Some(Arc::clone(calls)),
@@ -101,13 +102,14 @@ pub(super) fn calls_of(number: u32) -> Option<Arc<[usize]>> {
     }
 }
 
-/// Notes which functions the calls of a stack lie in, innermost first. To look them up takes long, and locks of the
-/// loader's, so that it is done without any here.
+/// Stores the functions of a stack's calls, innermost first. The look-up takes long and takes the loader's locks,
+/// so the caller does it without holding a lock of this module.
 pub(super) fn describe(number: u32, frames: &[FrameText]) {
     known().get_or_insert_default().describe(number, frames);
 }
 
-/// Returns what `act` does with the stack of a number and the table that has it; none where it is not described.
+/// Returns the result of `act` with a stack and the table that has it. A stack that is not described yet is
+/// passed as no stack.
 pub(super) fn with<R>(number: u32, act: impl FnOnce(StackId, &StackTable) -> R) -> R {
     let mut known = known();
     let known = known.get_or_insert_default();
@@ -119,7 +121,7 @@ pub(super) fn with<R>(number: u32, act: impl FnOnce(StackId, &StackTable) -> R) 
 }
 
 fn known() -> MutexGuard<'static, Option<Known>> {
-    // A panic leaves a frame or a stack that nothing names.
+    // After a panic, at most a frame or a stack without a name remains.
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -136,7 +138,7 @@ fn gather_of_program() -> u32 {
 }
 
 fn gather_of_python() -> u32 {
-    // Python's lock comes first: who has that may not wait for it with ours.
+    // Python's lock comes first: a thread that holds it must never wait for ours while we wait for Python's.
     let stack = python::with_frames(FRAMES_MAX, |frames| {
         let mut known = known();
         let known = known.get_or_insert_default();
@@ -188,7 +190,7 @@ impl Known {
         self.found.get_mut(index)
     }
 
-    /// Notes which functions the calls of a stack lie in.
+    /// Stores the functions of a stack's calls.
     fn describe(&mut self, number: u32, frames: &[FrameText]) {
         let id = self.table.intern(frames.iter().map(frame_of));
         if let Some(found) = self.found(number) {

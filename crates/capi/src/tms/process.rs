@@ -1,4 +1,4 @@
-//! What the environment asks of a process, by the variables of torch_memory_saver.
+//! The environment variables of torch_memory_saver.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -11,7 +11,8 @@ use crate::environment;
 use crate::error::{Error, Status};
 use crate::regions::{keeper, table};
 
-/// What the environment says of every thread at first. Read once: what is told of it is told once, and threads agree.
+/// What the environment sets for every new thread. Read once, so that problems are reported once and all threads
+/// agree.
 pub(super) static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(Environment::read);
 
 pub(super) struct Environment {
@@ -23,7 +24,7 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// What is neither 0 nor 1 keeps contents that it may be about, and does nothing else.
+    /// A variable that is neither 0 nor 1 saves the contents that it may concern, and has no other effect.
     fn read() -> Environment {
         Environment {
             is_interesting: is_set("TMS_INIT_ENABLE", false),
@@ -35,10 +36,10 @@ impl Environment {
     }
 }
 
-/// The kinds of the host's memory that backups may be in; the first is what they are in where nothing is said.
+/// The kinds of host memory for backups; the first is the default.
 pub(super) const BACKENDS: [&CStr; 2] = [c"pinned", c"mmap"];
 
-/// Returns which backup contents have. The host's memory goes before disk.
+/// Returns the kind of backup. Host memory takes precedence over disk.
 pub(super) fn backup(keeps_on_cpu: bool, keeps_on_disk: bool) -> Option<BackupKind> {
     match (keeps_on_cpu, keeps_on_disk) {
         (true, _) => Some(BackupKind::Host),
@@ -47,8 +48,9 @@ pub(super) fn backup(keeps_on_cpu: bool, keeps_on_disk: bool) -> Option<BackupKi
     }
 }
 
-/// Does what the environment asks of the process, where it puts lowtide in the other's place: the other's library does
-/// it from the process's first request on, before anybody calls a function of it.
+/// Applies the environment's settings to the process, if the environment puts lowtide in the place of
+/// torch_memory_saver's library. That library applies them at the process's first request, before any of its
+/// functions is called.
 pub(crate) fn start_if_named() {
     let names = environment::variable("LOWTIDE_COMPAT").unwrap_or_default();
     if names.split(',').any(|name| name == "torch_memory_saver") {
@@ -56,7 +58,8 @@ pub(crate) fn start_if_named() {
     }
 }
 
-/// Does what the environment asks of the process, once; what the program has said by then goes before it.
+/// Applies the environment's settings to the process, once. Settings that the program has made before take
+/// precedence.
 pub(super) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -77,8 +80,8 @@ pub(super) fn start() {
     });
 }
 
-/// Keeps backups on disk in a directory from now on, which is made if need be. Where that fails it is in force all the
-/// same: another would be a surprise, and a pause says so again.
+/// Saves backups on disk in a directory from now on, and creates it if necessary. If that fails, the setting is
+/// still in force, because another directory would be a surprise. A pause then reports the failure again.
 pub(super) fn set_backup_directory(directory: &Path) -> Result<(), Error> {
     keeper::show_files()?;
     keeper::set_directory(directory.to_owned())?;
@@ -88,7 +91,7 @@ pub(super) fn set_backup_directory(directory: &Path) -> Result<(), Error> {
     })
 }
 
-/// Does something of whose failure nobody but the user is told.
+/// Calls `act` and reports its failure to the user only.
 pub(super) fn report(act: impl FnOnce() -> Result<(), Error>) {
     let _ = run_and_report(act);
 }
@@ -108,7 +111,8 @@ fn backend_of_environment() -> &'static CStr {
     })
 }
 
-/// Returns whether a variable is set to what means yes; `otherwise`, and says so, for what means neither yes nor no.
+/// Returns whether a variable is set to a value that means yes. If the value means neither yes nor no, reports
+/// that and returns `otherwise`.
 fn is_set(variable: &str, otherwise: bool) -> bool {
     let value = environment::variable(variable).unwrap_or_default();
     match value.to_lowercase().as_str() {
