@@ -1,4 +1,4 @@
-//! One recording: what allocating threads hand over, and the thread that writes it down.
+//! A recording: the events that allocating threads pass on, and the thread that writes them to the file.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -24,30 +24,29 @@ use crate::environment::shown;
 use crate::error::{Error, Status};
 use crate::regions::table;
 
-/// How much of the recording a process that is killed can lose.
+/// The maximum time between flushes: what a killed process can lose of its recording.
 const FLUSH_EVERY: Duration = Duration::from_millis(50);
-/// How many entries come between two looks at the clock.
+/// The number of entries between two reads of the clock.
 const ENTRIES_PER_LOOK: u32 = 1024;
-/// How long who allocates, and a process that ends, waits for a file that takes nothing.
+/// How long allocating threads, and a process that ends, wait for a file that accepts no data.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often who ends a recording looks whether it goes on.
+/// How often the thread that ends a recording checks whether the writer makes progress.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// What is said where an entry never comes.
+/// The error if an entry was claimed but never filled.
 const INTERRUPTED: &str = "the process ended while one of its threads told of a request";
-/// So many times, a millisecond apart, it is asked at a recording's end which pools are regions'.
+/// The number of attempts, a millisecond apart, to find out at a recording's end which pools are regions'.
 const REGION_ATTEMPTS: u32 = 100;
-/// Debugging information is read by recursion, as deep as functions were inlined into each other. What is not used
-/// takes no memory.
+/// Reading debugging information recurses as deep as functions were inlined. Unused stack takes no memory.
 const WRITER_STACK_BYTES: usize = 64 << 20;
 
-/// A recording that is being made.
+/// A recording in progress.
 pub(crate) struct Recorder {
     ring: Ring,
-    /// What was announced in the ring, by number.
+    /// The announcements in the ring, by number.
     announced: Mutex<HashMap<u64, Announcement>>,
     announcements: AtomicU64,
     writer: OnceLock<Thread>,
-    /// The process that has the writer: in a fork's child it is not there.
+    /// The process that has the writer's thread. A forked child does not have it.
     process: u32,
     path: PathBuf,
     options: Options,
@@ -55,17 +54,17 @@ pub(crate) struct Recorder {
     has_ended: Condvar,
 }
 
-/// How a recording is made.
+/// The options of a recording.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) has_stacks: bool,
-    /// Whether the user is told at the end what there is.
+    /// Whether the user gets a report about the file at the end.
     pub(super) tells: bool,
 }
 
-/// What is handed over beside the events, at its place between them.
+/// An entry that is not an event, with its own position among the events.
 enum Announcement {
-    /// A device's events come from here on.
+    /// A device's events begin here.
     Begin {
         device: u8,
         settings: AllocatorSettings,
@@ -79,7 +78,7 @@ enum Announcement {
         segments: Vec<Event>,
         time_us: i64,
     },
-    /// Nothing more comes.
+    /// The last entry.
     End,
 }
 
@@ -92,11 +91,11 @@ impl fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Starts to write to a file that was created as `path`.
+    /// Starts writing to a file that was created as `path`.
     ///
     /// # Errors
     ///
-    /// If it could not be created, or there is no thread for it.
+    /// If the file could not be created, or no thread can be started.
     pub(super) fn start(
         path: &Path,
         created: io::Result<(File, PathBuf)>,
@@ -124,7 +123,7 @@ impl Recorder {
             .stack_size(WRITER_STACK_BYTES);
         let here = Arc::clone(&recorder);
         let thread = thread.spawn(move || here.write(file)).map_err(|error| {
-            // An empty file would be taken for a recording. Where it stays, it is empty.
+            // An empty file would be mistaken for a recording. If it cannot be removed, it stays empty.
             let _ = lowtide_files::remove(&recorder.path);
             failed(error)
         })?;
@@ -138,7 +137,7 @@ impl Recorder {
         self.process == std::process::id()
     }
 
-    /// Returns what records the events of a device.
+    /// Returns the observer that records a device's events.
     pub(crate) fn of_device(self: &Arc<Recorder>, device: u8) -> Observer {
         let recorder = Arc::clone(self);
         Arc::new(move |events| {
@@ -153,8 +152,8 @@ impl Recorder {
         })
     }
 
-    /// Records a device from here on, which holds this much already, of which segments are paused, by their regions'
-    /// tags. What it was told to have done before is passed over.
+    /// Records a device from here on, starting with the memory that it holds already. `paused` are the paused
+    /// segments, by their regions' tags. Earlier events of the device are skipped.
     pub(crate) fn begin(
         &self,
         device: u8,
@@ -170,7 +169,7 @@ impl Recorder {
         });
     }
 
-    /// Records that the memory of some segments of a device leaves, or is back. Their region has this tag.
+    /// Records that the memory of some segments of a device leaves or is back. Their region has this tag.
     pub(crate) fn record_pause(&self, device: u8, tag: &Arc<str>, segments: Vec<Event>) {
         self.announce(Announcement::Pause {
             device,
@@ -180,17 +179,17 @@ impl Recorder {
         });
     }
 
-    /// Completes the file with what has happened until now.
+    /// Completes the file with all events until now.
     ///
     /// # Errors
     ///
-    /// If it could not be written to, now or before.
+    /// If the file could not be written to, now or before.
     pub(crate) fn end(&self) -> Result<(), Error> {
         self.complete(|| false)
     }
 
-    /// As [`Recorder::end`], when the process ends: a signal's handler that ends it does not return to what it
-    /// interrupted, which may be a thread that was about to put an entry in.
+    /// Like [`Recorder::end`], when the process ends. If a signal's handler ends the process, the interrupted
+    /// thread does not continue, and it may have claimed a slot that it will never fill.
     fn end_with_process(&self) -> Result<(), Error> {
         let mut awaited = None;
         self.complete(|| {
@@ -199,7 +198,8 @@ impl Recorder {
         })
     }
 
-    /// Completes the file; asks now and then whether what it waits for never comes.
+    /// Completes the file. Calls `never_comes` now and then to find out whether the awaited entry will never
+    /// come.
     fn complete(&self, mut never_comes: impl FnMut() -> bool) -> Result<(), Error> {
         self.announce(Announcement::End);
         self.wake();
@@ -225,10 +225,10 @@ impl Recorder {
         self.give_up()
     }
 
-    /// Puts an announcement behind all that has happened.
+    /// Puts an announcement after all earlier entries.
     fn announce(&self, announcement: Announcement) {
         let number = self.announcements.fetch_add(1, Ordering::Relaxed);
-        // Not held when the ring is waited for: the writer takes it.
+        // Not locked while waiting for the ring, because the writer takes this lock.
         lock(&self.announced).insert(number, announcement);
         self.put([Entry::Announced(number)].into_iter());
     }
@@ -240,15 +240,15 @@ impl Recorder {
         }
     }
 
-    /// Ends the recording where the writer is still waiting for the file, and returns what became of it.
+    /// Ends the recording if the writer is still waiting for the file, and returns the outcome.
     #[cold]
     fn give_up(&self) -> Result<(), Error> {
         self.finish(Err(self.failure("it takes nothing more")))
     }
 
-    /// Ends the recording, once, and returns what became of it. What it has to say is told.
+    /// Ends the recording, once, and returns its outcome. Reports the outcome to the user.
     fn finish(&self, outcome: Result<String, Error>) -> Result<(), Error> {
-        // Nobody waits for room any more.
+        // From here on, no thread waits for room.
         self.ring.close();
         let mut known = lock(&self.outcome);
         let settled = known.get_or_insert_with(|| {
@@ -276,21 +276,21 @@ impl Recorder {
         Error::new(Status::File, text)
     }
 
-    /// Writes down what comes, until the end of it. This is the writer's thread.
+    /// Writes entries until the last one. Runs in the writer's thread.
     fn write(&self, file: File) {
         let written = catch_unwind(AssertUnwindSafe(|| self.write_all(file)));
-        // A defect of ours ends the recording, and not the job, as whoever allocates would wait.
+        // A bug in lowtide ends the recording and not the job; otherwise threads that allocate would wait.
         let written = written.unwrap_or_else(|_| Err(io::Error::other("lowtide panicked")));
         let _ = self.finish(written.map_err(|error| self.failure(error)));
     }
 
-    /// Returns what there is to say about the file once it is complete.
+    /// Returns the report about the complete file.
     fn write_all(&self, file: File) -> io::Result<String> {
         let mut session = Session::new(self, file)?;
         while !session.drain()? {
             session.flush()?;
             if self.ring.is_closed() {
-                // Who waited for room has lost patience: the file took nothing for so long.
+                // A producer lost patience: the file accepted no data for that long.
                 return Err(io::ErrorKind::TimedOut.into());
             }
             thread::park_timeout(FLUSH_EVERY);
@@ -299,17 +299,17 @@ impl Recorder {
     }
 }
 
-/// What the writer knows.
+/// The writer's state.
 struct Session<'a> {
     recorder: &'a Recorder,
     writer: StreamWriter<Counted>,
-    /// Whether a device's events are recorded, by its number.
+    /// Whether a device's events are recorded, by device number.
     begun: [bool; 256],
-    /// The tags of regions, as notes. It has no stacks.
+    /// The tags of regions, as notes. This table has no stacks.
     tags: StackTable,
     /// The private pools that are in the file, by device.
     pools: BTreeSet<(u8, MempoolId)>,
-    /// Those of which it is not known yet whether they are of regions.
+    /// The pools that may be regions' pools; that is not known yet.
     new_pools: Vec<(u8, MempoolId)>,
     functions: Functions,
     events: u64,
@@ -336,7 +336,7 @@ impl Session<'_> {
         })
     }
 
-    /// Writes what is there; returns whether nothing more comes.
+    /// Writes the entries that are there. Returns whether the last one was among them.
     fn drain(&mut self) -> io::Result<bool> {
         let mut flushed = Instant::now();
         let mut left = ENTRIES_PER_LOOK;
@@ -344,7 +344,7 @@ impl Session<'_> {
             left -= 1;
             if left == 0 {
                 left = ENTRIES_PER_LOOK;
-                // Where entries come as fast as they are written, this does not end.
+                // If entries come as fast as they are written, this loop does not end by itself.
                 if flushed.elapsed() >= FLUSH_EVERY {
                     self.flush()?;
                     flushed = Instant::now();
@@ -384,8 +384,8 @@ impl Session<'_> {
         held: &[SegmentSnapshot],
         paused: &[(Arc<str>, Event)],
     ) -> io::Result<()> {
-        // A device whose first use meets the beginning of a recording is announced by both; all that it has done
-        // since the first is told.
+        // If a device is first used while a recording begins, both announce it. All events since the first
+        // announcement are recorded.
         if mem::replace(&mut self.begun[usize::from(device)], true) {
             return Ok(());
         }
@@ -400,15 +400,15 @@ impl Session<'_> {
             .begin_device(device.into(), settings, held, &paused, &self.tags)
     }
 
-    /// Has it asked later whether a pool is a region's, once.
+    /// Schedules a check, once per pool, of whether the pool is a region's.
     fn note_pool(&mut self, device: u8, pool: MempoolId) {
         if !pool.is_default() && self.pools.insert((device, pool)) {
             self.new_pools.push((device, pool));
         }
     }
 
-    /// Writes all so far, and to which regions the pools in it belong. While regions are entered or left that is not
-    /// known: who does that may wait for this thread.
+    /// Writes everything so far, and which regions the pools in it belong to. That is unknown while a region is
+    /// entered or left, because the thread that does so may be waiting for this one.
     fn flush(&mut self) -> io::Result<()> {
         for (device, pool) in mem::take(&mut self.new_pools) {
             match table::pools_unless_busy(device.into()) {
@@ -418,7 +418,7 @@ impl Session<'_> {
                     }
                 }
                 Ok(None) => self.new_pools.push((device, pool)),
-                // A recording is worth having without.
+                // The recording is useful without it.
                 Err(_) => {}
             }
         }
@@ -452,7 +452,7 @@ impl Session<'_> {
         })
     }
 
-    /// Looks up which functions the calls of a stack lie in. What came before is in the file meanwhile.
+    /// Looks up the functions of a stack's calls. All earlier entries are flushed to the file before.
     fn look_up(&mut self, stack: u32, calls: &[usize]) -> io::Result<()> {
         self.flush()?;
         self.recorder.ring.set_delayed(true);
@@ -479,7 +479,7 @@ impl Session<'_> {
         })
     }
 
-    /// Completes the file, and returns what there is to say about it.
+    /// Completes the file, and returns the report about it.
     fn finish(mut self) -> io::Result<String> {
         self.flush()?;
         for _ in 0..REGION_ATTEMPTS {
@@ -497,7 +497,7 @@ impl Session<'_> {
     }
 }
 
-/// A file, and how much was written to it.
+/// A file that counts the bytes written.
 struct Counted {
     file: File,
     bytes: Arc<AtomicU64>,
@@ -515,7 +515,7 @@ impl Write for Counted {
     }
 }
 
-/// Returns the microseconds since 1970.
+/// Returns the time in microseconds since 1970.
 #[inline]
 pub(crate) fn now_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -523,15 +523,15 @@ pub(crate) fn now_us() -> i64 {
     i64::try_from(micros).unwrap_or(i64::MAX)
 }
 
-/// Has a recording completed when the process ends.
+/// Completes a recording when the process ends.
 fn end_at_exit(recorder: &Arc<Recorder>) {
-    // Weak, so that nothing stays of a recording that was stopped.
+    // Weak, so that a recording that was stopped is freed.
     static LAST: Mutex<Weak<Recorder>> = Mutex::new(Weak::new());
     static IS_WATCHED: OnceLock<()> = OnceLock::new();
     extern "C" fn at_exit() {
         let last = lock(&LAST).upgrade();
         if let Some(recorder) = last.filter(|last| last.is_of_this_process()) {
-            // What went wrong was told, and there is nobody left to tell it to.
+            // The failure was reported already, and no caller is left to return it to.
             let _ = recorder.end_with_process();
         }
     }
@@ -544,7 +544,7 @@ fn end_at_exit(recorder: &Arc<Recorder>) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each holds one value, which no panic leaves half done.
+    // Each lock guards one value, which a panic does not leave inconsistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -556,7 +556,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a recorder to a file of its own, and that.
+    /// Returns a recorder with its own file, and the file's path.
     fn recorder(name: &str) -> (Arc<Recorder>, PathBuf) {
         let name = format!("lowtide-recorder-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -581,7 +581,7 @@ mod tests {
         let _ = std::fs::remove_file(path);
     }
 
-    /// As where a signal comes in between whose handler ends the process. What came before is in the file.
+    /// As if a signal's handler ended the process in between. The earlier events are in the file.
     #[test]
     fn an_entry_that_never_comes_ends_the_recording() {
         let (recorder, path) = recorder("interrupted");
@@ -597,7 +597,7 @@ mod tests {
         let _ = std::fs::remove_file(path);
     }
 
-    /// What takes nothing, as a pipe that nobody reads, has ended the recording once that is found out.
+    /// A file that accepts no data, such as a pipe that nobody reads, ends the recording once that is noticed.
     #[test]
     fn a_file_that_is_stuck_ends_the_recording() {
         let (reader, writer) = io::pipe().unwrap();
@@ -610,7 +610,7 @@ mod tests {
         let recorder = Recorder::start(&path, created, options).unwrap();
         recorder.begin(0, AllocatorSettings::default(), Vec::new(), Vec::new());
         let observer = recorder.of_device(0);
-        // More than a pipe holds, and less than the queue.
+        // More than a pipe holds, and less than the queue holds.
         for number in 0..40_000 {
             observer(&[Event {
                 action: Action::Alloc,

@@ -1,4 +1,4 @@
-//! What an importer asks of the process that shared.
+//! The importer's side: requests to the process that shared.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -14,15 +14,15 @@ use super::wire::{REPLY_BYTES, Reply, Request};
 use crate::error::{Error, Status};
 use crate::sockets;
 
-/// How long the other process may take: it may wait for work of its device before it answers.
+/// The time limit for the other process, which may wait for its device's work before it answers.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Returns the next handles from `offset` on, as descriptors with their sizes: one at least, and together
-/// at most what is left of the range.
+/// Returns the next handles from `offset` on, as descriptors with their sizes: at least one, and at most the rest
+/// of the range.
 ///
 /// # Errors
 ///
-/// If the process has ended, has another user or does not answer, or the memory is not there any more.
+/// If the process has ended, has another user or does not answer, or if the memory is gone.
 pub(crate) fn fetch(
     exporter: [u8; 16],
     mapped: &Mapped,
@@ -57,7 +57,7 @@ pub(crate) fn fetch(
     }
 }
 
-/// Returns the other process's answer; `None` if it makes no sense.
+/// Returns the other process's reply; `None` if it is invalid.
 fn ask(exporter: [u8; 16], mapped: &Mapped, offset: Bytes) -> io::Result<Option<Reply>> {
     let stream = connect(&socket::name_of(exporter))?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -74,11 +74,11 @@ fn ask(exporter: [u8; 16], mapped: &Mapped, offset: Bytes) -> io::Result<Option<
     Ok(Reply::decode(&bytes, descriptors, Bytes(left)))
 }
 
-/// Returns a connection to a process of this user's. One that has much to do is tried again for a while.
+/// Returns a connection to a process of this user. If that process is busy, tries again for a while.
 ///
 /// # Errors
 ///
-/// `WouldBlock` where it accepts none all the time, `NotFound` where there is no such socket, and what the system says.
+/// `WouldBlock` if it stays busy, `NotFound` if there is no such socket, and the system's errors.
 fn connect(name: &str) -> io::Result<UnixStream> {
     const PAUSE: Duration = Duration::from_millis(10);
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! The thread of a process that shared what is mapped: it hands out the handles.
+//! The exporter's thread, which sends the handles of shared mapped memory.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,25 +16,25 @@ use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
 use crate::error::{Error, Status};
 use crate::{drivers, fork, sockets};
 
-/// How long an importer may take to ask, or to take an answer: others wait meanwhile.
+/// The time limit for an importer's request and for receiving the reply. Other importers wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     NotStarted,
     Runs,
-    /// The process ends, and soon the driver: it is not called any more.
+    /// The process is ending, and soon the driver. The driver is not called any more.
     Ended,
 }
 
-/// Held while the thread calls the driver.
+/// Locked while the thread calls the driver.
 static STAGE: Mutex<Stage> = Mutex::new(Stage::NotStarted);
 
-/// Starts the thread, if it has not been.
+/// Starts the thread, if it is not running.
 ///
 /// # Errors
 ///
-/// If the system has no socket or thread. Nothing has been started then.
+/// If the system cannot create the socket or the thread. Nothing has been started then.
 pub(crate) fn start(identity: &'static Identity) -> Result<(), Error> {
     let mut stage = stage();
     if *stage != Stage::NotStarted {
@@ -59,17 +59,17 @@ pub(crate) fn start(identity: &'static Identity) -> Result<(), Error> {
 }
 
 fn stage() -> MutexGuard<'static, Stage> {
-    // What it guards is one word: no panic leaves that half done.
+    // The lock guards one word, which a panic does not leave inconsistent.
     STAGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn serve(listener: &UnixListener, identity: &'static Identity) {
     loop {
         match listener.accept() {
-            // An importer that fails, or that a defect of ours fails, sees the connection end.
+            // If serving an importer fails, even by a bug in lowtide, the importer sees the connection end.
             Ok((stream, _)) => drop(catch_unwind(move || answer(&stream, identity))),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // The process has too many files open, say.
+            // For example, the process has too many open files.
             Err(_) => thread::sleep(Duration::from_millis(100)),
         }
     }
@@ -108,7 +108,7 @@ fn export(request: &Request) -> Reply {
     }
 }
 
-/// Sees to it that the driver is left alone when the process ends.
+/// Ensures that the driver is not called after the process has begun to end.
 fn watch_process() -> io::Result<()> {
     static IS_WATCHED: Mutex<bool> = Mutex::new(false);
     extern "C" fn at_exit() {

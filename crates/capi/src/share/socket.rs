@@ -11,7 +11,7 @@ use super::wire::PARTS_MAX;
 /// Room for [`PARTS_MAX`] descriptors with their header, aligned as that must be.
 const CONTROL_WORDS: usize = (16 + PARTS_MAX * size_of::<RawFd>()).div_ceil(8);
 
-/// What the names of exporters' sockets begin with.
+/// The prefix of the names of exporters' sockets.
 pub(crate) const PREFIX: &str = "share-";
 
 /// Returns the name of an exporter's socket.
@@ -19,7 +19,7 @@ pub(crate) fn name_of(exporter: [u8; 16]) -> String {
     format!("{PREFIX}{:032x}", u128::from_be_bytes(exporter))
 }
 
-/// Sends all of `bytes`, the descriptors with the first of them. The descriptors stay the caller's.
+/// Sends all of `bytes`, and the descriptors with the first of them. The caller keeps the descriptors.
 pub(crate) fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     let mut control = [0_u64; CONTROL_WORDS];
     let mut sent = 0;
@@ -72,7 +72,7 @@ pub(crate) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Vec<O
     Ok(descriptors)
 }
 
-/// Puts descriptors into a message, with `control` as the place for them.
+/// Puts descriptors into a message, with `control` as the buffer for them.
 fn attach(message: &mut libc::msghdr, control: &mut [u64; CONTROL_WORDS], descriptors: &[OwnedFd]) {
     assert!(descriptors.len() <= PARTS_MAX, "there is room for so many");
     let bytes = u32::try_from(size_of_val(descriptors)).expect("a few hundred bytes");
@@ -101,7 +101,7 @@ fn attach(message: &mut libc::msghdr, control: &mut [u64; CONTROL_WORDS], descri
     }
 }
 
-/// Takes the descriptors out of a message that was received.
+/// Takes the descriptors out of a received message.
 fn take_descriptors(message: &libc::msghdr, descriptors: &mut Vec<OwnedFd>) {
     // SAFETY: the kernel wrote `msg_control` and `msg_controllen`.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
@@ -144,7 +144,7 @@ fn message_of(part: &mut libc::iovec) -> libc::msghdr {
     message
 }
 
-/// Returns what a call returned, `None` if a signal interrupted it.
+/// Returns a call's result; `None` if a signal interrupted the call.
 fn again_if_interrupted(count: isize) -> io::Result<Option<usize>> {
     if let Ok(count) = usize::try_from(count) {
         return Ok(Some(count));
@@ -200,7 +200,7 @@ mod tests {
         drop(here);
         let end = receive(&there, &mut bytes).unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
-        // No signal comes for it, or this test would have ended.
+        // No signal is raised for it, or this test would have been killed.
         assert!(send(&there, b"too late", &[]).is_err());
     }
 

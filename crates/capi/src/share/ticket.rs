@@ -14,12 +14,12 @@ const MAGIC: [u8; 8] = *b"lowtide\x01";
 const ALLOCATION: u8 = 1;
 const MAPPED: u8 = 2;
 
-/// What one process tells another.
+/// The information that one process gives another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Ticket {
-    /// The name of the process that has the memory, which is also its socket's.
+    /// The identity of the process that has the memory. Its socket has the same name.
     pub(crate) exporter: [u8; 16],
-    /// The card.
+    /// The UUID of the device.
     pub(crate) device: Uuid,
     pub(crate) shared: Shared,
 }
@@ -30,12 +30,12 @@ pub(crate) enum Shared {
     Mapped(Mapped),
 }
 
-/// What the exporter's thread hands out.
+/// Memory that the exporter's thread sends handles of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Mapped {
-    /// The exporter's number, for people.
+    /// The exporter's process id, for messages.
     pub(crate) process: u32,
-    /// What shows that the importer was given this.
+    /// Proves that the importer was given these bytes.
     pub(crate) token: [u8; 16],
     pub(crate) range: MappedRange,
 }
@@ -60,11 +60,11 @@ impl Ticket {
         bytes
     }
 
-    /// Reads what [`Ticket::encode`] wrote.
+    /// Decodes what [`Ticket::encode`] returned.
     ///
     /// # Errors
     ///
-    /// If the bytes are anything else, or more, or less.
+    /// If the bytes are anything else, or too many, or too few.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Ticket, Error> {
         let mut fields = Fields(bytes);
         let ticket = Ticket::read(&mut fields).filter(|_| fields.is_empty());
@@ -98,17 +98,17 @@ impl Ticket {
     }
 }
 
-/// What tells this process from any other.
+/// The identity of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
-    /// Known to all processes of the machine.
+    /// Public: every process of the machine may know it.
     pub(crate) name: [u8; 16],
-    /// Known to those that were given bytes.
+    /// Secret: known to processes that were given the bytes.
     pub(crate) token: [u8; 16],
 }
 
 impl Identity {
-    /// Returns this process's, which is made at the first call.
+    /// Returns this process's identity, which is created at the first call.
     ///
     /// # Errors
     ///

@@ -1,13 +1,13 @@
-//! What an importer asks, and what the exporter's thread answers. One question a connection, and both have
-//! a fixed length, so that neither side believes a length of the other's.
+//! The importer's request and the exporter's reply. A connection carries one request. Both have a fixed length,
+//! so neither side has to trust a length from the other.
 
 use std::os::fd::OwnedFd;
 
 use lowtide_core::{Bytes, DeviceAddress};
 use lowtide_cuda::MappedRange;
 
-/// The most handles in an answer. Linux takes 253 descriptors at once, and processes often may have no more
-/// than 1,024.
+/// The maximum number of handles in a reply. Linux accepts 253 descriptors at once, and processes often may have
+/// only 1,024.
 pub(crate) const PARTS_MAX: usize = 64;
 
 pub(crate) const REQUEST_BYTES: usize = 16 + 4 * 8;
@@ -19,7 +19,7 @@ const REFUSED: u8 = 1;
 const GONE: u8 = 2;
 const FAILED: u8 = 3;
 
-/// Asks for the handles of a range from an offset on.
+/// Requests the handles of a range from an offset on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Request {
     pub(crate) token: [u8; 16],
@@ -29,13 +29,13 @@ pub(crate) struct Request {
 
 #[derive(Debug)]
 pub(crate) enum Reply {
-    /// The next handles and their sizes, one at least and [`PARTS_MAX`] at most.
+    /// The next handles and their sizes: at least one and at most [`PARTS_MAX`].
     Parts(Vec<(OwnedFd, Bytes)>),
-    /// The token is another process's.
+    /// The token belongs to another process.
     Refused,
     /// The range is not mapped any more.
     Gone,
-    /// What the driver said.
+    /// The driver's error.
     Failed(String),
 }
 
@@ -58,7 +58,7 @@ impl Request {
 }
 
 impl Reply {
-    /// Returns the bytes of the answer, and the descriptors that go with them.
+    /// Returns the reply's bytes, and the descriptors to send with them.
     pub(crate) fn encode(self) -> (Vec<u8>, Vec<OwnedFd>) {
         let (status, content, descriptors) = match self {
             Reply::Parts(parts) => {
@@ -79,7 +79,7 @@ impl Reply {
         (bytes, descriptors)
     }
 
-    /// Reads an answer; `None` if it makes no sense, such as more than `size_max` bytes of memory.
+    /// Decodes a reply; `None` if it is invalid, such as more than `size_max` bytes of memory.
     pub(crate) fn decode(
         bytes: &[u8; REPLY_BYTES],
         descriptors: Vec<OwnedFd>,
@@ -123,7 +123,7 @@ pub(crate) fn encode_range(range: &MappedRange, bytes: &mut Vec<u8>) {
     }
 }
 
-/// What is left to read.
+/// The bytes that have not been read yet.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {
