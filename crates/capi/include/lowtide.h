@@ -25,44 +25,44 @@
 #include <stdint.h>
 
 /**
- * The version of this interface: it changes when a program built against an older header would no longer
- * work. A program compares it with what `lowtide_abi_version` returns.
+ * The version of this interface. It changes when a program that was built against an older header would no
+ * longer work. A program compares it with the result of `lowtide_abi_version`.
  */
 #define LOWTIDE_ABI_VERSION 2
 
 /**
- * What became of a call. `lowtide_last_error` has the words for everything but `OK`.
+ * The result of a call. `lowtide_last_error` returns the text for every status except `OK`.
  */
 typedef enum lowtide_status {
   /**
-   * It was done.
+   * The call succeeded.
    */
   LOWTIDE_STATUS_OK = 0,
   /**
-   * No memory is left, after everything that could be given back was. The text is PyTorch's.
+   * No memory is left, after everything that could be released was released. The text is PyTorch's.
    */
   LOWTIDE_STATUS_OUT_OF_MEMORY = 1,
   /**
-   * An argument is not what the function takes: a null pointer, a device that is not there.
+   * An argument is invalid, such as a null pointer or a device that does not exist.
    */
   LOWTIDE_STATUS_INVALID_ARGUMENT = 2,
   /**
-   * The pointer is not that of a block that the program holds.
+   * The pointer is not the start of a block that the program holds.
    */
   LOWTIDE_STATUS_NOT_ALLOCATED = 3,
   /**
-   * There is no such memory pool, or it is not in a state for this: requests are being routed to it
-   * already or none are, nothing holds it, it has segments already, its checkpoint is lost; or more streams
-   * use pools than can be told apart.
+   * The memory pool does not exist or is in the wrong state. Requests are routed to it already, or none are;
+   * nothing holds it; it has segments already; or its checkpoint is lost. Also returned if more streams use
+   * pools than can be told apart.
    */
   LOWTIDE_STATUS_POOL = 4,
   /**
-   * A call to the device, or to the system for it, failed. Nothing was lost by it, and the next call may
-   * work.
+   * A call to the driver, or to the system on the driver's behalf, failed. Nothing was lost, and the next call
+   * may succeed.
    */
   LOWTIDE_STATUS_DRIVER = 5,
   /**
-   * NVIDIA's driver is not there, does not start, or is too old.
+   * NVIDIA's driver is missing, does not start, or is too old.
    */
   LOWTIDE_STATUS_NO_DRIVER = 6,
   /**
@@ -70,35 +70,35 @@ typedef enum lowtide_status {
    */
   LOWTIDE_STATUS_CONFIG = 7,
   /**
-   * It is too late for this: a device is in use.
+   * Too late: a device is in use already.
    */
   LOWTIDE_STATUS_STARTED = 8,
   /**
-   * The process was forked from one that used CUDA, and CUDA does not work in it.
+   * The process was forked from one that had started CUDA, and CUDA does not work in the child.
    */
   LOWTIDE_STATUS_FORKED = 9,
   /**
-   * What the caller gave has too little room.
+   * The caller's buffer is too small.
    */
   LOWTIDE_STATUS_TOO_SMALL = 10,
   /**
-   * A defect of lowtide: it panicked, in this call or before on this device.
+   * A bug in lowtide: it panicked, in this call or in an earlier one on this device.
    */
   LOWTIDE_STATUS_INTERNAL = 11,
   /**
-   * The region whose memory the request is for, or whose block is to be shared, is paused.
+   * The region is paused: the one that the request is for, or the one that holds the block to be shared.
    */
   LOWTIDE_STATUS_PAUSED = 12,
   /**
-   * A region's contents could not be kept, or what was kept could not be read. Nothing was lost by it.
+   * A region's contents could not be saved, or the saved contents could not be read. Nothing was lost.
    */
   LOWTIDE_STATUS_BACKUP = 13,
   /**
-   * The file of a recording could not be created or written to.
+   * A recording's file could not be created or written.
    */
   LOWTIDE_STATUS_FILE = 14,
   /**
-   * The memory that was named is not free.
+   * The requested memory is not free.
    */
   LOWTIDE_STATUS_NOT_FREE = 15,
 } lowtide_status;
@@ -144,27 +144,27 @@ typedef enum lowtide_region_state {
 } lowtide_region_state;
 
 /**
- * What a `lowtide_event` says. Up to `LOWTIDE_ACTION_OUT_OF_MEMORY` the names are PyTorch's.
+ * The kind of a `lowtide_event`. The names up to `LOWTIDE_ACTION_OUT_OF_MEMORY` are PyTorch's.
  */
 typedef enum lowtide_action {
   /**
-   * A block was handed out. `size` is what was asked for, unrounded.
+   * A block was allocated. `size` is the requested size, not rounded.
    */
   LOWTIDE_ACTION_ALLOC = 0,
   /**
-   * The program let go of a block. `size` is what was asked for.
+   * The program freed a block. `size` is the requested size.
    */
   LOWTIDE_ACTION_FREE_REQUESTED = 1,
   /**
-   * A block may be reused: at once after the one before, or when other streams are done with it.
+   * A block may be reused: immediately after the event before, or once other streams are done with it.
    */
   LOWTIDE_ACTION_FREE_COMPLETED = 2,
   /**
-   * A segment came from the driver.
+   * A segment was allocated from the driver.
    */
   LOWTIDE_ACTION_SEGMENT_ALLOC = 3,
   /**
-   * A segment goes back to the driver; told before it does.
+   * A segment will be released to the driver. Notified before it happens.
    */
   LOWTIDE_ACTION_SEGMENT_FREE = 4,
   /**
@@ -172,7 +172,7 @@ typedef enum lowtide_action {
    */
   LOWTIDE_ACTION_SEGMENT_MAP = 5,
   /**
-   * Memory leaves an expandable segment; told before it does.
+   * Memory will be unmapped from an expandable segment. Notified before it happens.
    */
   LOWTIDE_ACTION_SEGMENT_UNMAP = 6,
   /**
@@ -180,52 +180,52 @@ typedef enum lowtide_action {
    */
   LOWTIDE_ACTION_SNAPSHOT = 7,
   /**
-   * A request could not be served. `size` is the request, rounded; `address` holds the bytes that were
-   * free on the device.
+   * A request ran out of memory. `size` is the request, rounded; `address` holds the free bytes of the device.
    */
   LOWTIDE_ACTION_OUT_OF_MEMORY = 8,
   /**
-   * The memory of a segment leaves the device, as its region is paused; told before it does. The segment
-   * stays, and so do its blocks. One that goes back before it was resumed is told of as ever.
+   * The memory of a segment will leave the device, because its region is paused. Notified before it happens.
+   * The segment and its blocks stay. If the segment is released before it was resumed, the usual event
+   * follows.
    */
   LOWTIDE_ACTION_SEGMENT_PAUSED = 9,
   /**
-   * The memory of a paused segment is back, with what is kept of its contents; of one that could not be
-   * paused, it is there still.
+   * The memory of a paused segment is back, with the part of its contents that was saved. Also notified if the
+   * segment could not be paused: its memory is still there.
    */
   LOWTIDE_ACTION_SEGMENT_RESUMED = 10,
 } lowtide_action;
 
 /**
- * Whether a block is in use.
+ * The state of a block.
  */
 typedef enum lowtide_block_state {
   /**
-   * The program holds it.
+   * The program holds the block.
    */
   LOWTIDE_BLOCK_STATE_ALLOCATED = 0,
   /**
-   * The program let go of it, and a stream that used it is not done yet.
+   * The program freed the block, but a stream that used it is not done yet.
    */
   LOWTIDE_BLOCK_STATE_PENDING_FREE = 1,
   /**
-   * It can be handed out, or its segment go back.
+   * The block can be allocated, or its segment released.
    */
   LOWTIDE_BLOCK_STATE_INACTIVE = 2,
 } lowtide_block_state;
 
 /**
- * What a memory pool held at one moment. It holds no memory of the device.
+ * The state of a memory pool at one moment. It holds no device memory.
  */
 typedef struct lowtide_checkpoint lowtide_checkpoint;
 
 /**
- * The number of a memory pool: what PyTorch passes as `std::pair<uint64_t, uint64_t>`, which goes into
- * the same registers. Both 0 are the default pool.
+ * The number of a memory pool. PyTorch passes it as `std::pair<uint64_t, uint64_t>`, which uses the same
+ * registers. Both 0 is the default pool.
  */
 typedef struct lowtide_mempool {
   /**
-   * Above 0 for what a graph capture asked for.
+   * Above 0 for a pool of a graph capture.
    */
   uint64_t capture;
   /**
@@ -235,32 +235,31 @@ typedef struct lowtide_mempool {
 } lowtide_mempool;
 
 /**
- * Says whether requests for a stream go to a memory pool. Called with the `context` that was given
- * with it, from the thread that asks for memory, under the device's lock: it must not call lowtide,
- * throw or unwind.
+ * Returns whether requests for a stream go to a memory pool. Called with the `context` that was registered with
+ * it, from the thread that requests memory, under the device's lock. It must not call lowtide, throw or unwind.
  */
 typedef bool (*lowtide_stream_filter)(void *context, void *stream);
 
 /**
- * Ends the `context` that functions of the caller's are called with. Called once, under their rules.
+ * Frees the `context` of the caller's functions. Called once, under the same rules.
  */
 typedef void (*lowtide_context_end)(void *context);
 
 /**
- * Returns `size` bytes of `device` for work in `stream`, or null where there are none. Called with the
- * `context` that was given with it, by the thread whose request needs them, under the lock of the pool:
- * it must not ask lowtide for memory of this device, throw or unwind.
+ * Returns `size` bytes of `device` for work in `stream`, or null if there is no memory. Called with the
+ * `context` that was registered with it, by the thread whose request needs the memory, under the pool's lock. It
+ * must not request memory of this device from lowtide, throw or unwind.
  */
 typedef void *(*lowtide_segment_allocate)(void *context, size_t size, int device, void *stream);
 
 /**
- * Takes back what a `lowtide_segment_allocate` returned for `size` bytes. Called under the same rules.
+ * Frees memory of `size` bytes that a `lowtide_segment_allocate` returned. Called under the same rules.
  */
 typedef void (*lowtide_segment_release)(void *context, void *memory, size_t size, int device);
 
 /**
- * Is told of a block of `size` bytes, which belongs to `stream`. Called with the `context` that was given
- * with it, by the thread that called, without any lock. It must not throw or unwind.
+ * Is called for a block of `size` bytes that belongs to `stream`. Called with the `context` that was registered
+ * with it, by the thread that made the call, without any lock. It must not throw or unwind.
  */
 typedef void (*lowtide_block_visitor)(void *context, void *memory, size_t size, void *stream);
 
@@ -369,23 +368,23 @@ typedef struct lowtide_region {
 typedef void (*lowtide_region_visitor)(void *context, const struct lowtide_region *region);
 
 /**
- * One thing that happened.
+ * One event.
  */
 typedef struct lowtide_event {
   /**
-   * What.
+   * The kind of event.
    */
   enum lowtide_action action;
   /**
-   * On which device.
+   * The device.
    */
   int device;
   /**
-   * Where.
+   * The address.
    */
   uint64_t address;
   /**
-   * How much.
+   * The size in bytes.
    */
   uint64_t size;
   /**
@@ -399,10 +398,10 @@ typedef struct lowtide_event {
 } lowtide_event;
 
 /**
- * Is told of an event, with the `context` that was given with it, by the thread whose call caused the
- * event, before that call returns; of memory that leaves, before it does. Called under the lock of the memory
- * concerned, for different streams possibly from several threads at once: it must not call lowtide, throw or
- * unwind.
+ * Is notified of an event, with the `context` that was registered with it. The thread that caused the event
+ * makes the call before its own call returns; if memory leaves, before it leaves. Called under the lock of the
+ * memory concerned, for different streams possibly from several threads at once. It must not call lowtide, throw
+ * or unwind.
  */
 typedef void (*lowtide_event_observer)(void *context, const struct lowtide_event *event);
 
@@ -411,11 +410,11 @@ typedef void (*lowtide_event_observer)(void *context, const struct lowtide_event
  */
 typedef struct lowtide_segment {
   /**
-   * Where it starts.
+   * The start address.
    */
   uint64_t address;
   /**
-   * How long it is.
+   * The size in bytes.
    */
   uint64_t size;
   /**
@@ -439,12 +438,12 @@ typedef struct lowtide_segment {
    */
   bool is_expandable;
   /**
-   * Whether its memory is away: `LOWTIDE_ACTION_SEGMENT_PAUSED` was told of it last, to whoever watched.
+   * Whether its memory is paused: `LOWTIDE_ACTION_SEGMENT_PAUSED` was the last pause event for it.
    */
   bool is_paused;
   /**
-   * Grows with each segment that its pool takes, so that it says which came first, on every rank of a
-   * job alike. The parts of an expandable segment have one number.
+   * A number that increases with each segment of the pool, so it gives the order of allocation, the same on
+   * every rank of a job. All parts of an expandable segment have the same number.
    */
   uint64_t number;
 } lowtide_segment;
@@ -454,26 +453,26 @@ typedef struct lowtide_segment {
  */
 typedef struct lowtide_block {
   /**
-   * Where it starts.
+   * The start address.
    */
   uint64_t address;
   /**
-   * How long it is, rounding included.
+   * The size in bytes, including rounding.
    */
   uint64_t size;
   /**
-   * What was asked for; of an inactive block, what its last holder asked for, or 0.
+   * The requested bytes. For an inactive block, the last request that it served, or 0.
    */
   uint64_t requested;
   /**
-   * Whether it is in use.
+   * The state of the block.
    */
   enum lowtide_block_state state;
 } lowtide_block;
 
 /**
- * Is shown a segment and its `count` blocks, which tile it, in the order of their addresses. Called with
- * the `context` that was given with it, under the device's locks: it must not call lowtide, throw or
+ * Is called with a segment and its `count` blocks, which cover it without gaps, in address order. Called with
+ * the `context` that was registered with it, under the device's locks. It must not call lowtide, throw or
  * unwind, nor keep the pointers.
  */
 typedef void (*lowtide_segment_visitor)(void *context,
@@ -486,15 +485,15 @@ typedef void (*lowtide_segment_visitor)(void *context,
  */
 typedef struct lowtide_allocation {
   /**
-   * Where it starts.
+   * The start address.
    */
   uint64_t address;
   /**
-   * How long it is, rounding included.
+   * The size in bytes, including rounding.
    */
   uint64_t size;
   /**
-   * What was asked for.
+   * The requested bytes.
    */
   uint64_t requested;
   /**
@@ -516,7 +515,8 @@ typedef struct lowtide_allocation {
 } lowtide_allocation;
 
 /**
- * What there was when a request ran out of memory, in bytes. `lowtide_last_error` says it in words.
+ * The memory figures of the moment when a request ran out of memory, in bytes. `lowtide_last_error` has them as
+ * text.
  */
 typedef struct lowtide_out_of_memory {
   /**
@@ -524,35 +524,35 @@ typedef struct lowtide_out_of_memory {
    */
   int device;
   /**
-   * What was asked for.
+   * The requested bytes.
    */
   uint64_t requested;
   /**
-   * What the driver would have been asked for: PyTorch's messages name this size.
+   * The size that the driver would have been asked for. PyTorch's messages name this size.
    */
   uint64_t segment_size;
   /**
-   * The largest block that is free in the request's memory pool and stream.
+   * The largest free block of the request's memory pool and stream.
    */
   uint64_t largest_free;
   /**
-   * What the program holds.
+   * The allocated bytes: what the program holds.
    */
   uint64_t allocated;
   /**
-   * What is held from the driver.
+   * The reserved bytes: what is held from the driver.
    */
   uint64_t reserved;
   /**
-   * What may be held from the driver; 0 where there is no limit.
+   * The limit on reserved bytes; 0 if there is none.
    */
   uint64_t limit;
   /**
-   * What was free on the device, as its driver says.
+   * The bytes that were free on the device according to the driver.
    */
   uint64_t device_free;
   /**
-   * All of the device's memory.
+   * The device's total memory.
    */
   uint64_t device_total;
   /**
@@ -562,35 +562,37 @@ typedef struct lowtide_out_of_memory {
 } lowtide_out_of_memory;
 
 /**
- * Frees what memory of a device it can, and returns whether that was any. Called with the `context` that
- * was given with it, by the thread whose request no free block serves, before the driver is asked for
- * more; without any lock, so that it may call lowtide. It must not throw or unwind.
+ * Frees memory of a device if it can, and returns whether it freed any. Called with the `context` that was
+ * registered with it, by a thread whose request no free block serves, before the driver is asked for more.
+ * Called without any lock, so it may call lowtide. It must not throw or unwind.
  */
 typedef bool (*lowtide_shortage_callback)(void *context, int device);
 
 /**
- * Gives `write` the bytes of a PyTorch snapshot of this process, with the `to` that was given with it, and
- * returns whether it did. Called with the `context` that was given with it, without any lock; it must not throw
- * or unwind.
+ * Passes the bytes of a PyTorch snapshot of this process to `write`, together with `to`, and returns whether it
+ * succeeded. Called with the `context` that was registered with it, without any lock. It must not throw or
+ * unwind.
  */
 typedef bool (*lowtide_snapshot_writer)(void *context, void (*write)(void *to,
                                                                      const void *bytes,
                                                                      size_t length), void *to);
 
 /**
- * The options of `caching` that are in force and that PyTorch's snapshots list; PyTorch's defaults for another strategy.
+ * The options of `caching` in force that PyTorch's snapshots list. For another strategy, PyTorch's defaults.
  */
 typedef struct lowtide_caching_settings {
   /**
-   * Blocks of so many bytes and more are never split; the largest number where all may be.
+   * Blocks of this many bytes or more are never split. The maximum of the type means that all blocks may be
+   * split.
    */
   uint64_t max_split_size;
   /**
-   * The share of the limit above which cached memory goes back; 0 is never.
+   * The share of the limit above which cached memory is released; 0 means never.
    */
   double garbage_collection_threshold;
   /**
-   * Into how many steps the range between two powers of two is divided, from 1 MiB on; 0 is no rounding.
+   * The number of steps between two powers of two that sizes are rounded up to, by power of two from 1 MiB on;
+   * 0 means no rounding.
    */
   uint64_t roundup_power2_divisions[16];
   /**
@@ -602,21 +604,21 @@ typedef struct lowtide_caching_settings {
    */
   bool graph_capture_record_stream_reuse;
   /**
-   * Whether the text that was given asks for all that is in force, and for `caching`.
+   * Whether the text `given` asks for all options in force, and for `caching`.
    */
   bool are_given;
 } lowtide_caching_settings;
 
 /**
- * One figure of `torch.cuda.memory_stats`.
+ * One statistic of `torch.cuda.memory_stats`.
  */
 typedef struct lowtide_memory_stat {
   /**
-   * PyTorch's key for it, like "allocated_bytes.all.peak", ended by a zero byte.
+   * PyTorch's key, like "allocated_bytes.all.peak", ended by a zero byte.
    */
   char key[96];
   /**
-   * Its value.
+   * The statistic's value.
    */
   int64_t value;
 } lowtide_memory_stat;
@@ -626,39 +628,40 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Returns why the last call that failed in this thread did; the empty text if none has.
+ * Returns why this thread's last failed call failed; the empty text if none has failed. Never null.
  *
- * A call that succeeds leaves the text as it is. The text is UTF-8, belongs to lowtide and is valid
- * until the next call in this thread that fails, or the thread's end. Never null.
+ * A call that succeeds does not change the text. The text is UTF-8 and belongs to lowtide. It is valid until the
+ * next call in this thread that fails, or until the thread ends.
  */
 const char *lowtide_last_error(void);
 
 /**
- * Returns at least `size` bytes of `device`, which work in `stream` may use at once; null for 0 bytes,
- * and null on failure, which a line on standard error and `lowtide_last_error` then explain.
+ * Returns at least `size` bytes of `device`, which work in `stream` may use at once. Returns null for 0 bytes
+ * and on failure. After a failure, a line on standard error and `lowtide_last_error` give the reason.
  *
- * This is the `alloc` of PyTorch's `CUDAPluggableAllocator`. PyTorch does not look at the answer: after
- * a failure there is a tensor with a null pointer and no `torch.OutOfMemoryError`. Inside a
- * `torch.cuda.MemPool` it does, and runs out of memory as it should. Whoever can raise an exception
- * calls `lowtide_allocate`.
+ * This is the `alloc` of PyTorch's `CUDAPluggableAllocator`. PyTorch does not check the result: after a failure
+ * the tensor has a null pointer, and no `torch.OutOfMemoryError` is raised. Inside a `torch.cuda.MemPool`
+ * PyTorch does check it and raises the error. Callers that can raise an exception use `lowtide_allocate`.
  *
- * The memory is the caller's until `lowtide_free` or `lowtide_deallocate`. `device` is CUDA's number of
- * it in this process, `stream` a `cudaStream_t` of it that is not destroyed while memory is used on it.
+ * The caller owns the memory and frees it with `lowtide_free` or `lowtide_deallocate`. `device` is CUDA's number
+ * of the device in this process. `stream` is a `cudaStream_t` of that device, and must not be destroyed while
+ * memory is used on it.
  *
- * May be called from any thread, whatever its current device. A request that no free memory serves makes the
- * device's primary context current in a thread that has none, as `cudaMalloc` does. A context that is current stays.
+ * May be called from any thread, whatever its current device. If no free memory serves the request and the
+ * thread has no current context, the device's primary context becomes current, as with `cudaMalloc`. A context
+ * that is current stays current.
  */
 void *lowtide_malloc(size_t size,
                      int device,
                      void *stream);
 
 /**
- * Takes memory back from the program. Work that was put into `stream` before, and into the streams that
- * `lowtide_record_stream` named, may still use it; it is handed out again after that.
+ * Frees memory. It is reused only after all work that uses it: work queued before in `stream`, and in the
+ * streams that `lowtide_record_stream` named.
  *
- * This is the `free` of PyTorch's `CUDAPluggableAllocator`. Null is ignored. So is a pointer that the
- * program does not hold, and any in a forked child; `lowtide_last_error` then says so. `size`, `device`
- * and `stream` are ignored: lowtide knows them. May be called from any thread, and until the process
+ * This is the `free` of PyTorch's `CUDAPluggableAllocator`. Null is ignored. A pointer that the program does not
+ * hold is ignored too, as is any pointer in a forked child; `lowtide_last_error` then gives the reason. `size`,
+ * `device` and `stream` are ignored: lowtide knows them. May be called from any thread, and until the process
  * has ended.
  */
 void lowtide_free(void *memory,
@@ -667,9 +670,9 @@ void lowtide_free(void *memory,
                   void *stream);
 
 /**
- * As `lowtide_malloc`, with a status: writes the address to `memory`.
+ * Like `lowtide_malloc`, but returns a status and writes the address to `memory`.
  *
- * On failure `memory` is left as it was. After `LOWTIDE_STATUS_OUT_OF_MEMORY`, `lowtide_last_error` has
+ * On failure `memory` is not changed. After `LOWTIDE_STATUS_OUT_OF_MEMORY`, `lowtide_last_error` returns
  * PyTorch's message for `torch.OutOfMemoryError`.
  *
  * The caller promises:
@@ -682,13 +685,13 @@ enum lowtide_status lowtide_allocate(size_t size,
                                      void **memory);
 
 /**
- * Takes `size` bytes from `memory` on, which were free, as `lowtide_allocate` takes what it finds;
- * `LOWTIDE_STATUS_NOT_FREE` where they are not, or would not serve such a request of `stream`.
+ * Allocates `size` bytes at the address `memory`, which must be free. Returns `LOWTIDE_STATUS_NOT_FREE` if they
+ * are not, or if they would not serve such a request of `stream`.
  *
- * What lies before and behind them stays free. With `caching` a request is served wherever a free block
- * lies around it that serves its size, at a multiple of 512 bytes; with other strategies, where it would go
- * by itself. The device is not asked for more memory. Does nothing for 0 bytes. Takes time in proportion to
- * the free blocks of the stream.
+ * Memory before and after them stays free. With `caching`, `memory` may be any multiple of 512 bytes within a
+ * free block that has room for the request's rounded size. With other strategies, it must be the address that
+ * the strategy would choose itself. No memory is requested from the driver. Does nothing for 0 bytes. Takes time
+ * linear in the number of the stream's free blocks.
  */
 enum lowtide_status lowtide_allocate_at(void *memory,
                                         size_t size,
@@ -696,62 +699,62 @@ enum lowtide_status lowtide_allocate_at(void *memory,
                                         void *stream);
 
 /**
- * As `lowtide_free`, with a status: `LOWTIDE_STATUS_NOT_ALLOCATED` for a pointer that the program does
+ * Like `lowtide_free`, but returns a status: `LOWTIDE_STATUS_NOT_ALLOCATED` for a pointer that the program does
  * not hold. After another failure the program still holds the memory.
  */
 enum lowtide_status lowtide_deallocate(void *memory);
 
 /**
- * Notes that work in `stream` uses memory, so that it is not handed out again before that work is done.
+ * Records that work in `stream` uses a block, so that the block is not reused before that work is done.
  *
- * Null is ignored. `stream` may be another device's, unless it is a default stream, which is taken for the
- * memory's device; it must not be destroyed before the memory has been freed. May be called from any
- * thread.
+ * Null is ignored. `stream` may belong to another device, except a default stream, which is taken as the default
+ * stream of the memory's device. `stream` must not be destroyed before the memory has been freed. May be called
+ * from any thread.
  */
 enum lowtide_status lowtide_record_stream(void *memory,
                                           void *stream);
 
 /**
- * Starts the driver, so that a machine without one is told of early. Makes no context and takes no
- * memory of a device. A process that forks after this cannot use CUDA in the child.
+ * Starts the driver, so that a missing driver is reported early. Creates no context and takes no device memory.
+ * If the process forks after this, the child cannot use CUDA.
  *
- * PyTorch's hook `set_init_fn`. `device_count` is ignored: the driver is asked.
+ * This is PyTorch's hook `set_init_fn`. `device_count` is ignored: lowtide asks the driver.
  */
 enum lowtide_status lowtide_init(int device_count);
 
 /**
- * As `lowtide_empty_cache` for every device, and reports the first failure of a kind on standard error, too.
- * PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
+ * Like `lowtide_empty_cache` for every device, and also prints the first failure of each status to standard
+ * error. This is PyTorch's hook `set_reset_fn`, which `torch.cuda.empty_cache` calls.
  */
 enum lowtide_status lowtide_reset(void);
 
 /**
- * Limits what may be held from the driver to a part of the device's memory, from 0 to 1, which removes the
- * limit. What is held above it stays; requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
+ * Limits the reserved memory to a fraction of the device's memory, from 0 to 1; 1 removes the limit. Memory
+ * above the limit stays reserved. Requests that would need more fail with `LOWTIDE_STATUS_OUT_OF_MEMORY`.
  */
 enum lowtide_status lowtide_set_memory_fraction(double fraction,
                                                 int device);
 
 /**
- * As `lowtide_record_stream`, and tells the first failure of a kind on standard error, too. PyTorch's hook
- * `set_record_stream_fn`.
+ * Like `lowtide_record_stream`, and also prints the first failure of each status to standard error. This is
+ * PyTorch's hook `set_record_stream_fn`.
  */
 enum lowtide_status lowtide_hook_record_stream(void *memory,
                                                void *stream);
 
 /**
- * As `lowtide_set_memory_fraction`, and tells the first failure of a kind on standard error, too. PyTorch's
- * hook `set_memory_fraction_fn`.
+ * Like `lowtide_set_memory_fraction`, and also prints the first failure of each status to standard error. This
+ * is PyTorch's hook `set_memory_fraction_fn`.
  */
 enum lowtide_status lowtide_hook_set_memory_fraction(double fraction,
                                                      int device);
 
 /**
- * Returns the start of the segment that holds a block, and writes the segment's size to `size`; null
- * for a pointer that the program does not hold. `size` may be null.
+ * Returns the start of the segment that holds a block, and writes the segment's size to `size`. Returns null for
+ * a pointer that the program does not hold. `size` may be null.
  *
- * PyTorch's hook `set_base_alloc_fn`. As with PyTorch's own allocator this is what another process must
- * be given: an address from the driver, not one within its allocation. Takes time in proportion to the
+ * This is PyTorch's hook `set_base_alloc_fn`. As with PyTorch's own allocator, this is the address to share with
+ * another process: the start of the driver's allocation, not an address within it. Takes time linear in the
  * number of blocks.
  *
  * The caller promises:
@@ -762,19 +765,18 @@ void *lowtide_base_alloc(void *memory,
                          size_t *size);
 
 /**
- * Serves from now on the requests of those streams of `device` that `accepts` names from a memory pool,
- * which is made if need be and held once more; of all streams if `accepts` is null. Where pools nest,
- * the latest counts.
+ * Routes requests to a memory pool from now on: those of the streams of `device` that `accepts` returns true
+ * for, or of all streams if `accepts` is null. The pool is created if necessary and held once more. If pools
+ * nest, the latest one is used.
  *
- * In a process that is in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver) the pool's memory is that
- * region's, as by `lowtide_region_pool`, where this thread is in that region and the pool has neither segments nor a
- * source yet; it has no other source from then on. Requests in it fail while the region is being paused or resumed, as
- * while it is paused.
+ * A process can be in a region as a whole (`TMS_INIT_ENABLE` of torch_memory_saver). If this thread is in that
+ * region, and the pool has neither segments nor a source yet, the pool's memory comes from the region, as with
+ * `lowtide_region_pool`. It gets no other source later. Requests in it fail while the region is paused, being
+ * paused or being resumed.
  *
- * What PyTorch's hook `set_begin_allocate_to_pool` does, which takes a C++ `std::function` that C
- * cannot: a shim passes a pointer to one as `context`. lowtide calls `accepts` until
- * `lowtide_end_allocate_to_pool`, and then `end`, which may be null. After a failure `end` has been
- * called too.
+ * This is PyTorch's hook `set_begin_allocate_to_pool`. The hook takes a C++ `std::function`, which C cannot, so
+ * a shim passes a pointer to one as `context`. lowtide calls `accepts` until `lowtide_end_allocate_to_pool`, and
+ * then `end`, which may be null. After a failure `end` has been called too.
  *
  * The caller promises:
  *
@@ -787,28 +789,28 @@ enum lowtide_status lowtide_begin_allocate_to_pool(int device,
                                                    lowtide_context_end end);
 
 /**
- * Serves requests as before `lowtide_begin_allocate_to_pool`. The pool stays held.
+ * Ends the routing that the last `lowtide_begin_allocate_to_pool` began. The pool stays held.
  *
- * PyTorch's hook `set_end_allocate_to_pool_fn`.
+ * This is PyTorch's hook `set_end_allocate_to_pool_fn`.
  */
 enum lowtide_status lowtide_end_allocate_to_pool(int device, struct lowtide_mempool pool);
 
 /**
- * Lets go of a memory pool. When nothing holds it any more, `lowtide_empty_cache` gives back what is
- * free in it, and so does the next pause or resume of its region.
+ * Releases one hold on a memory pool. Once nothing holds it, its free memory is released by
+ * `lowtide_empty_cache`, and by the next pause or resume of its region.
  *
- * PyTorch's hook `set_release_pool`.
+ * This is PyTorch's hook `set_release_pool`.
  */
-enum lowtide_status lowtide_release_pool(int device,
-                                         struct lowtide_mempool pool);
+enum lowtide_status lowtide_release_pool(int device, struct lowtide_mempool pool);
 
 /**
- * Makes a memory pool, held once, or holds it once more; `lowtide_release_pool` lets go of it.
+ * Creates a memory pool that is held once, or holds an existing one once more. `lowtide_release_pool` undoes it.
  */
-enum lowtide_status lowtide_retain_pool(int device, struct lowtide_mempool pool);
+enum lowtide_status lowtide_retain_pool(int device,
+                                        struct lowtide_mempool pool);
 
 /**
- * Writes how often a memory pool is held: 0 for one that does not exist.
+ * Writes how many times a memory pool is held: 0 if it does not exist.
  *
  * The caller promises:
  *
@@ -817,37 +819,37 @@ enum lowtide_status lowtide_retain_pool(int device, struct lowtide_mempool pool)
 enum lowtide_status lowtide_pool_use_count(int device, struct lowtide_mempool pool, int *count);
 
 /**
- * Lets requests of the default pool be served from this one before they fail, or not.
+ * Lets requests of the default pool use this pool's free memory before they fail, or not.
  */
 enum lowtide_status lowtide_set_use_on_oom(int device,
                                            struct lowtide_mempool pool,
                                            bool use_on_oom);
 
 /**
- * Hands the blocks of a memory pool out whole from now on.
+ * From now on, blocks of this memory pool are not split.
  */
 enum lowtide_status lowtide_set_no_split(int device, struct lowtide_mempool pool);
 
 /**
- * Gives what a memory pool holds free back, if nothing holds the pool any more, and leaves the others
- * alone. With its last segment the pool ends. `LOWTIDE_STATUS_POOL` for a pool that the device does not have;
- * a device that nothing was asked of has none, and is left alone.
+ * Releases the free memory of one memory pool, if nothing holds the pool. Other pools do not change. The pool
+ * ends with its last segment. Returns `LOWTIDE_STATUS_POOL` for a pool that the device does not have. A device
+ * that is not in use has none, and is not started.
  */
 enum lowtide_status lowtide_empty_pool(int device,
                                        struct lowtide_mempool pool);
 
 /**
- * Lets the segments of a memory pool come from `allocate` and go back to `release`, in place of the
- * driver. The pool is there, and has had no segment yet. It has no expandable ones.
+ * Gets the segments of a memory pool from `allocate` and frees them with `release`, in place of the driver. The
+ * pool must exist and must not have had a segment yet. It has no expandable segments.
  *
- * `end`, which may be null, is called once, under the rules of the two, when the pool ends: after the
- * last `release`. After a failure it has been called too. When a process ends, it is not.
+ * `end`, which may be null, is called once when the pool ends, after the last `release` and under the same
+ * rules. After a failure it has been called too. It is not called when the process ends.
  *
- * `LOWTIDE_STATUS_POOL` if the pool is not there, or has segments or a source already.
+ * Returns `LOWTIDE_STATUS_POOL` if the pool does not exist, or has segments or a source already.
  *
  * The caller promises:
  *
- * `allocate` and `release` may be called with `context` from any thread until `end`, and that once.
+ * `allocate` and `release` may be called with `context` from any thread until `end`, and `end` once.
  */
 enum lowtide_status lowtide_set_pool_source(int device,
                                             struct lowtide_mempool pool,
@@ -857,20 +859,20 @@ enum lowtide_status lowtide_set_pool_source(int device,
                                             lowtide_context_end end);
 
 /**
- * Says that a stream of a device is being captured into a graph: until `lowtide_capture_end`, no event
- * is queried, and memory that several streams used is handed out again only where the option
- * `graph_capture_record_stream_reuse` allows that and the graph's order says that their work comes before.
+ * Reports that the capture of a device's stream into a graph begins. Until `lowtide_capture_end` no event is
+ * queried. Memory that several streams used is reused only with the option `graph_capture_record_stream_reuse`,
+ * and only if the graph orders their work before the reuse.
  */
 enum lowtide_status lowtide_capture_begin(int device);
 
 /**
- * Says that a capture has ended. After the last one and with `graph_capture_record_stream_reuse`, memory
- * that was freed in it is free at once, but for what work outside of it uses.
+ * Reports that a capture has ended. After the last capture, with `graph_capture_record_stream_reuse`, memory
+ * that was freed during it is free at once, except memory that work outside the capture uses.
  */
 enum lowtide_status lowtide_capture_end(int device);
 
 /**
- * Writes to `is_equal` whether the program holds exactly the `count` blocks of a memory pool that start
+ * Writes to `is_equal` whether the program's blocks in a memory pool are exactly the `count` blocks that start
  * at the addresses in `expected`.
  *
  * The caller promises:
@@ -884,9 +886,9 @@ enum lowtide_status lowtide_check_live(int device,
                                        bool *is_equal);
 
 /**
- * Writes what a memory pool holds now to `checkpoint`, for `lowtide_restore_pool`.
+ * Writes the current state of a memory pool to `checkpoint`, for `lowtide_restore_pool`.
  *
- * It is the caller's, to be given to `lowtide_release_checkpoint`.
+ * The caller owns the checkpoint and frees it with `lowtide_release_checkpoint`.
  *
  * The caller promises:
  *
@@ -897,20 +899,24 @@ enum lowtide_status lowtide_checkpoint_pool(int device,
                                             struct lowtide_checkpoint **checkpoint);
 
 /**
- * Takes every block that the program holds in the checkpoint's memory pool back, and hands out those that
- * it held at the checkpoint, at the same addresses and of the same sizes.
+ * Frees every block that the program holds in the checkpoint's memory pool. Then allocates the blocks of the
+ * checkpoint, at the same addresses and with the same sizes. PyTorch calls this `setCheckpointPoolState`.
  *
- * When that is done, `freed` is told of each block that was taken back, and then `allocated` of each that
- * was handed out; either may be null. What PyTorch calls `setCheckpointPoolState`. Other streams that use
- * the blocks are waited for. `LOWTIDE_STATUS_POOL` if the pool has ended, if memory of the checkpoint went
- * back to the driver since (with the strategy `direct` as soon as a block was freed), or if other streams
- * use the blocks during a graph capture. After any failure the program holds what it did, and neither was
- * called.
+ * Waits for other streams that use the blocks. After that, `freed` is called for each block that was freed, and
+ * then `allocated` for each block that was allocated; either may be null.
+ *
+ * Returns `LOWTIDE_STATUS_POOL`:
+ * - if the pool has ended;
+ * - if memory of the checkpoint was released to the driver since (the strategy `direct` releases a block as soon
+ *   as it is freed);
+ * - if other streams use the blocks during a graph capture.
+ *
+ * After any failure the program holds the same blocks as before, and neither function was called.
  *
  * The caller promises:
  *
- * `checkpoint` is null or from `lowtide_checkpoint_pool` and not released yet. Both functions may be
- * called with `context` until this returns.
+ * `checkpoint` is null or from `lowtide_checkpoint_pool` and not released yet. Both functions may be called with
+ * `context` until this returns.
  */
 enum lowtide_status lowtide_restore_pool(int device,
                                          const struct lowtide_checkpoint *checkpoint,
@@ -919,11 +925,11 @@ enum lowtide_status lowtide_restore_pool(int device,
                                          void *context);
 
 /**
- * Takes back what `lowtide_checkpoint_pool` handed out. Null is ignored. The pool is not touched.
+ * Frees a checkpoint from `lowtide_checkpoint_pool`. Null is ignored. The pool does not change.
  *
  * The caller promises:
  *
- * `checkpoint` is null, or from `lowtide_checkpoint_pool` and not taken back yet.
+ * `checkpoint` is null, or from `lowtide_checkpoint_pool` and not released yet.
  */
 void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
 
@@ -1168,12 +1174,12 @@ enum lowtide_status lowtide_visit_regions(lowtide_region_visitor visit,
                                           void *context);
 
 /**
- * Tells `observer` of every event on every device from now on; null ends it.
+ * Registers `observer`, which is notified of every event on every device from now on. Null removes it.
  *
- * There is one observer: a later one replaces it, and when this returns the earlier one is not called any
- * more. Of a call that failed and changed nothing, no event is told but `LOWTIDE_ACTION_OUT_OF_MEMORY`, and
- * where the driver would not take memory that was to leave, events that say that it came back, with the block
- * that was to be freed with it.
+ * There is one observer: a later one replaces it. When this returns, the earlier one is not called any more. A
+ * failed call that changed nothing causes no event, with two exceptions: `LOWTIDE_ACTION_OUT_OF_MEMORY`; and, if
+ * the driver refused memory that was to be released, events that report that memory as back, with the block that
+ * was to be freed with it.
  *
  * The caller promises:
  *
@@ -1183,10 +1189,10 @@ enum lowtide_status lowtide_observe_events(lowtide_event_observer observer,
                                            void *context);
 
 /**
- * Shows `visit` every segment of a device in the order of their addresses: what the events told so far
- * add up to. A device that is not in use has none.
+ * Calls `visit` for every segment of a device in address order. The segments are the sum of all events so far. A
+ * device that is not in use has none.
  *
- * Unlike `lowtide_snapshot` this is no event. Takes O(n log n) for n blocks.
+ * Unlike `lowtide_snapshot` this causes no event. Takes O(n log n) for n blocks.
  *
  * The caller promises:
  *
@@ -1197,19 +1203,20 @@ enum lowtide_status lowtide_visit_segments(int device,
                                            void *context);
 
 /**
- * Writes the block that the program holds at `memory` to `allocation`, or fails with
- * `LOWTIDE_STATUS_NOT_ALLOCATED`. The pointer must be the one that was handed out.
+ * Writes the block that the program holds at `memory` to `allocation`. `memory` must be the pointer that the
+ * allocation returned; otherwise the status is `LOWTIDE_STATUS_NOT_ALLOCATED`.
  *
  * The caller promises:
  *
  * `allocation` is null or may be written to.
  */
-enum lowtide_status lowtide_find_allocation(void *memory, struct lowtide_allocation *allocation);
+enum lowtide_status lowtide_find_allocation(void *memory,
+                                            struct lowtide_allocation *allocation);
 
 /**
- * Writes the size of the largest block that could be handed out: the largest that is free in any memory
- * pool and stream of the device, or what the driver says is free, if that is more. This is what PyTorch
- * tells cuDNN's benchmarks.
+ * Writes the size of the largest block that could be allocated. It is the larger of the largest free block, in
+ * any memory pool and stream of the device, and the driver's free memory. PyTorch reports this size to cuDNN's
+ * benchmarks.
  *
  * The caller promises:
  *
@@ -1219,9 +1226,9 @@ enum lowtide_status lowtide_largest_free(int device,
                                          uint64_t *size);
 
 /**
- * Writes the figures of the last request of this thread that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`,
- * or fails with `LOWTIDE_STATUS_INVALID_ARGUMENT` if none did. Of a request that no device could serve,
- * because it is above 2^60 bytes, only `requested` is said.
+ * Writes the memory figures of this thread's last request that failed with `LOWTIDE_STATUS_OUT_OF_MEMORY`. Fails
+ * with `LOWTIDE_STATUS_INVALID_ARGUMENT` if none did. For a request above 2^60 bytes, which no device could
+ * serve, only `requested` is set.
  *
  * The caller promises:
  *
@@ -1230,23 +1237,23 @@ enum lowtide_status lowtide_largest_free(int device,
 enum lowtide_status lowtide_last_out_of_memory(struct lowtide_out_of_memory *figures);
 
 /**
- * Calls `callback` from now on when memory is short, and tries the request again after it; null ends it.
+ * Registers `callback`, which is called when memory is short; the request is then tried again. Null removes it.
  *
- * There is one: a later one replaces it, which another thread may still be in when this returns. What
- * PyTorch does with its registry of `FreeMemoryCallback`.
+ * There is one callback: a later one replaces it. Another thread may still be in the earlier one when this
+ * returns. PyTorch does this with its registry of `FreeMemoryCallback`.
  *
  * The caller promises:
  *
- * `callback` may be called with `context` from any thread, from several at once, and once more by each
- * thread after it was replaced.
+ * `callback` may be called with `context` from any thread, from several at once, and once more by each thread
+ * after it was replaced.
  */
 enum lowtide_status lowtide_on_shortage(lowtide_shortage_callback callback,
                                         void *context);
 
 /**
- * Has `writer` asked for the snapshot that `LOWTIDE_OOM_DUMP` wants when memory runs out, from whoever knows
- * more than lowtide does: the call stacks. What is paused is added to it. Without one, or where it returns false,
- * lowtide writes what it knows. Null ends it.
+ * Registers `writer`, which lowtide calls for the snapshot that `LOWTIDE_OOM_DUMP` requests when memory runs
+ * out. The writer's snapshot can have what lowtide's has not: the call stacks. lowtide adds what is paused to
+ * it. Without a writer, or if it returns false, lowtide writes its own snapshot. Null removes the writer.
  *
  * The caller promises:
  *
@@ -1256,37 +1263,44 @@ enum lowtide_status lowtide_on_dump(lowtide_snapshot_writer writer,
                                     void *context);
 
 /**
- * Returns the version of the interface that was loaded.
+ * Returns the version of the loaded library's interface.
  */
 uint32_t lowtide_abi_version(void);
 
 /**
- * Returns lowtide's version, like "0.1.0". The text belongs to lowtide and is valid for ever.
+ * Returns lowtide's version, like "0.1.0". The text belongs to lowtide and stays valid until the process ends.
  */
 const char *lowtide_version(void);
 
 /**
- * Returns the number of the device that this thread works on: whose primary context, which is the one of
- * CUDA's runtime, is current in it. -1 where the thread has no context yet, one that the program made itself,
- * or one that came after the device was reset; and on failure, whose reason `lowtide_last_error` has.
+ * Returns the number of this thread's current device: the one whose primary context is current. CUDA's runtime
+ * uses that context too. Returns -1 in these cases:
+ * - the thread has no context yet;
+ * - the current context is one that the program created itself;
+ * - the current context was created after the device was reset;
+ * - the call failed; `lowtide_last_error` returns the reason.
  *
- * For who would call `cudaGetDevice` at each request, whose answer it gives with CUDA 12 and newer where it
- * gives one. In a context that was met before it costs one call of `cuCtxGetCurrent`, which takes a fifth of
- * the time; in another some calls more. Starts the driver and makes no context. A context that it has named
- * is held until the process ends, so that its handle is no other's unless the program resets the device.
+ * Use it in place of `cudaGetDevice` for each request. With CUDA 12 and newer the result is the same wherever
+ * this function returns a device. In a context that it has seen before, it costs one call of `cuCtxGetCurrent`,
+ * a fifth of the time; in a new context it costs a few more calls. Starts the driver and creates no context.
+ * lowtide retains each context that it has identified until the process ends, so no other context gets its
+ * handle unless the program resets the device.
  */
 int lowtide_current_device(void);
 
 /**
- * Chooses the strategy and its options for every device of the process; either may be null.
+ * Sets the strategy and its options for every device of the process; either may be null.
  *
- * A strategy that is null is what `LOWTIDE_STRATEGY` says, or `caching`. Options that are null are what
- * `LOWTIDE_CONF` says, if the strategy was null too, and for `caching` else PyTorch's
- * `PYTORCH_CUDA_ALLOC_CONF`, `PYTORCH_HIP_ALLOC_CONF` or `PYTORCH_ALLOC_CONF`, the first that is set.
- * Options have the syntax of the latter. A later call replaces an earlier one.
+ * If `strategy` is null, the strategy is `LOWTIDE_STRATEGY`, or else `caching`. If `config` is null, the options
+ * are:
+ * - `LOWTIDE_CONF`, if `strategy` is null too;
+ * - else, for `caching`, the first variable that is set of PyTorch's `PYTORCH_CUDA_ALLOC_CONF`,
+ *   `PYTORCH_HIP_ALLOC_CONF` and `PYTORCH_ALLOC_CONF`.
  *
- * `LOWTIDE_STATUS_STARTED` once anything was asked of a device, and `LOWTIDE_STATUS_CONFIG` for what is
- * refused; nothing has changed then.
+ * Options have the syntax of these variables. A later call replaces an earlier one.
+ *
+ * Returns `LOWTIDE_STATUS_STARTED` if a device is in use already, and `LOWTIDE_STATUS_CONFIG` if the strategy or
+ * an option is refused. Nothing has changed then.
  *
  * The caller promises:
  *
@@ -1296,28 +1310,31 @@ enum lowtide_status lowtide_configure(const char *strategy,
                                       const char *config);
 
 /**
- * Says which release of PyTorch the memory is for, like 2 and 13 for 2.13.0.
+ * Sets the PyTorch release that the memory is for, like 2 and 13 for 2.13.0.
  *
- * Of several free blocks of a size, `caching` takes the one that this release takes: up to 2.11 the one at the
- * lowest address, in 2.12 the one that has been a block of its own for longest, from 2.13 on the one in the oldest
- * segment. Without this call it does as 2.11. The option `free_block_order` (`address`, `block_age`,
- * `segment_age`) comes before it.
+ * If several free blocks have the same size, `caching` takes the one that this release takes:
+ * - up to 2.11, the block with the lowest address;
+ * - in 2.12, the block that has been a separate block for the longest time;
+ * - from 2.13 on, the block in the oldest segment.
  *
- * The text of an error for want of memory has the words of this release, and without this call those of the newest.
+ * Without this call `caching` does as 2.11. The option `free_block_order` (`address`, `block_age`,
+ * `segment_age`) takes precedence.
  *
- * `LOWTIDE_STATUS_STARTED` once anything was asked of a device; nothing has changed then.
+ * Out-of-memory errors have this release's text, and without this call the newest release's.
+ *
+ * Returns `LOWTIDE_STATUS_STARTED` if a device is in use already. Nothing has changed then.
  */
-enum lowtide_status lowtide_set_torch_version(uint32_t major,
-                                              uint32_t minor);
+enum lowtide_status lowtide_set_torch_version(uint32_t major, uint32_t minor);
 
 /**
- * Changes the options of the strategy `caching` while it runs, as PyTorch changes its own
- * (`torch.cuda.memory._set_allocator_settings`), for every device.
+ * Changes the options of the strategy `caching` at run time for every device, as PyTorch's
+ * `torch.cuda.memory._set_allocator_settings` does.
  *
- * `settings` has PyTorch's syntax and is refused in PyTorch's words, with `LOWTIDE_STATUS_CONFIG`; nothing
- * has changed then. `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` go
- * back to their defaults first; the others keep what they were. A fraction of the memory limits the
- * devices that are not in use yet. The other strategies' options do not change.
+ * `settings` has PyTorch's syntax. If it is refused, the status is `LOWTIDE_STATUS_CONFIG`, the text is
+ * PyTorch's, and nothing has changed. `max_split_size_mb`, `roundup_power2_divisions` and
+ * `garbage_collection_threshold` are first reset to their defaults; the other options keep their values.
+ * `per_process_memory_fraction` limits only devices that are not in use yet. The options of other strategies do
+ * not change.
  *
  * The caller promises:
  *
@@ -1326,33 +1343,35 @@ enum lowtide_status lowtide_set_torch_version(uint32_t major,
 enum lowtide_status lowtide_reconfigure(const char *settings);
 
 /**
- * Returns the strategy and the options in force, like "caching:expandable_segments:True", which are
- * settled by that; null on failure. The text belongs to lowtide and is valid for ever.
+ * Returns the strategy and the options in force, like "caching:expandable_segments:True"; null on failure. After
+ * this call they are fixed. The text belongs to lowtide and stays valid until the process ends.
  */
 const char *lowtide_config(void);
 
 /**
- * Writes the options in force, which are settled by that, and whether the text `given` asks for them, in PyTorch's
- * syntax. PyTorch need not have been given what lowtide was: not every release reads every variable.
+ * Writes the options in force, which are fixed after this call, and whether the text `given` asks for them, in
+ * PyTorch's syntax. PyTorch may have read different options than lowtide: not every release reads every
+ * variable.
  *
  * The caller promises:
  *
- * `given` is null or ends with a zero byte, and is read before this returns. `settings` is null or may be written to.
+ * `given` is null or ends with a zero byte, and is read before this returns. `settings` is null or may be
+ * written to.
  */
 enum lowtide_status lowtide_settings_in_force(const char *given,
                                               struct lowtide_caching_settings *settings);
 
 /**
- * Releases everything of a device that is not in use to the driver, or, for -1, of every device in use. Waits for the
- * streams that still use what was freed, unless one is being captured.
+ * Releases all unused memory of a device to the driver; for -1, of every device in use. Waits for the streams
+ * that still use freed blocks, unless a stream is being captured.
  *
- * What was released before a failure is gone. A device that fails does not keep others from it; the first error is
- * returned. A device that nothing was asked of is left alone.
+ * Memory that was released before a failure stays released. If one device fails, the others are still emptied,
+ * and the first error is returned. A device that is not in use is not started.
  */
 enum lowtide_status lowtide_empty_cache(int device);
 
 /**
- * Writes how much memory the driver could still hand out, and all that the device has, in bytes.
+ * Writes the driver's free memory and the device's total memory, in bytes.
  *
  * The caller promises:
  *
@@ -1361,8 +1380,8 @@ enum lowtide_status lowtide_empty_cache(int device);
 enum lowtide_status lowtide_memory_info(int device, uint64_t *free, uint64_t *total);
 
 /**
- * Writes the part of the device's memory that may be held from the driver: 1 where there is no limit.
- * For a device that nothing was asked of, which stays so, it is what the options say.
+ * Writes the fraction of the device's memory that may be reserved: 1 if there is no limit. For a device that is
+ * not in use, the fraction comes from the options, and the device is not started.
  *
  * The caller promises:
  *
@@ -1372,19 +1391,17 @@ enum lowtide_status lowtide_get_memory_fraction(int device,
                                                 double *fraction);
 
 /**
- * Writes every figure of `torch.cuda.memory_stats` to `stats`, in the order of the keys, and how many
- * there are to `count`.
+ * Writes every statistic of `torch.cuda.memory_stats` to `stats`, in the order of the keys, and their number to
+ * `count`.
  *
- * `stats` is the caller's, with room for `capacity` figures. With less room than there are figures the
- * answer is `LOWTIDE_STATUS_TOO_SMALL`, and only `count` is written: a call with a capacity of 0, for
- * which `stats` may be null, asks for the room that is needed. There are some 130, and 12 more for each
- * private pool. A device that nothing was asked of has its figures, too, and stays so; until the driver is
- * started, any number below 128 may be one's.
+ * `stats` belongs to the caller and has room for `capacity` statistics. If that is too small, the status is
+ * `LOWTIDE_STATUS_TOO_SMALL` and only `count` is written. To get the size, call with a capacity of 0; `stats`
+ * may be null then. There are about 130 statistics, and 12 more for each private pool. A device that is not in
+ * use has statistics too, and is not started. Until the driver is started, every number below 128 is accepted.
  *
  * The caller promises:
  *
- * `stats` may be written to for `capacity` figures, or `capacity` is 0; `count` is null or may be
- * written to.
+ * `stats` may be written to for `capacity` statistics, or `capacity` is 0; `count` is null or may be written to.
  */
 enum lowtide_status lowtide_memory_stats(int device,
                                          struct lowtide_memory_stat *stats,
@@ -1392,9 +1409,9 @@ enum lowtide_status lowtide_memory_stats(int device,
                                          size_t *count);
 
 /**
- * Writes how many bytes the blocks that the program holds have, and how many are held from the driver: what
- * `lowtide_memory_stats` has as "allocated_bytes.all.current" and "reserved_bytes.all.current", for those
- * who ask at every request. A device that is not in use has none.
+ * Writes the allocated bytes and the reserved bytes of a device: "allocated_bytes.all.current" and
+ * "reserved_bytes.all.current" of `lowtide_memory_stats`, cheap enough to call at every request. Both are 0 for
+ * a device that is not in use.
  *
  * The caller promises:
  *
@@ -1405,22 +1422,22 @@ enum lowtide_status lowtide_memory_usage(int device,
                                          uint64_t *reserved);
 
 /**
- * Sets every peak of a device's figures to its current value.
+ * Sets every peak of a device's statistics to its current value.
  */
 enum lowtide_status lowtide_reset_peak_stats(int device);
 
 /**
- * Sets every sum and count of a device's figures to zero.
+ * Sets every sum and count of a device's statistics to zero.
  */
 enum lowtide_status lowtide_reset_accumulated_stats(int device);
 
 /**
- * Writes a picture of every segment and block of the devices in use, in the format of
- * `torch.cuda.memory._dump_snapshot`: what PyTorch's viewer and `lowtide` read. It has no history. Where something
- * is paused, the key `pauses` says so, which the viewer passes over: a list of dicts with the `device` and an
- * `event`, whose `user_metadata` is the region's tag.
+ * Writes a snapshot of every segment and block of the devices in use, in the format of
+ * `torch.cuda.memory._dump_snapshot`. PyTorch's viewer and `lowtide` read it. It has no history. If memory is
+ * paused, the snapshot has a key `pauses`, which the viewer ignores. Its value is a list of dicts with the
+ * `device` and an `event`, whose `user_metadata` is the region's tag.
  *
- * The bytes are the caller's, to be given to `lowtide_release_bytes`. On failure nothing is written.
+ * The caller owns the bytes and frees them with `lowtide_release_bytes`. On failure nothing is written.
  *
  * The caller promises:
  *
@@ -1430,34 +1447,33 @@ enum lowtide_status lowtide_snapshot(void **bytes,
                                      size_t *length);
 
 /**
- * Takes back what `lowtide_snapshot` or `lowtide_share` handed out. Null is ignored.
+ * Frees bytes from `lowtide_snapshot` or `lowtide_share`. Null is ignored.
  *
  * The caller promises:
  *
- * `bytes` is null, or from one of these and not taken back yet.
+ * `bytes` is null, or from one of these functions and not freed yet.
  */
 void lowtide_release_bytes(void *bytes);
 
 /**
- * Records everything that happens on every device from now on to a file at `path` in lowtide's own format: what
- * `lowtide replay`, `advise` and `convert` read. An earlier recording of this user is replaced by a new file, anything
- * else refused.
- * What is held already is recorded as such. A rank of several (`RANK`, `WORLD_SIZE`) puts its number before the
- * extension of the name.
+ * Records all events on all devices from now on to a file at `path`, in lowtide's own format. `lowtide replay`,
+ * `advise` and `convert` read it. An earlier recording of this user is replaced by a new file; any other file is
+ * refused. Memory that is allocated already is recorded as such. If the job has several ranks (`RANK`,
+ * `WORLD_SIZE`), the rank is added before the name's extension.
  *
- * The file is complete after `lowtide_record_stop`, and when the process ends. While it is recorded, it may be
- * read at any time, and of a process that is killed all but the last twentieth of a second is there. Where
- * it cannot be written to any more, that is said once on standard error, the recording ends, and the program
- * goes on. Whoever allocates waits for the file where it cannot keep up: nothing is left out.
+ * The file is complete after `lowtide_record_stop`, and when the process ends. It may be read at any time
+ * before. If the process is killed, at most the last twentieth of a second is missing. If the file cannot be
+ * written to, that is reported once on standard error, the recording ends, and the program continues. No event
+ * is dropped: threads that allocate wait if the file cannot keep up.
  *
- * With `stacks`, each request is recorded with the functions of Python, 3.11 or newer, that led to it or, where
- * its thread is in none, with those of the program. Like PyTorch's own history this takes Python's lock before
- * each request. While the names of the program's functions are looked up, once for each, what happens waits to be
- * written, and is not in the file of a process that is killed then. A library that was loaded where another was
- * before it may go by the names of that one.
+ * With `stacks`, each request is recorded with the Python functions (3.11 or newer) that led to it. If its
+ * thread is in no Python function, the program's native functions are recorded. Like PyTorch's own history this
+ * takes Python's lock (the GIL) before each request. Native functions are looked up once each. Events wait
+ * meanwhile, and are missing if the process is killed during that time. If a library was loaded at an address
+ * where another was before, its functions may get the other's names.
  *
- * `LOWTIDE_STATUS_STARTED` while another recording is made, `LOWTIDE_STATUS_FILE` where the file cannot be
- * created, or something is there that is no recording of this user.
+ * Returns `LOWTIDE_STATUS_STARTED` if another recording is in progress. Returns `LOWTIDE_STATUS_FILE` if the
+ * file cannot be created, or if `path` exists and is not a recording of this user.
  *
  * The caller promises:
  *
@@ -1467,36 +1483,37 @@ enum lowtide_status lowtide_record_start(const char *path,
                                          bool stacks);
 
 /**
- * Ends the recording and completes its file. Does nothing where none is made.
+ * Ends the recording and completes its file. Does nothing if there is no recording.
  *
- * `LOWTIDE_STATUS_FILE` where the recording ended before because the file could not be written to.
+ * Returns `LOWTIDE_STATUS_FILE` if the recording ended early because the file could not be written to.
  */
 enum lowtide_status lowtide_record_stop(void);
 
 /**
- * Lets work on `peer` use the memory of `device`: all that there is and all to come, of every kind. Doing
- * it again changes nothing, and a device may use its own memory anyway. Both devices are made ready for
- * use.
+ * Lets work on `peer` access the memory of `device`: all memory, now and later, of every kind. A repeated call
+ * changes nothing, and a device always has access to its own memory. Both devices are started if necessary.
  *
- * `LOWTIDE_STATUS_DRIVER` where the machine does not connect the two.
+ * Returns `LOWTIDE_STATUS_DRIVER` if the machine does not connect the two devices.
  */
 enum lowtide_status lowtide_enable_peer_access(int device,
                                                int peer);
 
 /**
- * Writes bytes to `bytes` that another process can give to `lowtide_attach`, and to `offset` how far the
- * block at `memory` is behind what that returns.
+ * Writes bytes to `bytes` that another process passes to `lowtide_attach`. Writes to `offset` the distance from
+ * the address that it gets there to the block at `memory`.
  *
- * The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that
- * do: blocks that share those have the same bytes. They are the caller's, to be given to
- * `lowtide_release_bytes`, and are worth the memory's contents to any process of the same user. `length`
- * says how many there are. On failure nothing is written: `LOWTIDE_STATUS_PAUSED` for a block whose region is.
+ * The bytes name the driver's allocation that holds the block or, in an expandable segment, the pages that hold
+ * it. Blocks with the same allocation or pages have the same bytes. The caller owns the `length` bytes and frees
+ * them with `lowtide_release_bytes`. Keep them secret: they give any process of the same user access to the
+ * memory's contents. On failure nothing is written; the status is `LOWTIDE_STATUS_PAUSED` if the block's region
+ * is paused.
  *
- * The block must stay allocated while others use it: once it is freed its memory is handed out again, and
- * bytes whose pages went back to the driver are refused. A process that ends takes what it shared of plain
- * segments with it; pages of expandable segments stay for those that have attached them. The first block
- * of an expandable segment that is shared starts a thread, which gives other processes what the bytes
- * name; the child of a fork does not have it and shares nothing.
+ * The block must stay allocated while other processes use it. Once it is freed, its memory is reused, and bytes
+ * whose pages were released to the driver are refused. When the process ends, its plain segments are freed for
+ * all processes; pages of expandable segments stay for those that have attached them.
+ *
+ * The first shared block of an expandable segment starts a thread that sends the memory's handles to other
+ * processes. A forked child does not have the thread and cannot share.
  *
  * The caller promises:
  *
@@ -1508,19 +1525,22 @@ enum lowtide_status lowtide_share(void *memory,
                                   uint64_t *offset);
 
 /**
- * Writes to `memory` where the memory that another process named by `lowtide_share` starts in this one,
- * for work on `device`, which is that process's card as this one counts. The same bytes again give the
- * same address, and each time must be undone by `lowtide_detach`. On failure `memory` is left as it was.
+ * Attaches memory that another process shared by `lowtide_share`, and writes its start in this process to
+ * `memory`. It is for work on `device`, this process's number of the other process's device. The same bytes give
+ * the same address again, and each call must be undone by `lowtide_detach`. On failure `memory` is not changed.
  *
- * Takes as many addresses as the memory has bytes, and no memory of the device. Work of other devices may
- * use it as far as `lowtide_enable_peer_access` allows for `device`. Where the processes count their
- * devices differently (`CUDA_VISIBLE_DEVICES`), the card that has the memory is found by its UUID, and
- * `device` is made its peer.
+ * Uses as many bytes of addresses as the memory has, and no device memory. Work of other devices may access it
+ * if `lowtide_enable_peer_access` allows that for `device`. If the processes number their devices differently
+ * (`CUDA_VISIBLE_DEVICES`), the device that has the memory is found by its UUID, and `device` gets peer access
+ * to it.
  *
- * `LOWTIDE_STATUS_INVALID_ARGUMENT` for bytes that are not from `lowtide_share`, that this process made
- * itself, whose memory or process is gone, or whose card this process does not see. The process that shared
- * expandable segments must be on the same machine and have the same user. Both processes see the same directory
- * of that user: `XDG_RUNTIME_DIR`, `/run/user/UID` or `/tmp`.
+ * Returns `LOWTIDE_STATUS_INVALID_ARGUMENT`:
+ * - if the bytes are not from `lowtide_share`, or this process made them itself;
+ * - if the memory or its process is gone;
+ * - if this process does not see the device.
+ *
+ * A process that shared expandable segments must be on the same machine and have the same user. Both processes
+ * must see the same directory of that user: `XDG_RUNTIME_DIR`, `/run/user/UID` or `/tmp`.
  *
  * The caller promises:
  *
@@ -1532,13 +1552,13 @@ enum lowtide_status lowtide_attach(int device,
                                    void **memory);
 
 /**
- * Undoes one `lowtide_attach`. The last one for an address waits for the device's work and lets go of the
- * memory, so it must not come while a stream of the device is being captured: that would fail and spoil the
- * capture. Work of other devices that uses the memory must have ended. While one thread waits, others may
- * do everything, and attach the same memory again, which then stays.
+ * Undoes one `lowtide_attach`. The last call for an address waits for the device's work and detaches the memory.
+ * Do not call it while a stream of the device is being captured: the call would fail and invalidate the capture.
+ * Work of other devices that uses the memory must have ended. While one thread waits, other threads may do
+ * everything, even attach the same memory again, which then stays.
  *
- * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another failure
- * the memory is still attached, and the same call may work.
+ * Returns `LOWTIDE_STATUS_NOT_ALLOCATED` for an address that `lowtide_attach` did not return. After another
+ * failure the memory is still attached, and the same call may succeed later.
  */
 enum lowtide_status lowtide_detach(void *memory);
 
@@ -1562,33 +1582,33 @@ bool tms_get_interesting_region(void);
 void tms_set_current_tag(const char *tag);
 
 /**
- * Returns the tag of this thread's region, which is valid until the thread sets another.
+ * Returns the tag of this thread's region. Valid until the thread sets another.
  */
 const char *tms_get_current_tag(void);
 
 /**
- * Has contents of this thread's region kept in the host's memory, or not. It goes before disk.
+ * Sets whether contents of this thread's region are saved in host memory. This takes precedence over disk.
  */
 void tms_set_enable_cpu_backup(bool keeps);
 
 /**
- * Returns whether contents of this thread's region are kept in the host's memory.
+ * Returns whether contents of this thread's region are saved in host memory.
  */
 bool tms_get_enable_cpu_backup(void);
 
 /**
- * Has contents of this thread's region kept on disk, or not.
+ * Sets whether contents of this thread's region are saved on disk.
  */
 void tms_set_enable_disk_backup(bool keeps);
 
 /**
- * Returns whether contents of this thread's region are kept on disk.
+ * Returns whether contents of this thread's region are saved on disk.
  */
 bool tms_get_enable_disk_backup(void);
 
 /**
- * Notes which kind of host memory backups are to be in, "pinned" or "mmap", which changes nothing. Any other is told on
- * standard error, and not noted.
+ * Sets the kind of host memory for backups, "pinned" or "mmap". It is stored and has no effect. Any other text
+ * is reported on standard error and not stored.
  *
  * The caller promises:
  *
@@ -1597,13 +1617,13 @@ bool tms_get_enable_disk_backup(void);
 void tms_set_cpu_backup_backend(const char *backend);
 
 /**
- * Returns what was noted, which is valid until the thread sets another.
+ * Returns the stored kind of host memory. Valid until the thread sets another.
  */
 const char *tms_get_cpu_backup_backend(void);
 
 /**
- * As `lowtide_set_backup_directory`, and makes the directory and those above it if need be; from then on there is a
- * file in it for each block that is kept there, by names of one file for all blocks of a region.
+ * Like `lowtide_set_backup_directory`, and creates the directory and its parents if necessary. From then on
+ * the directory has a file name for each saved block. All names of a region are links to one file.
  *
  * The caller promises:
  *
@@ -1612,23 +1632,23 @@ const char *tms_get_cpu_backup_backend(void);
 void tms_set_disk_backup_dir(const char *path);
 
 /**
- * As `lowtide_retain_backups`: what is retained can be read after a resume.
+ * Like `lowtide_retain_backups`: retained backups can be read after a resume.
  */
 void tms_set_retain_cpu_backup(bool retain);
 
 /**
- * Returns what `tms_set_retain_cpu_backup` was told, or `TMS_RETAIN_CPU_BACKUP` says.
+ * Returns the value that `tms_set_retain_cpu_backup` set, or else that of `TMS_RETAIN_CPU_BACKUP`.
  */
 bool tms_get_retain_cpu_backup(void);
 
 /**
- * As `lowtide_set_memory_margin`.
+ * Like `lowtide_set_memory_margin`.
  */
 void set_memory_margin_bytes(uint64_t bytes);
 
 /**
- * As `lowtide_pause`; does nothing for a tag that was never entered, and takes the empty one for null.
- * Returns 0 if it was done.
+ * Like `lowtide_pause`, but does nothing for a tag that was never entered, and takes the empty tag for null.
+ * Returns 0 on success.
  *
  * The caller promises:
  *
@@ -1637,8 +1657,8 @@ void set_memory_margin_bytes(uint64_t bytes);
 int tms_pause(const char *tag);
 
 /**
- * As `lowtide_resume`; does nothing for a tag that was never entered, and takes the empty one for null.
- * Returns 0 if it was done.
+ * Like `lowtide_resume`, but does nothing for a tag that was never entered, and takes the empty tag for null.
+ * Returns 0 on success.
  *
  * The caller promises:
  *
@@ -1647,22 +1667,23 @@ int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
 /**
- * Returns where the host's copy of `size` bytes at `memory`, within a block, is; null where there is none. There
- * is one while the block's region is paused, and after a resume where `tms_set_retain_cpu_backup` had it retained:
- * until the next pause of the region.
+ * Returns the address of the host's copy of `size` bytes at `memory`, which lie within a block; null if there is
+ * no copy. A copy exists while the block's region is paused. If `tms_set_retain_cpu_backup` retained it, it also
+ * exists after a resume, until the region's next pause.
  */
 const uint8_t *tms_get_cpu_backup_pointer(const uint8_t *memory,
                                           uint64_t size);
 
 /**
- * As `lowtide_malloc`: a `torch.cuda.MemPool` of an allocator that has this has its segments from a region.
+ * Like `lowtide_malloc`. A `torch.cuda.MemPool` of an allocator with this function gets its segments from a
+ * region.
  */
 void *tms_torch_malloc(size_t size,
                        int device,
                        void *stream);
 
 /**
- * As `lowtide_free`.
+ * Like `lowtide_free`.
  */
 void tms_torch_free(void *memory, size_t size, int device, void *stream);
 

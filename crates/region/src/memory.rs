@@ -398,9 +398,10 @@ impl<K> Books<K> {
                 return Ok(address);
             }
         }
-        let wanted = match is_limited {
-            true => size,
-            false => size.max(Bytes(self.mapped().get() / GROWTH_PART)),
+        let wanted = if is_limited {
+            size
+        } else {
+            size.max(Bytes(self.mapped().get() / GROWTH_PART))
         };
         let piece = piece_for(device, size, wanted)?;
         for reservation in &mut self.reservations {

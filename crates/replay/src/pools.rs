@@ -1,14 +1,12 @@
 //! Infers the pool of each recorded segment, if a recording does not say it.
 //!
-//! Up to torch 2.14 a recording names the pools only of the segments that exist at the end. But the addresses show
-//! more:
+//! Up to torch 2.14 a recording names the pools only of segments that exist at the end. But the addresses show more:
 //!
 //! - A request takes the smallest free block of its pool that fits. A free block that would have fitted better than
 //!   the block taken lies in a segment of another pool.
 //! - An expandable segment is one range, and grows at the lowest addresses with room for a request. Memory behind
 //!   other segments, or with room below it, is of another pool.
-//! - When a pool is emptied, its wholly free segments are released. A free segment that stays belongs to another
-//!   pool.
+//! - When a pool is emptied, its wholly free segments are released. A free segment that stays is another pool's.
 //!
 //! Segments that such evidence separates get different pools, and all others the same pool. In these pools,
 //! PyTorch's allocator does what was recorded.

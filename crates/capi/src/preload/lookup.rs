@@ -49,10 +49,11 @@ impl StandIn {
             let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
             // SAFETY: opens nothing: the driver is there already, or the answer is null.
             let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), flags) };
-            found = match driver.is_null() {
-                true => ptr::null_mut(),
+            found = if driver.is_null() {
+                ptr::null_mut()
+            } else {
                 // SAFETY: the library was opened in the lines above, and is not closed.
-                false => unsafe { dlsym(driver, self.name.as_ptr()) },
+                unsafe { dlsym(driver, self.name.as_ptr()) }
             };
         }
         self.note(found);

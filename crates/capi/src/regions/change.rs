@@ -184,9 +184,12 @@ fn named(region: &OnDevice, failure: RegionError) -> Error {
 
 /// Returns what a device is to have back, by tags, as the end of a sentence.
 fn paused_on(device: c_int) -> String {
-    let paused = bytes_by_tag(|region, _| match region.device == device {
-        true => region.memory.needed_to_resume().unwrap_or_default(),
-        false => Bytes::ZERO,
+    let paused = bytes_by_tag(|region, _| {
+        if region.device == device {
+            region.memory.needed_to_resume().unwrap_or_default()
+        } else {
+            Bytes::ZERO
+        }
     });
     format!("; paused there: {paused}")
 }

@@ -244,9 +244,10 @@ impl Configured for Bfc {
         if options.fragmentation_fraction != 0.0 || free < size {
             return None;
         }
-        Some(match leaves_rest(free, size, || WASTE_MAX) {
-            true => size,
-            false => free,
+        Some(if leaves_rest(free, size, || WASTE_MAX) {
+            size
+        } else {
+            free
         })
     }
 }

@@ -119,9 +119,10 @@ impl Configured for Slabs {
         _free: Bytes,
         segment: Bytes,
     ) -> Option<Bytes> {
-        Some(match is_arena(segment, options.arena_size) {
-            true => rounded(requested, options.arena_size),
-            false => segment,
+        Some(if is_arena(segment, options.arena_size) {
+            rounded(requested, options.arena_size)
+        } else {
+            segment
         })
     }
 }

@@ -133,12 +133,12 @@ impl TestDriver {
         let mut card = self.card();
         let addresses = segments.iter().map(|segment| segment.address);
         let addresses: BTreeSet<_> = addresses.collect();
-        let is_paired = match is_leaving {
-            true => card.notified.insert(pool, addresses).is_none(),
-            false => card
-                .notified
+        let is_paired = if is_leaving {
+            card.notified.insert(pool, addresses).is_none()
+        } else {
+            card.notified
                 .remove(&pool)
-                .is_some_and(|left| left.is_superset(&addresses)),
+                .is_some_and(|left| left.is_superset(&addresses))
         };
         let mut segments = segments.iter();
         let is_there =
@@ -400,13 +400,14 @@ impl TestBackups {
                 self.failures += 1;
                 assert!(!self.panics, "it was to panic");
                 let message = "it was to fail".to_owned();
-                Err(match self.is_short_of_host {
-                    true => BackupError::NoHostMemory {
+                Err(if self.is_short_of_host {
+                    BackupError::NoHostMemory {
                         needed: UNIT,
                         message,
                         directory: None,
-                    },
-                    false => BackupError::NoThread { message },
+                    }
+                } else {
+                    BackupError::NoThread { message }
                 })
             }
             Some(left) => {
@@ -672,9 +673,10 @@ impl Device for TestDevice {
         if let Some((_, act)) = due {
             act();
         }
-        match is_refused {
-            true => &self.without_pools,
-            false => &self.allocator,
+        if is_refused {
+            &self.without_pools
+        } else {
+            &self.allocator
         }
     }
 

@@ -134,9 +134,10 @@ impl CachingConfig {
     pub fn block_size(&self, requested: Bytes) -> Bytes {
         let divisions = self.divisions_for(requested);
         let divides = divisions > 1 && requested.get() > ROUNDING.get().saturating_mul(divisions);
-        match divides {
-            true => round_up_to_division(requested, divisions),
-            false => requested.max(ROUNDING).round_up(ROUNDING),
+        if divides {
+            round_up_to_division(requested, divisions)
+        } else {
+            requested.max(ROUNDING).round_up(ROUNDING)
         }
     }
 

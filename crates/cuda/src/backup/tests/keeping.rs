@@ -393,10 +393,11 @@ fn what_a_backup_has_written_to_is_page_locked_meanwhile() {
         while !is_locked([true, true, false, false]) {
             thread::yield_now();
         }
-        match is_saved {
-            true => copying.end_saved(),
+        if is_saved {
+            copying.end_saved()
+        } else {
             // A block that is not resident would use host memory that no backup has asked for.
-            false => drop(copying),
+            drop(copying)
         }
         let_keeper_look(&mut world);
         assert!(is_locked([true, true, false, false]));
