@@ -134,7 +134,11 @@ fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
         let status = unsafe { lowtide_get_memory_fraction(1, &raw mut fraction) };
         assert_eq!((status, fraction), (Status::Ok, 0.5));
         assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), 1);
-        for device in [-1, 2, 128] {
+        // Every device in use, of which there is one.
+        assert_eq!(lowtide_empty_cache(-1), Status::Ok);
+        assert_eq!(lowtide_reset_peak_stats(-1), Status::InvalidArgument);
+        assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), 1);
+        for device in [-2, 2, 128] {
             assert_eq!(lowtide_empty_cache(device), Status::InvalidArgument);
             assert_eq!(lowtide_reset_peak_stats(device), Status::InvalidArgument);
         }
