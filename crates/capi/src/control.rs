@@ -338,10 +338,9 @@ pub unsafe extern "C" fn lowtide_memory_usage(
             return Err(Error::null("allocated"));
         }
         let (held, from_driver) = match devices::get(device) {
-            Some(allocator) => allocator.with_all(|device| {
-                let stats = device.stats();
-                (stats.allocated(), stats.reserved())
-            })?,
+            Some(allocator) => {
+                allocator.with_all(|device| (device.allocated(), device.reserved()))?
+            }
             None => (Bytes::ZERO, Bytes::ZERO),
         };
         // SAFETY: it may be written to, by the contract of this function.
@@ -454,8 +453,8 @@ fn snapshot() -> Result<Vec<u8>, Error> {
     for (ordinal, allocator) in devices::all() {
         let past = allocator.with_all(|device| DevicePast {
             segments: device.snapshot(),
-            events: Vec::new(),
-            ..device.recent_past()
+            paused: device.lane().paused_pools(),
+            ..DevicePast::default()
         })?;
         snapshot.traces.push(Trace {
             settings: settings.clone(),

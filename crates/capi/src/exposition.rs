@@ -360,8 +360,9 @@ impl Page {
     fn streams(&mut self) -> Result<(), Error> {
         let mut streams: BTreeMap<(c_int, u64), [Bytes; 2]> = BTreeMap::new();
         for (ordinal, allocator) in devices::all() {
-            allocator.with_all(|device| {
-                for segment in device.segments() {
+            // Lane by lane: no thread waits for the others' segments.
+            allocator.for_each_lane(|lane| {
+                for segment in lane.segments() {
                     let [reserved, allocated] =
                         streams.entry((ordinal, segment.stream.0)).or_default();
                     *reserved += segment.size;
@@ -369,6 +370,7 @@ impl Page {
                     let blocks = segment.blocks.iter().filter(|block| held(block.status));
                     *allocated += blocks.map(|block| block.size).sum::<Bytes>();
                 }
+                Ok(())
             })?;
         }
         let figures: [Figure<[Bytes; 2], u64>; 2] = [

@@ -161,12 +161,13 @@ impl Config {
         .filter(|&fraction| fraction < 1.0)
     }
 
-    /// Returns whether what one stream does never decides where another stream's requests go, so that
-    /// several allocators can serve the streams of a device between them ([`Lanes`](crate::Lanes)). Not
-    /// so for BFC, whose requests may wait for what any stream frees, nor for garbage collection, which
-    /// weighs the free segments of all streams, nor where a request is rejected for what all of them hold,
-    /// nor for `direct`: what a free gives back to the driver
-    /// is the next request's, whatever its stream, and each is told of in that order.
+    /// Returns whether one stream's requests never decide where another stream's go, so that a device can have several
+    /// [lanes](crate::Lanes). These need a single lane:
+    ///
+    /// - BFC: a request may wait for memory that any stream frees.
+    /// - Garbage collection weighs the free segments of all streams.
+    /// - `throw_on_cudamalloc_oom` rejects a request for what all streams reserve.
+    /// - `direct`: freed memory goes to the driver, and serves the next request of any stream.
     pub fn keeps_streams_apart(&self) -> bool {
         match self {
             Config::Bfc(_) | Config::Direct(_) => false,

@@ -32,18 +32,16 @@ pub(crate) const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
 const BLOCK_MIN: Bytes = Bytes(512);
 const SMALL_SEGMENT: Bytes = Bytes::mib(2);
 
-/// The largest hole between runs of pages of one expandable segment, before the first event: a snapshot lists each
-/// run on its own. On cards with more memory, segments of different pools are further apart than this. On smaller
-/// cards, the memory between the runs and the places where they grow are the evidence.
+/// The largest hole between runs of pages of one expandable segment in the first snapshot, which lists each run. On
+/// cards with more memory, pools are further apart. On smaller ones, where runs grow is the evidence.
 const SEGMENT_HOLE_MAX: Bytes = Bytes::gib(64);
 
 /// The most free blocks and segments that are examined for evidence, which takes seconds. A recording of some
 /// megabytes could have one for every two of its events. Tests have a lower bound.
 const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
 
-/// Returns what the addresses of a recording show, with `initial` as its state before the first event. Returns
-/// `None` if the recording says everything itself, contradicts itself, or has more evidence than is kept or
-/// examined.
+/// Returns what the addresses of a recording show, with `initial` as its state before the first event. `None` if the
+/// recording says everything itself, contradicts itself, or has more evidence than is kept or examined.
 ///
 /// Takes O(n log n) for n events, and more in three cases:
 ///

@@ -39,9 +39,10 @@ impl<D: Driver> SharedAllocator<D> {
             match (found, left) {
                 (Some(address), _) => {
                     let may_be_short = is_nearer_to_the_end(&device);
+                    let has_limit = device.limit().is_some();
                     self.leave_device(device)?;
                     if may_be_short {
-                        self.keep_events_where_memory_is_short();
+                        self.keep_events_where_memory_is_short(has_limit);
                     }
                     return Ok(address);
                 }
@@ -58,20 +59,17 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Starts to keep the last events if little device memory is left or if there is a limit: only then are they
     /// likely to be needed soon, for an out-of-memory error.
-    fn keep_events_where_memory_is_short(&self) {
+    fn keep_events_where_memory_is_short(&self, has_limit: bool) {
         const LEFT_OF_DEVICE: u64 = 4;
         if self.clock.is_running() {
             return;
         }
         // A device that fails this query has reported the error to a request, or will.
-        let is_short = self
-            .with_driver(Driver::memory_info)
-            .is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE);
-        let has_limit = || {
-            self.enter_device()
-                .is_ok_and(|device| device.limit().is_some())
+        let is_short = || {
+            self.with_driver(Driver::memory_info)
+                .is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE)
         };
-        if is_short || has_limit() {
+        if has_limit || is_short() {
             self.clock.start();
         }
     }

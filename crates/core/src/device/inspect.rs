@@ -38,12 +38,12 @@ impl DevicePast {
 
 impl<L: Lanes> Device<L> {
     /// Returns the allocated bytes: cheaper than computing all statistics.
-    pub(super) fn allocated(&self) -> Bytes {
+    pub fn allocated(&self) -> Bytes {
         self.sum(|lane| lane.heap.stats.allocated())
     }
 
     /// Returns the reserved bytes, as cheaply as [`Device::allocated`].
-    pub(super) fn reserved(&self) -> Bytes {
+    pub fn reserved(&self) -> Bytes {
         self.sum(|lane| lane.heap.stats.reserved())
     }
 

@@ -222,7 +222,7 @@ impl<D: Driver> Lane<D> {
     }
 
     /// Returns the pools whose memory is away. Linear in the number of pools.
-    pub(crate) fn paused_pools(&self) -> Vec<MempoolId> {
+    pub fn paused_pools(&self) -> Vec<MempoolId> {
         let pools = self.heap.domains.pools();
         let paused = pools.filter(|(_, pool)| pool.paused.is_some());
         paused.map(|(_, pool)| pool.id).collect()

@@ -11,7 +11,7 @@ pub(super) mod forest;
 
 pub(super) mod options;
 
-use arenas::{Arenas, GRANULE, is_arena};
+use arenas::{Arenas, GRANULE, size_in};
 use forest::Run;
 
 use super::free_blocks::FreeBlock;
@@ -83,11 +83,8 @@ impl Configured for Buddy {
         _free: Bytes,
         segment: Bytes,
     ) -> Option<Bytes> {
-        Some(if is_arena(segment, options.arena_size) {
-            rounded(requested, options.arena_size)
-        } else {
-            segment
-        })
+        let in_arena = rounded(requested, options.arena_size);
+        Some(size_in(segment, options.arena_size, in_arena))
     }
 }
 

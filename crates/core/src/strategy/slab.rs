@@ -17,7 +17,7 @@ mod size_class;
 use size_class::{OBJECT_CLASSES, SizeClass};
 
 use super::bit_set::BitSet;
-use super::buddy::arenas::{Arenas, GRANULE, Place, is_arena};
+use super::buddy::arenas::{Arenas, GRANULE, Place, size_in};
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
@@ -119,11 +119,8 @@ impl Configured for Slabs {
         _free: Bytes,
         segment: Bytes,
     ) -> Option<Bytes> {
-        Some(if is_arena(segment, options.arena_size) {
-            rounded(requested, options.arena_size)
-        } else {
-            segment
-        })
+        let in_arena = rounded(requested, options.arena_size);
+        Some(size_in(segment, options.arena_size, in_arena))
     }
 }
 

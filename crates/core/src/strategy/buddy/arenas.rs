@@ -54,9 +54,18 @@ pub(in crate::strategy) struct Place {
     pub(in crate::strategy) offset: Bytes,
 }
 
+/// Returns how long a block is in a segment of a size: `in_arena` where the segment is an arena, else all of it.
+pub(in crate::strategy) fn size_in(segment: Bytes, arena_size: Bytes, in_arena: Bytes) -> Bytes {
+    if is_arena(segment, arena_size) {
+        in_arena
+    } else {
+        segment
+    }
+}
+
 /// Returns whether a segment of a size is an arena, where those are to be of `arena_size`, and not one block: they are
 /// powers of two, and smaller where the device has no more.
-pub(in crate::strategy) fn is_arena(segment: Bytes, arena_size: Bytes) -> bool {
+fn is_arena(segment: Bytes, arena_size: Bytes) -> bool {
     segment <= arena_size && segment.get().is_power_of_two()
 }
 
