@@ -15,7 +15,7 @@ PATH = Path(__file__).parent / "liblowtide.so"
 INCLUDE = Path(__file__).parent / "include"
 """The directory with `lowtide.h`."""
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """The interface that is spoken here: `LOWTIDE_ABI_VERSION` of `lowtide.h`."""
 
 

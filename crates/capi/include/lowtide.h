@@ -28,7 +28,7 @@
  * The version of this interface. It changes when a program that was built against an older header would no
  * longer work. A program compares it with the result of `lowtide_abi_version`.
  */
-#define LOWTIDE_ABI_VERSION 2
+#define LOWTIDE_ABI_VERSION 3
 
 /**
  * The result of a call. `lowtide_last_error` returns the text for every status except `OK`.

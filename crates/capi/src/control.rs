@@ -15,7 +15,7 @@ use crate::{cuda, devices, pauses, settings, start};
 
 /// The version of this interface. It changes when a program that was built against an older header would no
 /// longer work. A program compares it with the result of `lowtide_abi_version`.
-pub const LOWTIDE_ABI_VERSION: u32 = 2;
+pub const LOWTIDE_ABI_VERSION: u32 = 3;
 
 /// Returns the version of the loaded library's interface.
 #[unsafe(no_mangle)]

@@ -197,10 +197,7 @@ impl Listeners {
             })),
             (observer, recorder) => observer.or(recorder),
         };
-        Ok(allocator.for_each_lane(|lane| {
-            lane.observe_events(both.clone());
-            Ok(())
-        })?)
+        Ok(allocator.observe_events(both.as_ref())?)
     }
 
     /// Lets the recorder, if there is one, record a device, starting with the memory that it holds now. `pools`

@@ -18,6 +18,7 @@ use crate::strategy::Request;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 pub use inspect::DevicePast;
+pub use miss::Miss;
 
 /// What the lanes of a device have in common.
 #[derive(Debug)]
@@ -45,6 +46,9 @@ impl DeviceState {
 pub trait Lanes {
     /// The driver of the device.
     type Driver: Driver;
+
+    /// Returns the first lane, which has been entered.
+    fn first(&self) -> &Lane<Self::Driver>;
 
     /// Returns a lane that has been entered.
     fn lane(&mut self, index: usize) -> &mut Lane<Self::Driver>;
@@ -88,6 +92,10 @@ pub type DeviceAllocator<D> = Device<OneLane<D>>;
 
 impl<D: Driver> Lanes for OneLane<D> {
     type Driver = D;
+
+    fn first(&self) -> &Lane<D> {
+        &self.lane
+    }
 
     #[inline(always)]
     fn lane(&mut self, index: usize) -> &mut Lane<D> {
@@ -166,16 +174,7 @@ impl<D: Driver> Device<OneLane<D>> {
     fn serve(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
         match self.lanes.lane.take(request) {
             Some(address) => Ok(address),
-            None => self.serve_new(request),
-        }
-    }
-
-    /// Serves a miss. It is separate from [`Device::serve`], so that a hit does not pay for it.
-    #[cold]
-    fn serve_new(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        match self.serve_miss(0, request)? {
-            Some(address) => Ok(address),
-            None => Err(self.out_of_memory(0, request)?),
+            None => self.serve_new(0, request),
         }
     }
 
@@ -193,7 +192,7 @@ impl<D: Driver> Device<OneLane<D>> {
 impl<L: Lanes> Device<L> {
     /// Returns the first lane, which has the private pools. A [`DeviceAllocator`] has no other lane.
     pub fn lane(&self) -> &Lane<L::Driver> {
-        self.lanes.parts().1.next().expect("a device has a lane")
+        self.lanes.first()
     }
 
     /// Returns the same as [`Device::lane`], mutable.

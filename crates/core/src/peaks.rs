@@ -9,7 +9,6 @@
 //! Peaks are exact if each change is synced before the next, as while one thread allocates. If several threads
 //! allocate and free at the same moment, a peak may miss a part. It may also count memory that one thread had freed
 //! when another allocated as much.
-//! when the other took as much.
 
 use crate::figures::{ACTIVE_LEVELS, Figures, LEVELS};
 

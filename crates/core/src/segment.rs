@@ -400,13 +400,17 @@ impl Heap {
         pool.reserved_bytes.current() != 0 || pool.segment_count != 0
     }
 
-    /// Returns the domains, except the default one, that have no segment (and so no block) and no memory that the
-    /// driver refused to release. O(n log n) for n domains and segments.
+    /// Returns the domains, except the default one, that have no segment, no block and no memory that the driver
+    /// refused to release. O(n log n) for n domains, segments and blocks.
     pub(crate) fn domains_without_memory<D>(&self, physical: &Physical<D>) -> Vec<DomainId> {
         let segments = self.segments.iter().map(|(_, segment)| segment.domain);
+        let blocks = self.blocks.iter().map(|(_, block)| block.domain);
         let spares = physical.spare_owners().map(|owner| owner.domain);
         let default = std::iter::once(DomainId::DEFAULT);
-        let kept: BTreeSet<DomainId> = segments.chain(spares).chain(default).collect();
+        let kept: BTreeSet<DomainId> = { segments.chain(blocks) }
+            .chain(spares)
+            .chain(default)
+            .collect();
         let ids = self.domains.iter();
         ids.filter(|id| !kept.contains(id)).collect()
     }

@@ -1,7 +1,7 @@
 //! Limits from the configuration, which only the device can turn into bytes.
 #![expect(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Stream};
+use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Driver, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 
 fn allocator(conf: &str) -> DeviceAllocator<SimDriver> {
@@ -111,6 +111,28 @@ fn what_the_device_is_not_to_hold_is_rejected() {
     assert_eq!((stats.num_device_free, stats.num_oom_rejections), (1, 1));
     assert_eq!(stats.num_ooms, 0);
     assert_eq!(allocator.lane_mut().take_events().count(), 0);
+}
+
+/// Whether it was rejected is what happened, and not what would happen now that the cache is empty.
+#[test]
+fn a_request_that_had_the_cache_released_was_not_rejected() {
+    let mut allocator = allocator("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
+    allocator.set_memory_fraction(0.9).unwrap();
+    allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
+    let cached = allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
+    allocator.free(cached).unwrap();
+    // Above nine tenths with the cache, above a half without it, and the driver has less.
+    allocator
+        .lane_mut()
+        .driver_mut()
+        .allocate(Bytes::gib(3))
+        .unwrap();
+    let refused = allocator.allocate(Bytes::gib(6), Stream::DEFAULT);
+    let text = refused.unwrap_err().to_string();
+    assert!(!text.contains("preemptively rejected"), "{text}");
+    let stats = allocator.stats();
+    assert_eq!((stats.num_ooms, stats.num_oom_rejections), (1, 0));
+    assert_eq!(stats.num_device_free, 1);
 }
 
 #[test]

@@ -31,6 +31,11 @@ impl<D> fmt::Debug for Entered<'_, D> {
 impl<D: Driver> Lanes for Entered<'_, D> {
     type Driver = SharedDriver<D>;
 
+    fn first(&self) -> &Lane<SharedDriver<D>> {
+        let first = self.lanes[0].as_ref().expect("the lane was entered");
+        &first.state.lane
+    }
+
     fn lane(&mut self, index: usize) -> &mut Lane<SharedDriver<D>> {
         &mut self.guard(index).state.lane
     }
@@ -122,7 +127,10 @@ impl<D: Driver> SharedAllocator<D> {
         &self,
         mut device: Device<Entered<'_, D>>,
     ) -> Result<(), AllocError> {
-        self.settle(&mut device)?;
+        if !device.lanes.has_all {
+            return self.leave_lane(device);
+        }
+        self.settle(&mut device);
         let mut lanes = device.lanes.lanes.iter().flatten();
         let someone_waits = lanes.any(|guard| guard.state.waiting > 0);
         drop(device);
@@ -132,19 +140,24 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Publishes the changes that other threads must know, and updates the device's peaks.
-    pub(crate) fn settle(&self, device: &mut Device<Entered<'_, D>>) -> Result<(), AllocError> {
-        let mut lanes = device.lanes.parts().1;
-        let has_new_peak = lanes.any(|lane| lane.news().has_new_peak);
-        drop(lanes);
-        if has_new_peak {
-            device.lanes.enter_all()?;
-        }
+    /// Leaves a device of which one lane was entered. The common lock goes first: an observer may take its time, and
+    /// the misses of other lanes do not wait for it.
+    fn leave_lane(&self, device: Device<Entered<'_, D>>) -> Result<(), AllocError> {
+        let Entered { state, lanes, .. } = device.lanes;
+        drop(state);
+        let mut lanes = lanes.into_iter().flatten();
+        let guard = lanes.next();
+        debug_assert!(lanes.next().is_none(), "one lane was entered");
+        guard.map_or(Ok(()), |guard| self.leave(guard))
+    }
+
+    /// Publishes the changes that other threads must know, and updates the device's peaks. All lanes were entered.
+    pub(crate) fn settle(&self, device: &mut Device<Entered<'_, D>>) {
+        debug_assert!(device.lanes.has_all, "peaks are of all lanes");
         device.sync_peaks();
         for guard in device.lanes.lanes.iter_mut().flatten() {
             self.notify(guard);
         }
-        Ok(())
     }
 
     /// Ends a visit that changed something other threads must know.

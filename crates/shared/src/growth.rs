@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use lowtide_core::{AllocError, Bytes, Device, DeviceAddress, Driver, Lanes, Request, Stream};
+use lowtide_core::{
+    AllocError, Bytes, Device, DeviceAddress, Driver, Lanes, Miss, Request, Stream,
+};
 
 use crate::SharedAllocator;
 use crate::entered::Entered;
@@ -29,15 +31,17 @@ impl<D: Driver> SharedAllocator<D> {
             let known = known.map(|(request, _)| request);
             let left = self.wait_left(start);
             let attempt = attempt(&mut device, index, known, (requested, stream));
-            let (request, found) = match attempt {
+            let (request, outcome) = match attempt {
                 Ok(attempt) => attempt,
+                // Some of the lanes may have been entered, whose figures alone say nothing.
+                Err(AllocError::Poisoned) => return Err(AllocError::Poisoned),
                 Err(error) => {
                     self.leave_device(device)?;
                     return Err(error);
                 }
             };
-            match (found, left) {
-                (Some(address), _) => {
+            match (outcome, left) {
+                (Miss::Served(address), _) => {
                     let may_be_short = is_nearer_to_the_end(&device);
                     let has_limit = device.limit().is_some();
                     self.leave_device(device)?;
@@ -47,9 +51,10 @@ impl<D: Driver> SharedAllocator<D> {
                     return Ok(address);
                 }
                 // The lane was not left since the attempt, so no free can be missed.
-                (None, Some(left)) => self.wait(device, index, left)?,
-                (None, None) => {
-                    let error = device.out_of_memory(index, &request);
+                (_, Some(left)) => self.wait(device, index, left)?,
+                (missed, None) => {
+                    let is_rejected = missed == Miss::Rejected;
+                    let error = device.out_of_memory(index, &request, is_rejected);
                     self.leave_device(device)?;
                     return Err(error?);
                 }
@@ -86,7 +91,7 @@ impl<D: Driver> SharedAllocator<D> {
         index: usize,
         left: Duration,
     ) -> Result<(), AllocError> {
-        self.settle(&mut device)?;
+        self.settle(&mut device);
         device.lanes.guard(index).state.waiting += 1;
         let order = self.freed.order.lock().map_err(|_| AllocError::Poisoned)?;
         drop(device);
@@ -97,27 +102,26 @@ impl<D: Driver> SharedAllocator<D> {
     }
 }
 
-/// Returns a request and the address that serves it, if any. `known` is the request if no free block of its lane
-/// serves it.
+/// Returns a request and what became of it. `known` is the request if no free block of its lane serves it.
 fn attempt<D: Driver>(
     device: &mut Device<Entered<'_, D>>,
     own: usize,
     known: Option<Request>,
     (requested, stream): (Bytes, Stream),
-) -> Result<(Request, Option<DeviceAddress>), AllocError> {
+) -> Result<(Request, Miss), AllocError> {
     let request = match known {
         Some(request) => request,
         None => {
             let lane = device.lanes.lane(own);
             let request = lane.request(requested, stream)?;
             if let Some(address) = lane.take(&request) {
-                return Ok((request, Some(address)));
+                return Ok((request, Miss::Served(address)));
             }
             request
         }
     };
-    let found = device.serve_miss(own, &request)?;
-    Ok((request, found))
+    let outcome = device.serve_miss(own, &request)?;
+    Ok((request, outcome))
 }
 
 /// Returns whether less memory may be left than ever before. A program that releases memory and allocates it again

@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use lowtide_core::{
     AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceState, Driver, EventClock, Lane,
-    Stream,
+    Observer, Stream,
 };
 
 pub use driver::SharedDriver;
@@ -331,6 +331,26 @@ impl<D: Driver> SharedAllocator<D> {
     /// Calls `act` with the driver while no lane can use it, and returns its result.
     pub fn with_driver<R>(&self, act: impl FnOnce(&mut D) -> R) -> R {
         act(&mut SharedDriver::lock_driver(&self.driver))
+    }
+
+    /// Notifies `observer` of every event from now on, or nobody. No miss runs meanwhile, and an earlier observer is not
+    /// called any more when this returns.
+    ///
+    /// The thread whose call caused an event calls the observer, as [`Lane::observe_events`] says, under the lock of the
+    /// event's lane: several threads may call it at once for different streams. It must not use the allocator.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Poisoned`].
+    pub fn observe_events(&self, observer: Option<&Observer>) -> Result<(), AllocError> {
+        let _state = self.state.lock().map_err(|_| AllocError::Poisoned)?;
+        for index in 0..self.lanes.len() {
+            // Nothing is left to be reported from before: each thread that left the lane has done that.
+            let mut guard = self.enter(index)?;
+            guard.state.lane.observe_events(observer.cloned());
+            guard.end();
+        }
+        Ok(())
     }
 
     /// Checks each lane as [`Lane::check_invariants`] does.

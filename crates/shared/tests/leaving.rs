@@ -101,10 +101,7 @@ fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
     };
     let observer = move |events: &[Event]| events.iter().for_each(&note);
     let observer: Observer = Arc::new(observer);
-    let observed = allocator.for_each_lane(|lane| {
-        lane.observe_events(Some(Arc::clone(&observer)));
-        Ok(())
-    });
+    let observed = allocator.observe_events(Some(&observer));
     observed.unwrap();
     picture
 }

@@ -26,14 +26,6 @@ fn allocator(config: &str, mib: u64) -> SharedAllocator<SimDriver> {
     SharedAllocator::new(driver(mib), 3, &parsed(config), Arc::default())
 }
 
-fn observe(allocator: &SharedAllocator<SimDriver>, observer: Option<Observer>) {
-    let observed = allocator.for_each_lane(|lane| {
-        lane.observe_events(observer.clone());
-        Ok(())
-    });
-    assert_eq!(observed, Ok(()));
-}
-
 fn is_out_of_memory<T>(result: Result<T, AllocError>) -> bool {
     matches!(result, Err(error) if error.is_out_of_memory())
 }
@@ -218,7 +210,8 @@ fn an_observer_hears_of_every_event() {
             heard.lock().unwrap().extend(told);
         }
     };
-    observe(&allocator, Some(Arc::new(observer)));
+    let observer: Observer = Arc::new(observer);
+    assert_eq!(allocator.observe_events(Some(&observer)), Ok(()));
     let take = || std::mem::take(&mut *heard.lock().unwrap());
     let here = thread::current().id();
 
@@ -260,7 +253,7 @@ fn an_observer_hears_of_every_event() {
         );
     });
 
-    observe(&allocator, None);
+    assert_eq!(allocator.observe_events(None), Ok(()));
     allocator
         .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
         .unwrap();
@@ -285,7 +278,8 @@ fn an_observer_hears_of_a_request_that_waits() {
             failures.fetch_add(count, Ordering::Relaxed);
         }
     };
-    observe(&allocator, Some(Arc::new(observer)));
+    let observer: Observer = Arc::new(observer);
+    assert_eq!(allocator.observe_events(Some(&observer)), Ok(()));
     assert!(is_out_of_memory(allocator.allocate(
         Bytes::mib(4),
         Stream::DEFAULT,

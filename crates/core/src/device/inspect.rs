@@ -47,7 +47,7 @@ impl<L: Lanes> Device<L> {
         self.sum(|lane| lane.heap.stats.reserved())
     }
 
-    /// Returns the statistics.
+    /// Returns the statistics. Peaks are as of the last [`Device::sync_peaks`].
     pub fn stats(&self) -> Stats {
         let (state, lanes) = self.lanes.parts();
         let figures = lanes.map(|lane| lane.heap.stats.clone());

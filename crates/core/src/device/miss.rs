@@ -11,9 +11,20 @@ use crate::event::Action;
 use crate::strategy::{Release, Request, Strategy};
 use crate::units::{DeviceAddress, TorchRelease};
 
+/// The outcome of a request that no free block served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Miss {
+    /// It was served, at this address.
+    Served(DeviceAddress),
+    /// It would have exceeded what the configuration has fail at once.
+    Rejected,
+    /// The driver, or the limit, has no more memory.
+    Exhausted,
+}
+
 impl<L: Lanes> Device<L> {
-    /// Returns the address from the first of these attempts that succeeds, or `None` if none does. No free block of
-    /// the request's lane, `own`, serves the request.
+    /// Serves a request by the first of these attempts that succeeds. No free block of the request's lane, `own`,
+    /// serves it.
     ///
     /// Only lane `own` must have been entered. The others are entered when they are needed.
     ///
@@ -21,11 +32,7 @@ impl<L: Lanes> Device<L> {
     ///
     /// [`AllocError::Driver`] when the device fails for another reason than lack of memory, and
     /// [`AllocError::Poisoned`].
-    pub fn serve_miss(
-        &mut self,
-        own: usize,
-        request: &Request,
-    ) -> Result<Option<DeviceAddress>, AllocError> {
+    pub fn serve_miss(&mut self, own: usize, request: &Request) -> Result<Miss, AllocError> {
         self.apply_configured_fraction(own)?;
         // A limit applies to the memory of all lanes together.
         if self.counts_all_lanes(own) {
@@ -37,36 +44,55 @@ impl<L: Lanes> Device<L> {
         // If the user wants requests above a fraction of the device's memory to fail without a driver call, they
         // fail here.
         if self.is_rejected(own, request)? {
-            return Ok(None);
+            return Ok(Miss::Rejected);
         }
         // New memory, within the limit.
         if let Some(address) = self.lanes.lane(own).grow(request)? {
-            return Ok(Some(address));
+            return Ok(Miss::Served(address));
         }
         self.lanes.enter_all()?;
         self.sync_peaks();
         // Free memory of private pools whose owners allow that.
         if let Some(address) = self.take_from_open_pools(own, request) {
-            return Ok(Some(address));
+            return Ok(Miss::Served(address));
         }
         // New memory, after just enough cached memory is released for the driver to have it.
         if let Some(address) = self.grow_after_release_for(own, request)? {
-            return Ok(Some(address));
+            return Ok(Miss::Served(address));
         }
         // In a capture nothing may wait for events, so no more memory can be released.
         if self.lane().is_capturing() {
-            return Ok(None);
+            return Ok(Miss::Exhausted);
         }
         // Release all cached memory, including pending blocks after a wait, then try the last times.
         self.reclaim_pending()?;
         self.release_cached(Some(request))?;
         self.share_limit();
         if let Some(address) = self.try_again(own, request)? {
-            return Ok(Some(address));
+            return Ok(Miss::Served(address));
         }
-        // Private pools may have more free memory, too.
+        // Private pools may have more free memory, too, except where PyTorch does not look again.
         self.sync_peaks();
-        Ok(self.take_from_open_pools_again(own, request))
+        if self.lanes.lane(own).config.last_try() != LastTry::NewOnly
+            && let Some(address) = self.take_from_open_pools(own, request)
+        {
+            return Ok(Miss::Served(address));
+        }
+        Ok(Miss::Exhausted)
+    }
+
+    /// Serves a miss of lane `own`, or returns why it cannot. Separate from [`Device::allocate`], so that a hit does not
+    /// pay for it.
+    #[cold]
+    pub(super) fn serve_new(
+        &mut self,
+        own: usize,
+        request: &Request,
+    ) -> Result<DeviceAddress, AllocError> {
+        match self.serve_miss(own, request)? {
+            Miss::Served(address) => Ok(address),
+            missed => Err(self.out_of_memory(own, request, missed == Miss::Rejected)?),
+        }
     }
 
     /// Returns whether the memory of all lanes decides if one lane may reserve more.
@@ -133,18 +159,8 @@ impl<L: Lanes> Device<L> {
         Some(found)
     }
 
-    fn take_from_open_pools_again(
-        &mut self,
-        own: usize,
-        request: &Request,
-    ) -> Option<DeviceAddress> {
-        let looks_again = self.lanes.lane(own).config.last_try() != LastTry::NewOnly;
-        looks_again
-            .then(|| self.take_from_open_pools(own, request))
-            .flatten()
-    }
-
-    /// Returns the error for a request of lane `own` that no attempt served, and counts it.
+    /// Returns the error for a request of lane `own` that no attempt served, and counts it. `is_rejected` says that
+    /// the outcome was [`Miss::Rejected`].
     ///
     /// # Errors
     ///
@@ -153,6 +169,7 @@ impl<L: Lanes> Device<L> {
         &mut self,
         own: usize,
         request: &Request,
+        is_rejected: bool,
     ) -> Result<AllocError, DriverError> {
         let reserved_in_private = self.lane().reserved_in_private_pools();
         let active_in_private = self.lane().active_in_private_pools();
@@ -163,7 +180,6 @@ impl<L: Lanes> Device<L> {
         let limit = self.limit();
         debug_assert!(allocated <= reserved);
         debug_assert!(active_in_private <= reserved_in_private);
-        let is_rejected = self.is_rejected(own, request)?;
         let lane = self.lanes.lane(own);
         let info = lane.physical.driver.memory_info()?;
         let heap = &lane.heap;

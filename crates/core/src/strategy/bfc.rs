@@ -314,13 +314,14 @@ impl Strategy for Bfc {
         if failing.is_some_and(|request| !self.gains_by_release(heap, request)) {
             return Ok(false);
         }
-        let domains = heap.domains.of_pool(pool);
-        let regions = { domains.iter() }.flat_map(|&domain| self.free_regions(heap, domain));
-        let regions: Vec<BlockId> = regions.collect();
+        let domains = heap.domains.of_pool(pool).into_iter();
+        let regions: Vec<BlockId> = domains
+            .flat_map(|domain| self.free_regions(heap, domain))
+            .collect();
         let released = { regions.into_iter() }
             .try_for_each(|region| self.release_region(heap, physical, region));
         // Also where the driver refused one: others went back before.
-        self.double_from_what_is_left(heap, &domains);
+        self.double_from_what_is_left(heap, pool);
         released.map(|()| true)
     }
 

@@ -119,10 +119,7 @@ impl World {
             events.iter().for_each(|event| witness.hear(event));
         };
         let observer: Observer = std::sync::Arc::new(observer);
-        let observed = self.allocator.for_each_lane(|lane| {
-            lane.observe_events(Some(std::sync::Arc::clone(&observer)));
-            Ok(())
-        });
+        let observed = self.allocator.observe_events(Some(&observer));
         observed.unwrap();
     }
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::options::BfcConfig;
 use crate::check::CheckLevel;
 use crate::config::Config;
-use crate::device::DeviceAllocator;
+use crate::device::{DeviceAllocator, Miss};
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::event::Action;
@@ -477,7 +477,10 @@ fn a_failed_try_leaves_no_trace_in_the_figures() {
             .lane_mut()
             .request(Bytes::mib(mib), Stream::DEFAULT)?;
         assert_eq!(allocator.lane_mut().take(&request), None);
-        allocator.serve_miss(0, &request)
+        match allocator.serve_miss(0, &request)? {
+            Miss::Served(address) => Ok::<_, AllocError>(Some(address)),
+            Miss::Rejected | Miss::Exhausted => Ok(None),
+        }
     };
     assert_eq!(attempt(&mut allocator, 3), Ok(None));
     assert_eq!(allocator.stats().num_ooms, 0);
