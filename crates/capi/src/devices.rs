@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{AllocError, Allocation, DeviceAddress, SearchHint, SegmentSnapshot};
 use lowtide_cuda::CudaDriver;
-use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedDriver};
+use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedMemory};
 
 use crate::cuda;
 use crate::error::{Error, Status};
@@ -21,7 +21,7 @@ use crate::error::{Error, Status};
 pub(crate) type Allocator = SharedAllocator<CudaDriver>;
 
 /// The part of a device's allocator that serves some of the device's streams.
-pub(crate) type Lane = lowtide_core::Lane<SharedDriver<CudaDriver>>;
+pub(crate) type Lane = lowtide_core::Lane<SharedMemory<CudaDriver>>;
 
 /// More devices than a process can have; PyTorch's own limit is 120.
 pub(crate) const DEVICES_MAX: usize = 128;

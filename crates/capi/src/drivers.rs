@@ -2,10 +2,23 @@
 
 use std::ffi::c_int;
 
+use lowtide_core::Physical;
 use lowtide_cuda::CudaDriver;
 
 use crate::error::Error;
 use crate::{devices, start};
+
+/// Returns the result of `act` with a device's physical memory. Starts the device if it is not in use.
+///
+/// # Errors
+///
+/// As for [`start::device`].
+pub(crate) fn with_physical<R>(
+    ordinal: c_int,
+    act: impl FnOnce(&mut Physical<CudaDriver>) -> R,
+) -> Result<R, Error> {
+    Ok(start::device(ordinal)?.with_physical(act))
+}
 
 /// Returns the result of `act` with a device's driver. Starts the device if it is not in use.
 ///
@@ -16,7 +29,7 @@ pub(crate) fn with<R>(ordinal: c_int, act: impl FnOnce(&mut CudaDriver) -> R) ->
     Ok(start::device(ordinal)?.with_driver(act))
 }
 
-/// Returns the first result that is not `None` of calling `ask` for the devices in use.
-pub(crate) fn find<R>(mut ask: impl FnMut(&mut CudaDriver) -> Option<R>) -> Option<R> {
-    devices::all().find_map(|(_, allocator)| allocator.with_driver(&mut ask))
+/// Returns the first result that is not `None` of calling `ask` with the physical memory of each device in use.
+pub(crate) fn find<R>(mut ask: impl FnMut(&Physical<CudaDriver>) -> Option<R>) -> Option<R> {
+    devices::all().find_map(|(_, allocator)| allocator.with_physical(|physical| ask(physical)))
 }

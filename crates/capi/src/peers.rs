@@ -23,7 +23,9 @@ pub(crate) fn enable(owner: c_int, peer: c_int) -> Result<(), Error> {
         let text = format_args!("device {peer} cannot use the memory of device {owner}");
         return Err(Error::new(Status::Driver, text));
     }
-    Ok(drivers::with(owner, |driver| {
-        driver.allow_peer(&peer_device)
+    Ok(drivers::with_physical(owner, |physical| {
+        let views = physical.views();
+        let mapped: Vec<_> = views.map(|(address, view)| (address, view.size)).collect();
+        physical.driver_mut().allow_peer(&peer_device, &mapped)
     })??)
 }

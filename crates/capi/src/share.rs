@@ -135,8 +135,9 @@ fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {
     let (ordinal, block) = devices::find_allocation(address)?;
     regions::refuse_away(ordinal, &block)?;
     let identity = Identity::of_this_process()?;
-    let (device, mapped, named) = drivers::with(ordinal, |driver| {
-        let mapped = driver.mapped_range(address, block.size);
+    let (device, mapped, named) = drivers::with_physical(ordinal, |physical| {
+        let mapped = physical.mapped_range(address, block.size);
+        let driver = physical.driver();
         let named = match mapped {
             Some(_) if !driver.supports_export() => Some(Err(not_exportable())),
             Some(_) => None,

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::block::{Block, BlockId, BlockState};
-use crate::driver::Driver;
 use crate::lane::Lane;
-use crate::physical::Physical;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::stats::{PoolStats, Stat};
 use crate::strategy::Strategy;
@@ -20,10 +19,10 @@ pub enum CheckLevel {
     Everything,
 }
 
-impl<D: Driver> Lane<D> {
+impl<M: Memory> Lane<M> {
     /// Checks that the figures add up and, at [`CheckLevel::Everything`], that no two blocks overlap,
     /// that every block lies in its segment, and that
-    /// `reserved = allocated + pending + free + spare`.
+    /// `reserved = allocated + pending + free + spare`. The views of the device's handles are counted, too.
     ///
     /// # Errors
     ///
@@ -33,7 +32,10 @@ impl<D: Driver> Lane<D> {
         if level == CheckLevel::Everything {
             check_blocks(&self.heap)?;
             let free = self.strategy.check(&self.heap)?;
-            check_sums(&self.heap, &self.physical, free)?;
+            check_sums(&self.heap, &self.memory, free)?;
+            ensure(self.memory.physical().counts_views(), || {
+                "a handle is mapped at more or fewer addresses than it counts".to_owned()
+            })?;
             self.check_waiting()?;
         }
         Ok(())
@@ -157,7 +159,7 @@ fn check_blocks(heap: &Heap) -> Result<(), String> {
 }
 
 /// The figures say what the blocks and segments say, and nothing is lost between them.
-fn check_sums<D>(heap: &Heap, physical: &Physical<D>, free: Bytes) -> Result<(), String> {
+fn check_sums<M: Memory>(heap: &Heap, memory: &M, free: Bytes) -> Result<(), String> {
     let sum = |counts: &dyn Fn(&Block) -> bool, bytes: &dyn Fn(&Block) -> Bytes| -> Bytes {
         let blocks = heap.blocks.iter().map(|(_, block)| block);
         blocks.filter(counts).map(|block| bytes(&block)).sum()
@@ -172,9 +174,9 @@ fn check_sums<D>(heap: &Heap, physical: &Physical<D>, free: Bytes) -> Result<(),
     let mapped: Bytes = heap
         .segments
         .iter()
-        .map(|(_, segment)| segment.mapped_bytes(physical))
+        .map(|(_, segment)| segment.mapped_bytes(memory))
         .sum();
-    let spare = physical.spare_bytes();
+    let spare = heap.spare_bytes(memory);
     let reserved = mapped + spare;
     let figure = |stats: &PoolStats| stats.all.current.unsigned_abs();
     let stats = heap.stats.stats();

@@ -14,6 +14,7 @@ use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::lane::Lane;
 use crate::peaks::Peaks;
+use crate::physical::{Memory, Physical};
 use crate::strategy::Request;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -44,14 +45,14 @@ impl DeviceState {
 
 /// How a [`Device`] reaches its lanes: it owns its only lane, or it locks one of several.
 pub trait Lanes {
-    /// The driver of the device.
-    type Driver: Driver;
+    /// How its lanes reach the physical memory.
+    type Memory: Memory;
 
     /// Returns the first lane, which has been entered.
-    fn first(&self) -> &Lane<Self::Driver>;
+    fn first(&self) -> &Lane<Self::Memory>;
 
     /// Returns a lane that has been entered.
-    fn lane(&mut self, index: usize) -> &mut Lane<Self::Driver>;
+    fn lane(&mut self, index: usize) -> &mut Lane<Self::Memory>;
 
     /// Enters every lane in use. Otherwise only the lane of the request may be used.
     ///
@@ -61,14 +62,14 @@ pub trait Lanes {
     fn enter_all(&mut self) -> Result<(), AllocError>;
 
     /// Returns the device's state and the lanes that have been entered, in their order.
-    fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<Self::Driver>>);
+    fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<Self::Memory>>);
 
     /// Returns the same as [`Lanes::parts`], mutable.
     fn parts_mut(
         &mut self,
     ) -> (
         &mut DeviceState,
-        impl Iterator<Item = &mut Lane<Self::Driver>>,
+        impl Iterator<Item = &mut Lane<Self::Memory>>,
     );
 }
 
@@ -83,7 +84,7 @@ pub struct Device<L> {
 /// The only lane of a device, and the device's state.
 #[derive(Debug)]
 pub struct OneLane<D> {
-    lane: Lane<D>,
+    lane: Lane<Physical<D>>,
     state: DeviceState,
 }
 
@@ -91,14 +92,14 @@ pub struct OneLane<D> {
 pub type DeviceAllocator<D> = Device<OneLane<D>>;
 
 impl<D: Driver> Lanes for OneLane<D> {
-    type Driver = D;
+    type Memory = Physical<D>;
 
-    fn first(&self) -> &Lane<D> {
+    fn first(&self) -> &Lane<Physical<D>> {
         &self.lane
     }
 
     #[inline(always)]
-    fn lane(&mut self, index: usize) -> &mut Lane<D> {
+    fn lane(&mut self, index: usize) -> &mut Lane<Physical<D>> {
         debug_assert_eq!(index, 0, "there is one lane");
         &mut self.lane
     }
@@ -107,11 +108,16 @@ impl<D: Driver> Lanes for OneLane<D> {
         Ok(())
     }
 
-    fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<D>>) {
+    fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<Physical<D>>>) {
         (&self.state, std::iter::once(&self.lane))
     }
 
-    fn parts_mut(&mut self) -> (&mut DeviceState, impl Iterator<Item = &mut Lane<D>>) {
+    fn parts_mut(
+        &mut self,
+    ) -> (
+        &mut DeviceState,
+        impl Iterator<Item = &mut Lane<Physical<D>>>,
+    ) {
         (&mut self.state, std::iter::once(&mut self.lane))
     }
 }
@@ -121,7 +127,7 @@ impl<D: Driver> Device<OneLane<D>> {
     pub fn new(driver: D, number: u32, config: &Config) -> DeviceAllocator<D> {
         Device {
             lanes: OneLane {
-                lane: Lane::new(driver, number, config),
+                lane: Lane::new(Physical::new(driver, None), 0, number, config),
                 state: DeviceState::new(config),
             },
         }
@@ -191,12 +197,12 @@ impl<D: Driver> Device<OneLane<D>> {
 
 impl<L: Lanes> Device<L> {
     /// Returns the first lane, which has the private pools. A [`DeviceAllocator`] has no other lane.
-    pub fn lane(&self) -> &Lane<L::Driver> {
+    pub fn lane(&self) -> &Lane<L::Memory> {
         self.lanes.first()
     }
 
     /// Returns the same as [`Device::lane`], mutable.
-    pub fn lane_mut(&mut self) -> &mut Lane<L::Driver> {
+    pub fn lane_mut(&mut self) -> &mut Lane<L::Memory> {
         self.lanes.lane(0)
     }
 
@@ -230,7 +236,7 @@ impl<L: Lanes> Device<L> {
     /// is called.
     fn for_each_lane(
         &mut self,
-        act: impl Fn(&mut Lane<L::Driver>) -> Result<(), DriverError>,
+        act: impl Fn(&mut Lane<L::Memory>) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         let count = self.lanes.parts().1.count();
         for index in 0..count {
@@ -266,7 +272,7 @@ impl<L: Lanes> Device<L> {
         self.lanes.parts().1.nth(1).is_none()
     }
 
-    fn sum(&self, bytes: impl Fn(&Lane<L::Driver>) -> Bytes) -> Bytes {
+    fn sum(&self, bytes: impl Fn(&Lane<L::Memory>) -> Bytes) -> Bytes {
         self.lanes.parts().1.map(bytes).sum()
     }
 }

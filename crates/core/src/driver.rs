@@ -57,13 +57,6 @@ pub trait Driver {
     /// What the device says; the memory is then still allocated.
     fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
 
-    /// Notes that `size` bytes which did not come from this driver are used as if they did: a pool has a
-    /// source of its own for them.
-    fn lend(&mut self, _address: DeviceAddress, _size: Bytes) {}
-
-    /// Notes that what was noted by [`Driver::lend`] goes back to where it came from.
-    fn return_lent(&mut self, _address: DeviceAddress, _size: Bytes) {}
-
     /// Returns whether the calls from [`Driver::reserve`] to [`Driver::unmap`] work. Must not change
     /// for one instance.
     fn supports_virtual_memory(&self) -> bool;

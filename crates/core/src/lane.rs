@@ -17,10 +17,10 @@ use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::capture::CaptureOrder;
 use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::error::AllocError;
 use crate::event::Action;
-use crate::physical::Physical;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, SegmentSnapshot};
 pub use crate::strategy::Request;
@@ -36,9 +36,9 @@ use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 ///
 /// Not synchronised: whoever shares it between threads locks it.
 #[derive(Debug)]
-pub struct Lane<D> {
+pub struct Lane<M> {
     pub(crate) heap: Heap,
-    pub(crate) physical: Physical<D>,
+    pub(crate) memory: M,
     pub(crate) strategy: ActiveStrategy,
     pub(crate) uses: StreamUses,
     pub(crate) device: u32,
@@ -86,14 +86,15 @@ pub struct Allocation {
     pub is_expandable: bool,
 }
 
-impl<D: Driver> Lane<D> {
-    /// Returns an allocator that holds nothing yet. `device` is the number that messages name.
-    pub fn new(driver: D, device: u32, config: &Config) -> Lane<D> {
-        let mut heap = Heap::new();
+impl<M: Memory> Lane<M> {
+    /// Returns a lane that holds nothing. `number` is its number on the device, and `device` is the device's number in
+    /// messages.
+    pub fn new(memory: M, number: u8, device: u32, config: &Config) -> Lane<M> {
+        let mut heap = Heap::new(number);
         let strategy = ActiveStrategy::new(config, &mut heap);
         Lane {
             heap,
-            physical: Physical::new(driver),
+            memory,
             strategy,
             uses: StreamUses::default(),
             device,
@@ -194,7 +195,7 @@ impl<D: Driver> Lane<D> {
 
     /// Ends every domain that has no memory, whose number a new one may then have.
     fn end_domains_without_memory(&mut self) -> Result<(), DriverError> {
-        let ended = self.heap.domains_without_memory(&self.physical);
+        let ended = self.heap.domains_without_memory(&self.memory);
         if ended.is_empty() {
             return Ok(());
         }
@@ -224,7 +225,7 @@ impl<D: Driver> Lane<D> {
     pub(crate) fn grow(&mut self, request: &Request) -> Result<Option<DeviceAddress>, DriverError> {
         let block = self
             .strategy
-            .grow(&mut self.heap, &mut self.physical, request)?;
+            .grow(&mut self.heap, &mut self.memory, request)?;
         Ok(block.map(|block| self.hand_out(block, request.requested)))
     }
 
@@ -236,7 +237,12 @@ impl<D: Driver> Lane<D> {
     /// What the driver said; what went back before that is gone.
     pub(crate) fn release(&mut self, wanted: Release<'_>) -> Result<bool, DriverError> {
         self.strategy
-            .release(&mut self.heap, &mut self.physical, wanted)
+            .release(&mut self.heap, &mut self.memory, wanted)
+    }
+
+    /// Returns how much memory the device has. One driver call.
+    pub(crate) fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        self.memory.physical_mut().driver_mut().memory_info()
     }
 
     /// Returns the size that the driver is asked for when no free block serves a request.
@@ -295,7 +301,7 @@ impl<D: Driver> Lane<D> {
         };
         let Some(in_use) =
             self.strategy
-                .adopt(&mut self.heap, &mut self.physical, domain, segment)?
+                .adopt(&mut self.heap, &mut self.memory, domain, segment)?
         else {
             return Ok(false);
         };
@@ -380,7 +386,8 @@ impl<D: Driver> Lane<D> {
         if self.captures > 0 {
             self.defer(id);
         } else {
-            self.uses.wait_for(&mut self.physical.driver, id)?;
+            self.uses
+                .wait_for(self.memory.physical_mut().driver_mut(), id)?;
         }
         debug_assert!(self.uses.waiting().contains(&id), "what is suspended waits");
         self.heap.blocks.set_state(id, BlockState::Pending);
@@ -416,7 +423,7 @@ impl<D: Driver> Lane<D> {
             self.heap.segments.get(segment).size,
             self.heap.blocks.get(id).size
         );
-        self.heap.free_segment(&mut self.physical, segment)?;
+        self.heap.free_segment(&mut self.memory, segment)?;
         self.heap.blocks.remove(id);
         Ok(())
     }
@@ -456,8 +463,9 @@ impl<D: Driver> Lane<D> {
         if self.captures > 0 || self.uses.none_wait() {
             return Ok(());
         }
-        self.uses.end_deferral(&mut self.physical.driver)?;
-        self.uses.poll(&mut self.physical.driver)?;
+        self.uses
+            .end_deferral(self.memory.physical_mut().driver_mut())?;
+        self.uses.poll(self.memory.physical_mut().driver_mut())?;
         Ok(self.reclaim_passed()?)
     }
 
@@ -501,7 +509,7 @@ impl<D: Driver> Lane<D> {
 
     /// Gives back everything that is free, but for what private pools keep that are still held.
     pub(crate) fn release_cached(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
-        self.heap.release_spares(&mut self.physical)?;
+        self.heap.release_spares(&mut self.memory)?;
         self.release_free(PoolIndex::DEFAULT, failing)?;
         self.release_unused_pools(failing)
     }
@@ -517,18 +525,21 @@ impl<D: Driver> Lane<D> {
 
     /// Waits for every event that a freed block waits for. Not allowed during a capture.
     pub(crate) fn reclaim_pending(&mut self) -> Result<(), DriverError> {
-        self.uses.end_deferral(&mut self.physical.driver)?;
-        self.uses.synchronize(&mut self.physical.driver, |_| true)?;
+        self.uses
+            .end_deferral(self.memory.physical_mut().driver_mut())?;
+        self.uses
+            .synchronize(self.memory.physical_mut().driver_mut(), |_| true)?;
         self.reclaim_passed()
     }
 
     /// Waits for every event that a freed block of a pool waits for. Not allowed during a capture.
     fn reclaim_pending_of(&mut self, pool: PoolIndex) -> Result<(), DriverError> {
-        self.uses.end_deferral(&mut self.physical.driver)?;
+        self.uses
+            .end_deferral(self.memory.physical_mut().driver_mut())?;
         let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
         let is_of_pool = |id| domains.domain(blocks.get(id).domain).pool == pool;
         self.uses
-            .synchronize(&mut self.physical.driver, is_of_pool)?;
+            .synchronize(self.memory.physical_mut().driver_mut(), is_of_pool)?;
         self.reclaim_passed()
     }
 

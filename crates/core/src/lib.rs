@@ -89,6 +89,7 @@ pub use lane::{
     RouteOrder,
 };
 pub use number_table::SearchHint;
+pub use physical::{MappedRange, Memory, Owners, Physical, View};
 pub use recent_events::{EventClock, RecentPast};
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 pub use stats::{PoolStats, Stat, Stats};

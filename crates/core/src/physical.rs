@@ -1,33 +1,68 @@
-//! Physical memory: the driver, the handles that it gave, and where each is mapped.
+//! The physical memory of a device: the driver, the handles that it created, and each address at which one is mapped.
 //!
-//! Nothing here knows a block, a figure or an event: [`Heap`](crate::segment::Heap) counts what a call did.
+//! It is one for all lanes of a device, and the last lock that is taken. [`Memory`] is how a lane reaches it. Nothing
+//! here knows a block, a statistic or an event: [`Heap`](crate::segment::Heap) counts what a call did.
+
+mod views;
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
 
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, Handle};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
 
-/// The pool and domain whose reserved bytes a handle is part of.
+pub use views::{MappedRange, View};
+
+/// How a lane reaches the physical memory of its device: it owns it, or it locks it.
+pub trait Memory {
+    /// The driver of the device.
+    type Driver: Driver;
+
+    /// Returns the physical memory.
+    fn physical(&self) -> impl Deref<Target = Physical<Self::Driver>>;
+
+    /// Returns the same as [`Memory::physical`], mutable.
+    fn physical_mut(&mut self) -> impl DerefMut<Target = Physical<Self::Driver>>;
+}
+
+/// Knows which lane holds which addresses, where a device has several lanes.
+pub trait Owners: Debug + Send {
+    /// Records that a lane holds `size` bytes at an address, before any of them is allocated.
+    fn add(&self, lane: u8, address: DeviceAddress, size: Bytes);
+
+    /// Removes bytes that a lane no longer holds, before another lane can hold them.
+    fn remove(&self, address: DeviceAddress, size: Bytes);
+}
+
+/// The lane, pool and domain whose reserved bytes a handle is part of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owner {
+    pub(crate) lane: u8,
     pub(crate) domain: DomainId,
     pub(crate) kind: SizeKind,
 }
 
-/// Reserved addresses, into which handles of one size are mapped.
+/// A handle that exists.
+#[derive(Debug)]
+struct Held {
+    size: Bytes,
+    /// At how many addresses it is mapped.
+    views: u32,
+}
+
+/// Reserved addresses, into which a lane maps handles of one size.
 #[derive(Debug)]
 struct Range {
     page_size: Bytes,
-    /// The handle behind each page; `None` where the page is not mapped. Ends with a mapped page.
-    handles: Vec<Option<Handle>>,
-    /// What the driver mapped, but would neither make usable nor unmap. It is asked again before anything is mapped
-    /// here, or the addresses go back.
+    /// What the driver mapped, but would neither make accessible nor unmap. It is asked to unmap it again before
+    /// anything is mapped here, or the addresses are released.
     half_mapped: Vec<(DeviceAddress, Bytes)>,
 }
 
-/// A handle that is mapped nowhere, because the driver refused to take it back. It still counts as reserved.
+/// A lane's handle that is mapped nowhere, because the driver refused to release it. It still counts as reserved.
 #[derive(Debug)]
 struct Spare {
     handle: Handle,
@@ -35,30 +70,263 @@ struct Spare {
     owner: Owner,
 }
 
-/// The memory of a device, as the driver gave it.
+/// The physical memory of a device.
 #[derive(Debug)]
-pub(crate) struct Physical<D> {
-    pub(crate) driver: D,
+pub struct Physical<D> {
+    driver: D,
+    handles: BTreeMap<Handle, Held>,
+    views: views::Views,
     /// By their first addresses.
     ranges: BTreeMap<DeviceAddress, Range>,
     /// Mapped again before a handle is created, and offered to the driver at each [`Physical::release_spares`].
     spares: Vec<Spare>,
+    owners: Option<Box<dyn Owners>>,
 }
 
+impl<D: Driver> Memory for Physical<D> {
+    type Driver = D;
+
+    fn physical(&self) -> impl Deref<Target = Physical<D>> {
+        self
+    }
+
+    fn physical_mut(&mut self) -> impl DerefMut<Target = Physical<D>> {
+        self
+    }
+}
+
+/// The driver, and single handles.
 impl<D: Driver> Physical<D> {
-    pub(crate) fn new(driver: D) -> Physical<D> {
+    /// Returns the memory of a device of which nothing is in use. `owners` is `None` for a device with one lane.
+    pub fn new(driver: D, owners: Option<Box<dyn Owners>>) -> Physical<D> {
         Physical {
             driver,
+            handles: BTreeMap::new(),
+            views: views::Views::default(),
             ranges: BTreeMap::new(),
             spares: Vec::new(),
+            owners,
         }
+    }
+
+    /// Returns new physical memory that is mapped nowhere. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::create`].
+    pub fn create(&mut self, size: Bytes) -> Result<Handle, DriverError> {
+        let handle = self.driver.create(size)?;
+        let before = self.handles.insert(handle, Held { size, views: 0 });
+        debug_assert!(before.is_none(), "a handle is created once");
+        Ok(handle)
+    }
+
+    /// Maps a handle at an address of a reserved range. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::map`].
+    ///
+    /// # Panics
+    ///
+    /// If the handle does not exist.
+    pub fn map(&mut self, address: DeviceAddress, handle: Handle) -> Result<(), DriverError> {
+        let held = { self.handles.get_mut(&handle) }.expect("the handle exists");
+        self.driver.map(address, held.size, handle)?;
+        held.views += 1;
+        self.views.insert(address, held.size, handle, false);
+        Ok(())
+    }
+
+    /// Makes mapped handles readable and writable by the device. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::set_access`].
+    pub fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        debug_assert!(
+            self.views.covers(address, size),
+            "what is mapped can be accessed"
+        );
+        self.driver.set_access(address, size)?;
+        self.views.allow_access(address, size);
+        Ok(())
+    }
+
+    /// Unmaps a range of whole handles, which still exist. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::unmap`].
+    pub fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.unmap_views(address, size)?;
+        Ok(())
+    }
+
+    /// Releases a handle that is mapped nowhere. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::release`]; the handle then still exists.
+    pub fn release(&mut self, handle: Handle) -> Result<(), DriverError> {
+        debug_assert!(
+            self.handles[&handle].views == 0,
+            "no address shows the handle"
+        );
+        self.driver.release(handle)?;
+        self.handles.remove(&handle);
+        Ok(())
+    }
+
+    /// Returns the driver, for the calls that concern no handle.
+    pub fn driver_mut(&mut self) -> &mut D {
+        &mut self.driver
+    }
+
+    fn unmap_views(
+        &mut self,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> Result<Vec<Handle>, DriverError> {
+        self.driver.unmap(address, size)?;
+        let handles = self.views.remove(address, size);
+        for handle in &handles {
+            let held = { self.handles.get_mut(handle) }.expect("a mapped handle exists");
+            held.views -= 1;
+        }
+        Ok(handles)
+    }
+}
+
+/// What is mapped.
+impl<D> Physical<D> {
+    /// Returns the driver.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    /// Returns the handle that is mapped from an address on, if any.
+    pub fn view(&self, address: DeviceAddress) -> Option<&View> {
+        self.views.at(address)
+    }
+
+    /// Returns every view, with its address, by rising addresses.
+    pub fn views(&self) -> impl Iterator<Item = (DeviceAddress, &View)> {
+        self.views.iter()
+    }
+
+    /// Returns the range of handles that contains a block, or `None` if part of the block is not mapped. Linear in the
+    /// handles of the range.
+    pub fn mapped_range(&self, address: DeviceAddress, size: Bytes) -> Option<MappedRange> {
+        self.views.around(address, size)
+    }
+
+    /// Returns the handles of a range from `offset` on, with their sizes. Returns `None` if the range is not mapped as
+    /// it was, or if `offset` is at its end or beyond.
+    pub fn handles(
+        &self,
+        range: &MappedRange,
+        offset: Bytes,
+    ) -> Option<impl Iterator<Item = (Handle, Bytes)>> {
+        self.views.handles(range, offset)
+    }
+
+    /// Returns the bytes of all handles that exist. A handle counts once, at however many addresses it is mapped.
+    pub fn created_bytes(&self) -> Bytes {
+        self.handles.values().map(|held| held.size).sum()
+    }
+
+    /// Returns whether each handle is mapped at as many addresses as it counts. O(n log n) for n views.
+    pub(crate) fn counts_views(&self) -> bool {
+        let mut counts: BTreeMap<Handle, u32> = BTreeMap::new();
+        for (_, view) in self.views.iter() {
+            *counts.entry(view.handle).or_insert(0) += 1;
+        }
+        let counted =
+            |(handle, held): (&Handle, &Held)| counts.remove(handle).unwrap_or(0) == held.views;
+        self.handles.iter().all(counted) && counts.is_empty()
+    }
+
+    /// Returns whether a range is mapped. Linear in its handles.
+    pub(crate) fn has_memory(&self, address: DeviceAddress, size: Bytes) -> bool {
+        self.views.covers(address, size)
+    }
+
+    /// Returns the bytes of the handles that are mapped in a range. Linear in the handles.
+    pub(crate) fn mapped_bytes(&self, address: DeviceAddress, size: Bytes) -> Bytes {
+        self.views
+            .within(address, size)
+            .map(|(_, view)| view.size)
+            .sum()
+    }
+
+    /// Returns the domains of a lane whose reserved bytes spare handles are.
+    pub(crate) fn spare_domains(&self, lane: u8) -> impl Iterator<Item = DomainId> {
+        self.spares_of(lane).map(|spare| spare.owner.domain)
+    }
+
+    /// Returns the bytes of a lane's handles that the driver refused to release.
+    pub(crate) fn spare_bytes(&self, lane: u8) -> Bytes {
+        self.spares_of(lane).map(|spare| spare.size).sum()
+    }
+
+    fn spares_of(&self, lane: u8) -> impl Iterator<Item = &Spare> {
+        let spares = self.spares.iter();
+        spares.filter(move |spare| spare.owner.lane == lane)
+    }
+
+    fn add_owner(&self, lane: u8, address: DeviceAddress, size: Bytes) {
+        if let Some(owners) = &self.owners {
+            owners.add(lane, address, size);
+        }
+    }
+
+    fn remove_owner(&self, address: DeviceAddress, size: Bytes) {
+        if let Some(owners) = &self.owners {
+            owners.remove(address, size);
+        }
+    }
+}
+
+/// A lane's segments.
+impl<D: Driver> Physical<D> {
+    /// Returns new memory for a lane. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::allocate`].
+    pub(crate) fn allocate(&mut self, lane: u8, size: Bytes) -> Result<DeviceAddress, DriverError> {
+        let address = self.driver.allocate(size)?;
+        self.add_owner(lane, address, size);
+        Ok(address)
+    }
+
+    /// Frees what [`Physical::allocate`] returned. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::free`].
+    pub(crate) fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        self.driver.free(address, size)?;
+        self.remove_owner(address, size);
+        Ok(())
+    }
+
+    /// Notes that a lane holds memory of another source than the driver.
+    pub(crate) fn lend(&mut self, lane: u8, address: DeviceAddress, size: Bytes) {
+        self.add_owner(lane, address, size);
+    }
+
+    /// Notes that a lane returns memory to its source.
+    pub(crate) fn return_lent(&mut self, address: DeviceAddress, size: Bytes) {
+        self.remove_owner(address, size);
     }
 
     /// Returns the first of `size` reserved addresses, with no memory behind them. One driver call.
     ///
     /// # Errors
     ///
-    /// What the driver said.
+    /// As [`Driver::reserve`].
     pub(crate) fn reserve(
         &mut self,
         size: Bytes,
@@ -67,7 +335,6 @@ impl<D: Driver> Physical<D> {
         let address = self.driver.reserve(size)?;
         let range = Range {
             page_size,
-            handles: Vec::new(),
             half_mapped: Vec::new(),
         };
         let before = self.ranges.insert(address, range);
@@ -75,11 +342,11 @@ impl<D: Driver> Physical<D> {
         Ok(address)
     }
 
-    /// Gives a reserved range back, in which nothing is mapped.
+    /// Releases a reserved range, in which nothing is mapped.
     ///
     /// # Errors
     ///
-    /// What the driver said; the range is then still reserved.
+    /// The driver's error; the range is then still reserved.
     pub(crate) fn unreserve(
         &mut self,
         start: DeviceAddress,
@@ -87,8 +354,8 @@ impl<D: Driver> Physical<D> {
     ) -> Result<(), DriverError> {
         self.unmap_half_mapped(start)?;
         debug_assert!(
-            self.ranges[&start].handles.is_empty(),
-            "nothing is mapped in addresses that go back"
+            self.views.within(start, size).next().is_none(),
+            "nothing is mapped there"
         );
         self.driver.unreserve(start, size)?;
         let range = self.ranges.remove(&start);
@@ -96,14 +363,14 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Maps handles behind `size` bytes at `address` in the range that begins at `start`, and returns how many bytes
-    /// were mapped: `size` rounded up to whole pages. `count` is told of spare handles that are none any more, or
-    /// become some. Linear in the pages.
+    /// Maps pages behind `size` bytes at `address` in the range that begins at `start`, and returns how many bytes
+    /// were mapped: `size` rounded up to whole pages. `count` receives the bytes of spare handles that are mapped, as
+    /// negative numbers, and of handles that become spare. Linear in the pages.
     ///
     /// # Errors
     ///
-    /// What the driver said; nothing is then mapped that was not before.
-    pub(crate) fn map(
+    /// The driver's error; nothing more is then mapped than before.
+    pub(crate) fn map_pages(
         &mut self,
         start: DeviceAddress,
         address: DeviceAddress,
@@ -115,30 +382,33 @@ impl<D: Driver> Physical<D> {
         let page_size = self.range(start).page_size;
         debug_assert!((address.offset_from(start) % page_size).is_zero());
         let mapped = size.round_up(page_size);
-        let first = pages_in(address.offset_from(start), page_size);
         let handles = self.create_pages(pages_in(mapped, page_size), page_size, owner, count)?;
-        if let Err(error) = self.map_pages(start, address, page_size, &handles) {
-            self.release(handles, page_size, owner, count);
+        if let Err(error) = self.map_handles(start, address, page_size, &handles) {
+            self.release_pages(handles, page_size, owner, count);
             return Err(error);
         }
-        let slots = &mut self.range(start).handles;
-        slots.resize(slots.len().max(first + handles.len()), None);
-        for (slot, handle) in slots[first..].iter_mut().zip(handles) {
-            debug_assert!(slot.is_none(), "a page is mapped once");
-            *slot = Some(handle);
+        let mut end = address;
+        for handle in handles {
+            { self.handles.get_mut(&handle) }
+                .expect("it was created")
+                .views += 1;
+            self.views.insert(end, page_size, handle, true);
+            self.add_owner(owner.lane, end, page_size);
+            end = end + page_size;
         }
-        debug_assert!(self.has_memory(start, address.offset_from(start), size));
+        debug_assert!(self.has_memory(address, mapped));
         Ok(mapped)
     }
 
-    /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and gives their handles back. The caller has
-    /// waited for the work that uses them. `count` is told of handles that the driver refuses. Linear in the pages.
+    /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and releases their handles. The caller has
+    /// waited for the work that uses them. `count` receives the bytes of handles that become spare. Linear in the
+    /// pages.
     ///
     /// # Errors
     ///
-    /// What the driver said; everything is then still mapped. A handle that the driver refuses is kept as a spare one,
-    /// which is no error here.
-    pub(crate) fn unmap(
+    /// The driver's error; everything is then still mapped. A handle that the driver refuses to release becomes a
+    /// spare one, which is no error here.
+    pub(crate) fn unmap_pages(
         &mut self,
         start: DeviceAddress,
         address: DeviceAddress,
@@ -146,33 +416,68 @@ impl<D: Driver> Physical<D> {
         owner: Owner,
         count: &mut impl FnMut(Owner, i64),
     ) -> Result<(), DriverError> {
-        self.driver.unmap(address, size)?;
-        let range = self.range(start);
-        let page_size = range.page_size;
+        let page_size = self.range(start).page_size;
         debug_assert!((size % page_size).is_zero(), "whole pages are unmapped");
         debug_assert!((address.offset_from(start) % page_size).is_zero());
-        let first = pages_in(address.offset_from(start), page_size);
-        let pages = first..first + pages_in(size, page_size);
-        let slots = &mut range.handles;
-        let handles: Vec<Handle> = { slots[pages].iter_mut() }
-            .filter_map(Option::take)
-            .collect();
-        let last = slots.iter().rposition(Option::is_some);
-        slots.truncate(last.map_or(0, |last| last + 1));
-        debug_assert_eq!(
-            handles.len(),
-            pages_in(size, page_size),
+        debug_assert!(
+            self.has_memory(address, size),
             "only mapped pages are unmapped"
         );
-        self.release(handles, page_size, owner, count);
+        let handles = self.unmap_views(address, size)?;
+        debug_assert_eq!(handles.len(), pages_in(size, page_size));
+        // The range stays reserved for this lane, so that no other lane records memory there.
+        self.remove_owner(address, size);
+        self.release_pages(handles, page_size, owner, count);
         Ok(())
     }
 
-    /// Has the driver unmap what it refused to in a range, in which nothing can be mapped before that.
+    /// Tries again to release the handles of a lane that the driver refused to release.
     ///
     /// # Errors
     ///
-    /// What the driver said.
+    /// The driver's error; what it released before that is gone.
+    pub(crate) fn release_spares(
+        &mut self,
+        lane: u8,
+        count: &mut impl FnMut(Owner, i64),
+    ) -> Result<(), DriverError> {
+        let is_own = |spare: &Spare| spare.owner.lane == lane;
+        while let Some(index) = self.spares.iter().rposition(is_own) {
+            self.release(self.spares[index].handle)?;
+            let spare = self.spares.swap_remove(index);
+            count(spare.owner, -signed(spare.size));
+        }
+        Ok(())
+    }
+
+    /// Releases a lane's handles that are mapped nowhere, or keeps them as spare ones. `count` receives the bytes of
+    /// those.
+    pub(crate) fn release_pages(
+        &mut self,
+        handles: Vec<Handle>,
+        size: Bytes,
+        owner: Owner,
+        count: &mut impl FnMut(Owner, i64),
+    ) {
+        for handle in handles {
+            if self.release(handle).is_err() {
+                debug_assert!({ self.spares.iter() }.all(|spare| spare.handle != handle));
+                let spare = Spare {
+                    handle,
+                    size,
+                    owner,
+                };
+                self.spares.push(spare);
+                count(owner, signed(size));
+            }
+        }
+    }
+
+    /// Unmaps what the driver refused to unmap in a range, in which nothing can be mapped before that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::unmap`].
     pub(crate) fn unmap_half_mapped(&mut self, start: DeviceAddress) -> Result<(), DriverError> {
         while let Some(&(address, size)) = self.range(start).half_mapped.last() {
             self.driver.unmap(address, size)?;
@@ -181,45 +486,7 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Gives handles that are mapped nowhere back to the driver, or keeps them as spare ones.
-    pub(crate) fn release(
-        &mut self,
-        handles: Vec<Handle>,
-        size: Bytes,
-        owner: Owner,
-        count: &mut impl FnMut(Owner, i64),
-    ) {
-        for handle in handles {
-            if self.driver.release(handle).is_err() {
-                debug_assert!({ self.spares.iter() }.all(|spare| spare.handle != handle));
-                self.spares.push(Spare {
-                    handle,
-                    size,
-                    owner,
-                });
-                count(owner, signed(size));
-            }
-        }
-    }
-
-    /// Offers the driver once more what it refused to take back.
-    ///
-    /// # Errors
-    ///
-    /// What the driver said; what it took before that is gone.
-    pub(crate) fn release_spares(
-        &mut self,
-        count: &mut impl FnMut(Owner, i64),
-    ) -> Result<(), DriverError> {
-        while let Some(spare) = self.spares.last() {
-            self.driver.release(spare.handle)?;
-            count(spare.owner, -signed(spare.size));
-            self.spares.pop();
-        }
-        Ok(())
-    }
-
-    /// Creates handles for `count` pages: all or none.
+    /// Returns handles for some pages: all or none.
     fn create_pages(
         &mut self,
         pages: usize,
@@ -229,10 +496,10 @@ impl<D: Driver> Physical<D> {
     ) -> Result<Vec<Handle>, DriverError> {
         let mut handles = Vec::with_capacity(pages);
         while handles.len() < pages {
-            match self.create_page(page_size, count) {
+            match self.create_page(page_size, owner.lane, count) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    self.release(handles, page_size, owner, count);
+                    self.release_pages(handles, page_size, owner, count);
                     return Err(error);
                 }
             }
@@ -243,11 +510,12 @@ impl<D: Driver> Physical<D> {
     fn create_page(
         &mut self,
         page_size: Bytes,
+        lane: u8,
         count: &mut impl FnMut(Owner, i64),
     ) -> Result<Handle, DriverError> {
-        let usable = { self.spares.iter() }.position(|spare| spare.size == page_size);
-        let Some(index) = usable else {
-            return self.driver.create(page_size);
+        let fits = |spare: &Spare| spare.size == page_size && spare.owner.lane == lane;
+        let Some(index) = self.spares.iter().position(fits) else {
+            return self.create(page_size);
         };
         let spare = self.spares.swap_remove(index);
         count(spare.owner, -signed(spare.size));
@@ -255,7 +523,7 @@ impl<D: Driver> Physical<D> {
     }
 
     /// Maps handles one behind the other and makes them accessible: all or none.
-    fn map_pages(
+    fn map_handles(
         &mut self,
         start: DeviceAddress,
         address: DeviceAddress,
@@ -286,44 +554,7 @@ impl<D: Driver> Physical<D> {
     ///
     /// If none does.
     fn range(&mut self, start: DeviceAddress) -> &mut Range {
-        self.ranges
-            .get_mut(&start)
-            .expect("segments lie in ranges that are reserved")
-    }
-}
-
-impl<D> Physical<D> {
-    /// Returns whether `size` bytes at an offset of a reserved range have memory behind them.
-    pub(crate) fn has_memory(&self, start: DeviceAddress, offset: Bytes, size: Bytes) -> bool {
-        let Some(Range {
-            page_size, handles, ..
-        }) = self.ranges.get(&start)
-        else {
-            return false;
-        };
-        let first = pages_in(offset, *page_size);
-        let end = pages_in((offset + size).round_up(*page_size), *page_size);
-        let pages = handles.get(first..end);
-        pages.is_some_and(|pages| pages.iter().all(Option::is_some))
-    }
-
-    /// Returns the bytes of the handles that are mapped in a reserved range. Linear in its pages.
-    pub(crate) fn mapped_bytes(&self, start: DeviceAddress) -> Bytes {
-        let mapped = |range: &Range| {
-            let pages = range.handles.iter().flatten().count();
-            Bytes(pages as u64 * range.page_size.get())
-        };
-        self.ranges.get(&start).map_or(Bytes::ZERO, mapped)
-    }
-
-    /// Returns whose reserved bytes spare handles are.
-    pub(crate) fn spare_owners(&self) -> impl Iterator<Item = Owner> {
-        self.spares.iter().map(|spare| spare.owner)
-    }
-
-    /// Returns the bytes of the handles that the driver refused to take back.
-    pub(crate) fn spare_bytes(&self) -> Bytes {
-        self.spares.iter().map(|spare| spare.size).sum()
+        { self.ranges.get_mut(&start) }.expect("segments lie in ranges that are reserved")
     }
 }
 

@@ -10,7 +10,7 @@ use crate::driver::{Driver, DriverError};
 use crate::event::{Action, Event};
 use crate::event_log::{EventLog, LogMark};
 use crate::figures::Figures;
-use crate::physical::{Owner, Physical};
+use crate::physical::{Memory, Owner};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
 
@@ -50,29 +50,21 @@ impl Segment {
         self.rank + address.offset_from(self.address).get() / RANK_UNIT.get()
     }
 
-    /// Returns the bytes of physical memory in the segment. Linear in the pages of an expandable one.
-    pub(crate) fn mapped_bytes<D>(&self, physical: &Physical<D>) -> Bytes {
+    /// Returns the bytes of memory memory in the segment. Linear in the pages of an expandable one.
+    pub(crate) fn mapped_bytes<M: Memory>(&self, memory: &M) -> Bytes {
         if self.is_expandable() {
-            physical.mapped_bytes(self.address)
+            memory.physical().mapped_bytes(self.address, self.size)
         } else {
             self.size
         }
     }
 
     /// Returns whether `size` bytes at an offset are in the segment, with memory behind them.
-    pub(crate) fn has_memory<D>(&self, offset: Bytes, size: Bytes, physical: &Physical<D>) -> bool {
+    pub(crate) fn has_memory<M: Memory>(&self, offset: Bytes, size: Bytes, memory: &M) -> bool {
         if self.is_expandable() {
-            physical.has_memory(self.address, offset, size)
+            memory.physical().has_memory(self.address + offset, size)
         } else {
             offset + size <= self.size
-        }
-    }
-
-    /// Returns the pool and domain that the segment's reserved bytes count for.
-    fn owner(&self) -> Owner {
-        Owner {
-            domain: self.domain,
-            kind: self.kind,
         }
     }
 }
@@ -142,6 +134,8 @@ impl SegmentTable {
 /// The state that every strategy works on.
 #[derive(Debug)]
 pub(crate) struct Heap {
+    /// The number of the lane.
+    lane: u8,
     pub(crate) blocks: BlockTable,
     pub(crate) segments: SegmentTable,
     pub(crate) domains: Domains,
@@ -176,14 +170,24 @@ impl Heap {
 }
 
 impl Heap {
-    pub(crate) fn new() -> Heap {
+    pub(crate) fn new(lane: u8) -> Heap {
         Heap {
+            lane,
             blocks: BlockTable::new(),
             segments: SegmentTable::default(),
             domains: Domains::new(),
             stats: Figures::new(),
             log: EventLog::default(),
             limit: None,
+        }
+    }
+
+    /// Returns the owner of memory for a domain.
+    fn owner(&self, domain: DomainId, kind: SizeKind) -> Owner {
+        Owner {
+            lane: self.lane,
+            domain,
+            kind,
         }
     }
 
@@ -205,9 +209,9 @@ impl Heap {
     ///
     /// [`DriverError::OutOfMemory`] also if the limit forbids it, or above [`Bytes::SEGMENT_MAX`]; the driver is
     /// then not called.
-    pub(crate) fn allocate_segment<D: Driver>(
+    pub(crate) fn allocate_segment<M: Memory>(
         &mut self,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         size: Bytes,
         kind: SizeKind,
@@ -221,12 +225,12 @@ impl Heap {
             Some(source) => {
                 let address = source.allocate(size, stream, is_limited);
                 let address = address.ok_or(DriverError::OutOfMemory)?;
-                physical.driver.lend(address, size);
+                memory.physical_mut().lend(self.lane, address, size);
                 address
             }
-            None => physical.driver.allocate(size)?,
+            None => memory.physical_mut().allocate(self.lane, size)?,
         };
-        self.count_reserved(Owner { domain, kind }, signed(size));
+        self.count_reserved(self.owner(domain, kind), signed(size));
         self.stats.num_device_alloc += 1;
         self.record(Action::SegmentAlloc, domain, address, size);
         self.stats.count_segment(kind, self.is_oversize(size));
@@ -255,22 +259,26 @@ impl Heap {
     }
 
     /// Releases a segment that is not expandable to the driver. One driver call; on an error nothing has changed.
-    pub(crate) fn free_segment<D: Driver>(
+    pub(crate) fn free_segment<M: Memory>(
         &mut self,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         id: SegmentId,
     ) -> Result<(), DriverError> {
         let segment = self.segments.get(id);
         debug_assert!(!segment.is_expandable(), "their pages are unmapped");
-        let (address, size, owner) = (segment.address, segment.size, segment.owner());
+        let (address, size, owner) = (
+            segment.address,
+            segment.size,
+            self.owner(segment.domain, segment.kind),
+        );
         let mark = self.record_leaving(Action::SegmentFree, owner.domain, address, size);
         match self.domains.source_of(owner.domain) {
             Some(source) => {
-                physical.driver.return_lent(address, size);
+                memory.physical_mut().return_lent(address, size);
                 source.release(address, size);
             }
             None => {
-                let freed = physical.driver.free(address, size);
+                let freed = memory.physical_mut().free(address, size);
                 freed.inspect_err(|_| self.log.take_back(mark))?;
             }
         }
@@ -287,9 +295,9 @@ impl Heap {
     /// # Errors
     ///
     /// The driver's error; [`DriverError::OutOfMemory`] above [`Bytes::SEGMENT_MAX`].
-    pub(crate) fn reserve_segment<D: Driver>(
+    pub(crate) fn reserve_segment<M: Memory>(
         &mut self,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         size: Bytes,
         page_size: Bytes,
@@ -298,7 +306,7 @@ impl Heap {
         if size > Bytes::SEGMENT_MAX {
             return Err(DriverError::OutOfMemory);
         }
-        let address = physical.reserve(size, page_size)?;
+        let address = memory.physical_mut().reserve(size, page_size)?;
         Ok(self.insert_segment(Segment {
             address,
             size,
@@ -311,13 +319,13 @@ impl Heap {
     }
 
     /// Releases the addresses of an expandable segment in which nothing is mapped.
-    pub(crate) fn unreserve_segment<D: Driver>(
+    pub(crate) fn unreserve_segment<M: Memory>(
         &mut self,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         id: SegmentId,
     ) -> Result<(), DriverError> {
         let &Segment { address, size, .. } = self.segments.get(id);
-        physical.unreserve(address, size)?;
+        memory.physical_mut().unreserve(address, size)?;
         self.remove_segment(id);
         Ok(())
     }
@@ -328,20 +336,26 @@ impl Heap {
     /// # Errors
     ///
     /// The driver's error; nothing more is then mapped than before.
-    pub(crate) fn map<D: Driver>(
+    pub(crate) fn map<M: Memory>(
         &mut self,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         id: SegmentId,
         address: DeviceAddress,
         size: Bytes,
     ) -> Result<Bytes, DriverError> {
         let segment = self.segments.get(id);
-        let (start, owner) = (segment.address, segment.owner());
+        let (start, owner) = (segment.address, self.owner(segment.domain, segment.kind));
         debug_assert!(segment.is_expandable(), "others have all their memory");
         debug_assert!(address.offset_from(start) + size <= segment.size);
-        let mapped = physical.map(start, address, size, owner, &mut |owner, change| {
-            self.count_reserved(owner, change);
-        })?;
+        let mapped = memory.physical_mut().map_pages(
+            start,
+            address,
+            size,
+            owner,
+            &mut |owner, change| {
+                self.count_reserved(owner, change);
+            },
+        )?;
         self.count_reserved(owner, signed(mapped));
         self.stats.num_device_alloc += 1;
         self.record(Action::SegmentMap, owner.domain, address, mapped);
@@ -355,25 +369,31 @@ impl Heap {
     ///
     /// The driver's error; everything is then still mapped. If the driver refuses to release memory that is already
     /// unmapped, the memory is kept as detached; that is not an error.
-    pub(crate) fn unmap<D: Driver>(
+    pub(crate) fn unmap<M: Memory>(
         &mut self,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         id: SegmentId,
         address: DeviceAddress,
         size: Bytes,
     ) -> Result<(), DriverError> {
         let segment = self.segments.get(id);
-        let (start, owner) = (segment.address, segment.owner());
+        let (start, owner) = (segment.address, self.owner(segment.domain, segment.kind));
         debug_assert!(segment.is_expandable(), "others go back whole");
         debug_assert!(address.offset_from(start) + size <= segment.size);
         // Unlike cudaFree, unmapping does not wait for kernels that still use the pages.
         let stream = self.domains.domain(owner.domain).stream;
-        physical.driver.synchronize_stream(stream)?;
+        memory
+            .physical_mut()
+            .driver_mut()
+            .synchronize_stream(stream)?;
         let mark = self.record_leaving(Action::SegmentUnmap, owner.domain, address, size);
         let mut kept = Bytes::ZERO;
-        let unmapped = physical.unmap(start, address, size, owner, &mut |_, change| {
-            kept += Bytes(change.unsigned_abs());
-        });
+        let unmapped =
+            memory
+                .physical_mut()
+                .unmap_pages(start, address, size, owner, &mut |_, change| {
+                    kept += Bytes(change.unsigned_abs());
+                });
         unmapped.inspect_err(|_| self.log.take_back(mark))?;
         self.count_reserved(owner, -signed(size));
         self.count_reserved(owner, signed(kept));
@@ -386,11 +406,17 @@ impl Heap {
     /// # Errors
     ///
     /// The driver's error; memory released before that stays released.
-    pub(crate) fn release_spares<D: Driver>(
-        &mut self,
-        physical: &mut Physical<D>,
-    ) -> Result<(), DriverError> {
-        physical.release_spares(&mut |owner, change| self.count_reserved(owner, change))
+    pub(crate) fn release_spares<M: Memory>(&mut self, memory: &mut M) -> Result<(), DriverError> {
+        memory
+            .physical_mut()
+            .release_spares(self.lane, &mut |owner, change| {
+                self.count_reserved(owner, change)
+            })
+    }
+
+    /// Returns the bytes of memory that the driver refused to release.
+    pub(crate) fn spare_bytes<M: Memory>(&self, memory: &M) -> Bytes {
+        memory.physical().spare_bytes(self.lane)
     }
 
     /// Returns whether a pool has any segment, even one of addresses only, or memory that the driver refused to
@@ -402,10 +428,11 @@ impl Heap {
 
     /// Returns the domains, except the default one, that have no segment, no block and no memory that the driver
     /// refused to release. O(n log n) for n domains, segments and blocks.
-    pub(crate) fn domains_without_memory<D>(&self, physical: &Physical<D>) -> Vec<DomainId> {
+    pub(crate) fn domains_without_memory<M: Memory>(&self, memory: &M) -> Vec<DomainId> {
         let segments = self.segments.iter().map(|(_, segment)| segment.domain);
         let blocks = self.blocks.iter().map(|(_, block)| block.domain);
-        let spares = physical.spare_owners().map(|owner| owner.domain);
+        let physical = memory.physical();
+        let spares = physical.spare_domains(self.lane);
         let default = std::iter::once(DomainId::DEFAULT);
         let kept: BTreeSet<DomainId> = { segments.chain(blocks) }
             .chain(spares)
@@ -483,7 +510,7 @@ impl Heap {
     }
 
     fn count_reserved(&mut self, owner: Owner, change: i64) {
-        let Owner { domain, kind } = owner;
+        let Owner { domain, kind, .. } = owner;
         self.stats.change_reserved(kind, change);
         let pool = self.domains.domain(domain).pool;
         let reserved = &mut self.domains.pool_mut(pool).reserved_bytes;

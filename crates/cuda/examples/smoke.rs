@@ -84,7 +84,7 @@ fn run(log: &mut Log, path: OsString) -> Result<(), Box<dyn Error>> {
     log.take("memory", || steps::plain_memory(&mut driver))?;
     log.take("virtual memory", || steps::virtual_memory(&mut driver))?;
     log.take("export, import", || steps::export_and_import(&mut driver))?;
-    log.take("a range for others", || steps::export_range(&mut driver))?;
+    log.take("a range for others", || steps::import_range(&mut driver))?;
     log.take("events, streams", || steps::events(&mut driver, streams))?;
     log.take("capture", || {
         steps::capture(&mut driver, &program, streams[0])

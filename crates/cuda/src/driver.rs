@@ -1,5 +1,6 @@
 //! [`CudaDriver`]: the calls of [`Driver`] on one device.
 
+use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::Arc;
 
@@ -12,7 +13,6 @@ use crate::context::{EnteredContext, PrimaryContext, RelaxedCapture};
 use crate::device::Device;
 use crate::held::HeldRange;
 use crate::library::{Library, call};
-use crate::mappings::Mappings;
 use crate::physical::PhysicalMemory;
 use crate::sys::{
     CU_EVENT_DISABLE_TIMING, CUevent, CUmemAccessDesc, CUmemAccessFlags, CUresult, CUstream,
@@ -32,7 +32,8 @@ pub struct CudaDriver {
     pub(crate) physical: Option<PhysicalMemory>,
     /// The devices with access to mapped memory: this device first, then its peers.
     pub(crate) access: Vec<CUmemAccessDesc>,
-    pub(crate) mappings: Mappings,
+    /// The mapped bytes of ranges from other processes, by their starts.
+    pub(crate) imported: BTreeMap<DeviceAddress, Bytes>,
     /// The ranges that the driver refused to release.
     pub(crate) abandoned: Vec<HeldRange>,
     /// Released events, kept for reuse: creating an event costs several times as much as recording one.
@@ -67,7 +68,7 @@ impl CudaDriver {
             access: vec![read_write(&device)],
             context: PrimaryContext::retain(device)?,
             physical: None,
-            mappings: Mappings::default(),
+            imported: BTreeMap::new(),
             abandoned: Vec::new(),
             idle_events: Vec::new(),
             foreign_events: Vec::new(),
@@ -151,24 +152,6 @@ impl CudaDriver {
         // When the process exits, the driver and its events may be gone before this runs.
         // SAFETY: no one uses the event, by the contract of this function.
         let _ = unsafe { call!(self.library(), cuEventDestroy_v2(event)) };
-    }
-
-    /// Maps a whole handle at an address.
-    pub(crate) fn map_handle(
-        &mut self,
-        address: DeviceAddress,
-        size: Bytes,
-        handle: Handle,
-    ) -> Result<(), DriverError> {
-        let _scope = self.enter_relaxed()?;
-        // SAFETY: the range came from `reserve`, the handle from `create` or `import`, by the contract
-        // of `new`.
-        unsafe {
-            call!(
-                self.library(),
-                cuMemMap(address.get(), host_size(size), 0, handle.0, 0)
-            )
-        }
     }
 }
 
@@ -271,9 +254,15 @@ impl Driver for CudaDriver {
         size: Bytes,
         handle: Handle,
     ) -> Result<(), DriverError> {
-        self.map_handle(address, size, handle)?;
-        self.mappings.insert(address, size, Some(handle));
-        Ok(())
+        let _scope = self.enter_relaxed()?;
+        // SAFETY: the range came from `reserve`, the handle from `create` or `import`, by the contract
+        // of `new`.
+        unsafe {
+            call!(
+                self.library(),
+                cuMemMap(address.get(), host_size(size), 0, handle.0, 0)
+            )
+        }
     }
 
     fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
@@ -283,9 +272,7 @@ impl Driver for CudaDriver {
     fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
         let _scope = self.enter_relaxed()?;
         // SAFETY: the range came from `reserve`, by the contract of `new`.
-        unsafe { call!(self.library(), cuMemUnmap(address.get(), host_size(size))) }?;
-        self.mappings.remove(address, size);
-        Ok(())
+        unsafe { call!(self.library(), cuMemUnmap(address.get(), host_size(size))) }
     }
 
     fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {

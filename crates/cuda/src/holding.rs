@@ -28,9 +28,9 @@ impl CudaDriver {
         held.handles.push(handle);
         let start = held.address().expect("the range is reserved first");
         let end = start + held.mapped;
-        self.map_handle(end, size, handle)?;
-        self.mappings.insert(end, size, None);
+        self.map(end, size, handle)?;
         held.mapped += size;
+        self.imported.insert(start, held.mapped);
         // The mapping keeps the memory, so the handle can be released. If that fails, it is released with the rest.
         if self.release(handle).is_ok() {
             held.handles.pop();
@@ -52,6 +52,7 @@ impl CudaDriver {
             && !held.mapped.is_zero()
         {
             self.unmap(start, held.mapped)?;
+            self.imported.remove(&start);
             held.mapped = Bytes::ZERO;
         }
         while let Some(&handle) = held.handles.last() {

@@ -33,8 +33,7 @@
 //!
 //! # What this crate does not do
 //!
-//! It does not track allocations: the allocator does. It tracks only mappings, because peers and other processes
-//! receive them handle by handle. It does not use the CUDA runtime, whose version would have to match the
+//! It does not track allocations, handles and mappings: the allocator does. It does not use the CUDA runtime, whose version would have to match the
 //! program's. It launches no kernels. It never unloads the driver. Like CUDA, it does not survive a `fork`.
 #![expect(unsafe_code, reason = "the driver's functions are C")]
 
@@ -52,7 +51,6 @@ mod functions;
 mod held;
 mod holding;
 mod library;
-mod mappings;
 mod physical;
 mod primary;
 mod probe;
@@ -70,7 +68,6 @@ pub use driver::CudaDriver;
 pub use error::{CudaVersion, LoadError};
 pub use held::HeldRange;
 pub use library::Library;
-pub use mappings::MappedRange;
 pub use primary::PrimaryContexts;
 pub use sharing::IpcHandle;
 pub use signals::SignalsBlocked;

@@ -11,7 +11,6 @@ use crate::device::Device;
 use crate::driver::{CudaDriver, read_write};
 use crate::held::HeldRange;
 use crate::library::call;
-use crate::mappings::MappedRange;
 use crate::sys::{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, CUipcMemHandle, CUmemAllocationHandleType};
 
 /// An allocation's CUDA IPC handle. The driver rejects 64 bytes that are not a handle.
@@ -20,8 +19,9 @@ pub struct IpcHandle(pub [u8; 64]);
 
 /// Peers.
 impl CudaDriver {
-    /// Gives `peer` read and write access to this device's memory: all present and future allocations and mappings.
-    /// Repeating the call changes nothing. Takes time linear in the number of mappings.
+    /// Gives `peer` read and write access to this device's memory: all present and future allocations, what is
+    /// `mapped`, each a range of whole handles, and future mappings. Repeating the call changes nothing. Takes time
+    /// linear in the number of ranges.
     ///
     /// Allocations stay accessible as long as the peer's primary context is retained, which another [`CudaDriver`]
     /// does.
@@ -30,14 +30,19 @@ impl CudaDriver {
     ///
     /// The driver's error, for example if [`Device::can_access`] is false. The peer may then have access to some of
     /// the memory.
-    pub fn allow_peer(&mut self, peer: &Device) -> Result<(), DriverError> {
+    pub fn allow_peer(
+        &mut self,
+        peer: &Device,
+        mapped: &[(DeviceAddress, Bytes)],
+    ) -> Result<(), DriverError> {
         let is_known = |known: i32| known == peer.raw();
         if is_known(self.device().raw()) {
             return Ok(());
         }
         PrimaryContext::retain(peer.clone())?.enable_peer(&self.context)?;
         let access = read_write(peer);
-        for (address, size) in self.mappings.iter() {
+        let imported = self.imported.iter().map(|(&start, &size)| (start, size));
+        for (address, size) in mapped.iter().copied().chain(imported) {
             self.grant(address, size, &[access])?;
         }
         if !self.access.iter().any(|known| is_known(known.location.id)) {
@@ -111,31 +116,6 @@ impl CudaDriver {
 
 /// Mapped memory, for other processes.
 impl CudaDriver {
-    /// Returns the range of handles that contains a block, if the block is mapped.
-    pub fn mapped_range(&self, address: DeviceAddress, size: Bytes) -> Option<MappedRange> {
-        self.mappings.around(address, size)
-    }
-
-    /// Exports at most `count` handles of a range, from `offset` on, as file descriptors with the handles' sizes.
-    /// Returns `None` if the range is not mapped as it was.
-    ///
-    /// # Errors
-    ///
-    /// As for [`CudaDriver::export`].
-    pub fn export_range(
-        &self,
-        range: &MappedRange,
-        offset: Bytes,
-        count: usize,
-    ) -> Result<Option<Vec<(OwnedFd, Bytes)>>, DriverError> {
-        let Some(handles) = self.mappings.handles(range, offset) else {
-            return Ok(None);
-        };
-        let handles = handles.take(count);
-        let exported = handles.map(|(handle, size)| Ok((self.export(handle)?, size)));
-        exported.collect::<Result<_, _>>().map(Some)
-    }
-
     /// Reserves addresses for `size` bytes that another process exported.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, Handle, Stream};
+use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, Handle, Physical, Stream};
 
 use crate::backup::MemoryRange;
 use crate::device::Device;
@@ -17,29 +17,18 @@ const EVERYTHING: MemoryRange = MemoryRange {
     size: Bytes(u64::MAX),
 };
 
-/// How far a piece is on its way to being used.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Step {
-    /// Its handle exists. A piece that the driver refused to take back is here, too, with its contents.
-    Created,
-    /// It is mapped at its address.
-    Mapped,
-    /// The device may read and write it.
-    Usable,
-}
-
 #[derive(Debug)]
 struct Piece {
     size: Bytes,
     handle: Handle,
-    step: Step,
     /// Streams of segments that went back, whose work may still use the piece.
     streams: Vec<Stream>,
 }
 
 /// The pieces of one reserved range. None overlap; all are within the range.
 ///
-/// What a call did before it failed stays noted here, so that it can be undone or gone on with.
+/// What a call did before it failed stays noted here and in [`Physical`], which knows where each handle is mapped, so that
+/// it can be undone or continued. A piece that is not mapped still has its contents.
 #[derive(Debug, Default)]
 pub(crate) struct Backing {
     pieces: BTreeMap<DeviceAddress, Piece>,
@@ -62,15 +51,19 @@ impl Backing {
     }
 
     /// Returns where the pieces begin that can be used.
-    pub(crate) fn usable(&self) -> BTreeSet<DeviceAddress> {
-        let usable = self.pieces.iter();
-        let usable = usable.filter(|(_, piece)| piece.step == Step::Usable);
-        usable.map(|(&address, _)| address).collect()
+    pub(crate) fn usable(&self, device: &impl Device) -> BTreeSet<DeviceAddress> {
+        device.with_physical(|physical| {
+            let usable = self.pieces.keys();
+            let usable = usable.filter(|&&address| has_access(physical, address));
+            usable.copied().collect()
+        })
     }
 
     /// Returns the ranges that can be used, as long as possible, by rising addresses.
-    pub(crate) fn usable_runs(&self) -> Vec<MemoryRange> {
-        self.runs(EVERYTHING, |_, piece| piece.step == Step::Usable)
+    pub(crate) fn usable_runs(&self, device: &impl Device) -> Vec<MemoryRange> {
+        device.with_physical(|physical| {
+            self.runs(EVERYTHING, |address| has_access(physical, address))
+        })
     }
 
     /// Makes all of some ranges usable, with one new piece for each hole in one of them. The ranges are by
@@ -103,25 +96,26 @@ impl Backing {
     /// Makes the pieces that touch a range usable. Linear in those.
     fn bring(&mut self, device: &impl Device, range: MemoryRange) -> Result<(), DriverError> {
         for (&address, piece) in self.touched(range) {
-            if piece.step == Step::Created {
-                device.with_driver(|driver| driver.map(address, piece.size, piece.handle))?;
-                piece.step = Step::Mapped;
-            }
+            device.with_physical(|physical| match physical.view(address) {
+                Some(_) => Ok(()),
+                None => physical.map(address, piece.handle),
+            })?;
         }
-        for run in self.runs(range, |_, piece| piece.step == Step::Mapped) {
-            device.with_driver(|driver| driver.set_access(run.address, run.size))?;
-            self.note(run, Step::Usable);
-        }
-        Ok(())
+        let mapped = device
+            .with_physical(|physical| self.runs(range, |address| !has_access(physical, address)));
+        mapped.iter().try_for_each(|run| {
+            device.with_physical(|physical| physical.set_access(run.address, run.size))
+        })
     }
 
     /// Unmaps every piece, each run of adjacent ones by one call.
     pub(crate) fn unmap_all(&mut self, device: &impl Device) -> Result<(), DriverError> {
-        for run in self.runs(EVERYTHING, |_, piece| piece.step > Step::Created) {
-            device.with_driver(|driver| driver.unmap(run.address, run.size))?;
-            self.note(run, Step::Created);
-        }
-        Ok(())
+        let mapped = device.with_physical(|physical| {
+            self.runs(EVERYTHING, |address| physical.view(address).is_some())
+        });
+        mapped.iter().try_for_each(|run| {
+            device.with_physical(|physical| physical.unmap(run.address, run.size))
+        })
     }
 
     /// Gives every piece back but those at `kept`. A call that fails does not keep the others from it.
@@ -136,21 +130,25 @@ impl Backing {
     ) -> Result<(), DriverError> {
         let mut outcome = Ok(());
         let leaves = |address| !kept.contains(&address);
-        let is_mapped = |address, piece: &Piece| leaves(address) && piece.step > Step::Created;
-        for run in self.runs(EVERYTHING, is_mapped) {
-            match device.with_driver(|driver| driver.unmap(run.address, run.size)) {
-                Ok(()) => self.note(run, Step::Created),
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
+        let mapped = device.with_physical(|physical| {
+            let is_mapped = |address| leaves(address) && physical.view(address).is_some();
+            self.runs(EVERYTHING, is_mapped)
+        });
+        for run in mapped {
+            let unmapped = device.with_physical(|physical| physical.unmap(run.address, run.size));
+            outcome = outcome.and(unmapped);
         }
         self.pieces.retain(|&address, piece| {
-            if !leaves(address) || piece.step > Step::Created {
+            if !leaves(address) {
                 return true;
             }
-            let released = device.with_driver(|driver| driver.release(piece.handle));
-            let is_refused = released.is_err();
-            outcome = std::mem::replace(&mut outcome, Ok(())).and(released);
-            is_refused
+            let released = device.with_physical(|physical| match physical.view(address) {
+                Some(_) => None,
+                None => Some(physical.release(piece.handle)),
+            });
+            let is_released = matches!(released, Some(Ok(())));
+            outcome = std::mem::replace(&mut outcome, Ok(())).and(released.unwrap_or(Ok(())));
+            !is_released
         });
         outcome
     }
@@ -241,8 +239,7 @@ impl Backing {
         let size = hole.size;
         let piece = Piece {
             size,
-            handle: device.with_driver(|driver| driver.create(size))?,
-            step: Step::Created,
+            handle: device.with_physical(|physical| physical.create(size))?,
             streams: Vec::new(),
         };
         self.pieces.insert(hole.address, piece);
@@ -265,22 +262,16 @@ impl Backing {
         before.map_or(range.address, |(&address, _)| address)
     }
 
-    fn note(&mut self, run: MemoryRange, step: Step) {
-        for (_, piece) in self.pieces.range_mut(run.address..run.end()) {
-            piece.step = step;
-        }
-    }
-
     /// Returns the ranges of adjacent pieces that are chosen of those that touch a range.
     fn runs(
         &self,
         range: MemoryRange,
-        is_chosen: impl Fn(DeviceAddress, &Piece) -> bool,
+        is_chosen: impl Fn(DeviceAddress) -> bool,
     ) -> Vec<MemoryRange> {
         let mut runs: Vec<MemoryRange> = Vec::new();
         let touched = self.first_touched(range)..range.end();
         for (&address, piece) in self.pieces.range(touched) {
-            if !is_chosen(address, piece) {
+            if !is_chosen(address) {
                 continue;
             }
             match runs.last_mut().filter(|run| run.end() == address) {
@@ -305,6 +296,11 @@ impl Piece {
         }
         Ok(())
     }
+}
+
+/// Returns whether the device may read and write the handle that is mapped from an address on.
+fn has_access<D>(physical: &Physical<D>, address: DeviceAddress) -> bool {
+    physical.view(address).is_some_and(|view| view.has_access)
 }
 
 /// Waits for the work of a stream that used memory which is free by now, so that the program may have destroyed the stream:

@@ -1,6 +1,6 @@
 //! The device that a region's memory is on: the trait [`Device`].
 
-use lowtide_core::{Bytes, Driver, DriverError, MempoolId, Stream};
+use lowtide_core::{Bytes, Driver, DriverError, MempoolId, Physical, Stream};
 use lowtide_shared::SharedAllocator;
 
 /// The device that a region's memory is on, which others use at the same time.
@@ -34,6 +34,11 @@ pub trait Device {
     /// Notifies observers that the memory of every segment of the region's pools is about to leave, or is back. `has_pool`
     /// says which pools these are: it does not change under the lock of the pools.
     fn notify(&self, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool);
+
+    /// Returns what `act` does with the physical memory. It is one call, or a few: others wait for the memory meanwhile.
+    fn with_physical<R>(&self, act: impl FnOnce(&mut Physical<Self::Driver>) -> R) -> R {
+        self.allocator().with_physical(act)
+    }
 
     /// Returns what `act` does with the driver. It is one call, or a few: others wait for the driver
     /// meanwhile.

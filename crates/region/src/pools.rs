@@ -5,14 +5,14 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_core::{AllocError, Allocation, Bytes, HeldPool, Lane, MempoolId, PoolSetting};
-use lowtide_shared::SharedDriver;
+use lowtide_shared::SharedMemory;
 
 use crate::backup::MemoryRange;
 use crate::device::Device;
 use crate::error::RegionError;
 
 /// The part of a device's allocator that its private pools are in.
-pub(crate) type PoolsLane<D> = Lane<SharedDriver<<D as Device>::Driver>>;
+pub(crate) type PoolsLane<D> = Lane<SharedMemory<<D as Device>::Driver>>;
 
 /// How often a pause looks whether other streams are done with what was freed.
 const POLL_EVERY: Duration = Duration::from_micros(100);

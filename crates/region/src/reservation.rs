@@ -52,7 +52,7 @@ impl Reservation {
         size: Bytes,
         stream: Stream,
     ) -> Result<Option<DeviceAddress>, DriverError> {
-        let mut runs = self.backing.usable_runs().into_iter();
+        let mut runs = self.backing.usable_runs(device).into_iter();
         let Some(place) = runs.find_map(|run| self.first_fit(run, size)) else {
             return Ok(None);
         };
@@ -79,7 +79,7 @@ impl Reservation {
         };
         self.backing.wait(device, place, stream)?;
         let needed = self.units_around(place);
-        let usable = self.backing.usable();
+        let usable = self.backing.usable(device);
         let mut supplied = Ok(());
         for range in [self.extended(needed, piece), needed] {
             supplied = self.backing.supply(device, &[range]);

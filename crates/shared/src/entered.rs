@@ -4,8 +4,8 @@ use std::fmt;
 
 use lowtide_core::{AllocError, Device, DeviceState, Driver, Lane, Lanes, Stream};
 
-use crate::driver::SharedDriver;
 use crate::lane::LaneGuard;
+use crate::memory::SharedMemory;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering;
 use crate::{LANES_MAX, SharedAllocator};
@@ -29,14 +29,14 @@ impl<D> fmt::Debug for Entered<'_, D> {
 }
 
 impl<D: Driver> Lanes for Entered<'_, D> {
-    type Driver = SharedDriver<D>;
+    type Memory = SharedMemory<D>;
 
-    fn first(&self) -> &Lane<SharedDriver<D>> {
+    fn first(&self) -> &Lane<SharedMemory<D>> {
         let first = self.lanes[0].as_ref().expect("the lane was entered");
         &first.state.lane
     }
 
-    fn lane(&mut self, index: usize) -> &mut Lane<SharedDriver<D>> {
+    fn lane(&mut self, index: usize) -> &mut Lane<SharedMemory<D>> {
         &mut self.guard(index).state.lane
     }
 
@@ -53,7 +53,7 @@ impl<D: Driver> Lanes for Entered<'_, D> {
         Ok(())
     }
 
-    fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<SharedDriver<D>>>) {
+    fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<SharedMemory<D>>>) {
         let lanes = self.lanes.iter().flatten();
         (&self.state, lanes.map(|guard| &guard.state.lane))
     }
@@ -62,7 +62,7 @@ impl<D: Driver> Lanes for Entered<'_, D> {
         &mut self,
     ) -> (
         &mut DeviceState,
-        impl Iterator<Item = &mut Lane<SharedDriver<D>>>,
+        impl Iterator<Item = &mut Lane<SharedMemory<D>>>,
     ) {
         let lanes = self.lanes.iter_mut().flatten();
         (&mut self.state, lanes.map(|guard| &mut guard.state.lane))

@@ -6,8 +6,8 @@ use std::thread;
 
 use lowtide_core::Lane;
 
-use crate::driver::SharedDriver;
 use crate::lane_lock::{LaneLock, LockGuard};
+use crate::memory::SharedMemory;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The flag of a device whose requests may be routed to private pools.
@@ -21,7 +21,7 @@ pub(crate) const POISONED: u64 = 1 << 63;
 pub(crate) struct SharedLane<D>(pub(crate) LaneLock<LaneState<D>>);
 
 pub(crate) struct LaneState<D> {
-    pub(crate) lane: Lane<SharedDriver<D>>,
+    pub(crate) lane: Lane<SharedMemory<D>>,
     /// How often the lane was entered.
     pub(crate) visits: u64,
     /// Number of threads that wait for memory. Usually zero, and then a free makes no system call.

@@ -17,7 +17,7 @@
 //! └─ Lane::free                          under the lane's lock
 //! ```
 //!
-//! Lock order: the common lock, lanes, the driver. A thread without the common lock holds one lane at most. So the
+//! Lock order: the common lock, lanes, the physical memory. A thread without the common lock holds one lane at most. So the
 //! thread that holds the common lock may take lanes in any order.
 //!
 //! Operations on more than one stream's memory run under all locks ([`SharedAllocator::with_all`]). Private pools
@@ -29,11 +29,11 @@
 //! fails at once, as a replay and a simulation need. Callers with threads (the C ABI) use this crate.
 #![forbid(unsafe_code)]
 
-mod driver;
 mod entered;
 mod growth;
 mod lane;
 mod lane_lock;
+mod memory;
 mod owners;
 mod streams;
 mod sync;
@@ -44,13 +44,14 @@ use std::time::Duration;
 
 use lowtide_core::{
     AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceState, Driver, EventClock, Lane,
-    Observer, Stream,
+    Observer, Physical, Stream,
 };
 
-pub use driver::SharedDriver;
 pub use entered::Entered;
 use lane::{LaneGuard, LaneState, POISONED, PoisonOnPanic, ROUTED, SharedLane};
 use lane_lock::{LaneLock, LockGuard};
+use memory::DeviceOwners;
+pub use memory::SharedMemory;
 pub use owners::{Holder, Owner, OwnerTable};
 use streams::StreamTable;
 use sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -77,7 +78,8 @@ pub struct SharedAllocator<D> {
     state: Mutex<DeviceState>,
     /// How long a request that finds no memory is retried.
     retry_wait: Option<Duration>,
-    driver: Arc<Mutex<D>>,
+    /// Behind the last lock.
+    physical: Arc<Mutex<Physical<D>>>,
     freed: Freed,
     owners: Arc<OwnerTable>,
     device: u8,
@@ -103,7 +105,12 @@ impl<D: Driver> SharedAllocator<D> {
         config: &Config,
         owners: Arc<OwnerTable>,
     ) -> SharedAllocator<D> {
-        let driver = Arc::new(Mutex::new(driver));
+        let recorded = DeviceOwners {
+            table: Arc::clone(&owners),
+            device,
+        };
+        let physical = Physical::new(driver, Some(Box::new(recorded)));
+        let physical = Arc::new(Mutex::new(physical));
         let count = if config.keeps_streams_apart() {
             LANES_MAX
         } else {
@@ -111,9 +118,8 @@ impl<D: Driver> SharedAllocator<D> {
         };
         let clock = Arc::new(EventClock::default());
         let lane = |lane| {
-            let owner = Owner { device, lane };
-            let driver = SharedDriver::new(Arc::clone(&driver), owner, Arc::clone(&owners));
-            let mut allocator = Lane::new(driver, device.into(), config);
+            let memory = SharedMemory(Arc::clone(&physical));
+            let mut allocator = Lane::new(memory, lane, device.into(), config);
             allocator.keep_recent_events(Arc::clone(&clock));
             SharedLane(LaneLock::new(LaneState {
                 lane: allocator,
@@ -129,7 +135,7 @@ impl<D: Driver> SharedAllocator<D> {
             lanes_in_use: AtomicU8::new(1),
             state: Mutex::new(DeviceState::new(config)),
             retry_wait: config.retry_wait_ms().map(Duration::from_millis),
-            driver,
+            physical,
             freed: Freed {
                 order: Mutex::new(()),
                 condition: Condvar::new(),
@@ -232,7 +238,7 @@ impl<D: Driver> SharedAllocator<D> {
     pub fn with_block<R>(
         &self,
         address: DeviceAddress,
-        act: impl FnMut(&mut Lane<SharedDriver<D>>) -> Result<R, AllocError>,
+        act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
         match self.owners.find(address) {
             Holder::One(owner) if owner.device == self.device => self.with_lane(owner.lane, act),
@@ -257,7 +263,7 @@ impl<D: Driver> SharedAllocator<D> {
     pub fn with_lane<R>(
         &self,
         lane: u8,
-        act: impl FnOnce(&mut Lane<SharedDriver<D>>) -> Result<R, AllocError>,
+        act: impl FnOnce(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
         let mut guard = self.enter(lane.into())?;
         let result = act(&mut guard.state.lane);
@@ -279,7 +285,7 @@ impl<D: Driver> SharedAllocator<D> {
     pub fn with_any_lane<R>(
         &self,
         address: DeviceAddress,
-        mut act: impl FnMut(&mut Lane<SharedDriver<D>>) -> Result<R, AllocError>,
+        mut act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
         for lane in 0..self.lanes_in_use.load(Ordering::Relaxed) {
             match self.with_lane(lane, &mut act) {
@@ -299,7 +305,7 @@ impl<D: Driver> SharedAllocator<D> {
     /// [`AllocError::Poisoned`]; `act` is not called.
     pub fn with_pools<R>(
         &self,
-        act: impl FnOnce(&mut Lane<SharedDriver<D>>) -> R,
+        act: impl FnOnce(&mut Lane<SharedMemory<D>>) -> R,
     ) -> Result<R, AllocError> {
         self.with_lane(0, |lane| {
             let result = act(lane);
@@ -321,7 +327,7 @@ impl<D: Driver> SharedAllocator<D> {
     /// Any error of `act`, and [`AllocError::Poisoned`].
     pub fn for_each_lane(
         &self,
-        mut act: impl FnMut(&mut Lane<SharedDriver<D>>) -> Result<(), AllocError>,
+        mut act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<(), AllocError>,
     ) -> Result<(), AllocError> {
         let lanes = (0..).zip(&self.lanes);
         let results = lanes.map(|(lane, _)| self.with_lane(lane, &mut act));
@@ -330,7 +336,12 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Calls `act` with the driver while no lane can use it, and returns its result.
     pub fn with_driver<R>(&self, act: impl FnOnce(&mut D) -> R) -> R {
-        act(&mut SharedDriver::lock_driver(&self.driver))
+        self.with_physical(|physical| act(physical.driver_mut()))
+    }
+
+    /// Calls `act` with the physical memory while no lane can use it, and returns its result.
+    pub fn with_physical<R>(&self, act: impl FnOnce(&mut Physical<D>) -> R) -> R {
+        act(&mut memory::lock(&self.physical))
     }
 
     /// Notifies `observer` of every event from now on, or nobody. No miss runs meanwhile, and an earlier observer is not

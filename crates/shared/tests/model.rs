@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Driver, Lane, MempoolId,
+    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Lane, Memory, MempoolId,
     PoolSetting, RouteOrder, Stream,
 };
 use lowtide_shared::SharedAllocator;
@@ -208,12 +208,12 @@ impl Both {
     }
 }
 
-/// The pool operations of an allocator on any driver.
+/// The pool operations of an allocator on any memory.
 trait Pools {
     fn change(&mut self, op: &Op) -> Result<(), AllocError>;
 }
 
-impl<D: Driver> Pools for Lane<D> {
+impl<M: Memory> Pools for Lane<M> {
     fn change(&mut self, op: &Op) -> Result<(), AllocError> {
         match *op {
             Op::BeginPool(pool, routed) => {

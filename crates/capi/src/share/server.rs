@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use lowtide_core::DriverError;
 use lowtide_cuda::SignalsBlocked;
 use lowtide_sockets::is_same_user;
 
@@ -97,9 +98,13 @@ fn export(request: &Request) -> Reply {
     if *stage != Stage::Runs {
         return Reply::Gone;
     }
-    let exported = drivers::find(|driver| {
-        let parts = driver.export_range(&request.range, request.offset, PARTS_MAX);
-        parts.transpose()
+    let exported = drivers::find(|physical| {
+        let handles = physical.handles(&request.range, request.offset)?;
+        let driver = physical.driver();
+        let parts = { handles.take(PARTS_MAX) }
+            .map(|(handle, size)| Ok((driver.export(handle)?, size)))
+            .collect::<Result<_, DriverError>>();
+        Some(parts)
     });
     match exported {
         Some(Ok(parts)) => Reply::Parts(parts),

@@ -4,7 +4,8 @@ use std::io;
 use std::ptr;
 use std::sync::OnceLock;
 
-use lowtide_cuda::{IpcHandle, MappedRange, Uuid};
+use lowtide_core::MappedRange;
+use lowtide_cuda::{IpcHandle, Uuid};
 
 use super::wire::{Fields, encode_range};
 use crate::error::{Error, Status};

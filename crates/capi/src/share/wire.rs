@@ -3,8 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use lowtide_core::{Bytes, DeviceAddress};
-use lowtide_cuda::MappedRange;
+use lowtide_core::{Bytes, DeviceAddress, MappedRange};
 
 /// The maximum number of handles in a reply. Linux accepts 253 descriptors at once, and processes often may have
 /// only 1,024.

@@ -1,7 +1,7 @@
 //! How much memory a device may reserve.
 
 use super::{Device, Lanes};
-use crate::driver::{Driver, DriverError};
+use crate::driver::DriverError;
 use crate::error::AllocError;
 use crate::units::Bytes;
 
@@ -57,7 +57,7 @@ impl<L: Lanes> Device<L> {
         let Some(fraction) = self.lanes.parts().0.fraction else {
             return Ok(());
         };
-        let total = self.lanes.lane(own).physical.driver.memory_info()?.total;
+        let total = self.lanes.lane(own).memory_info()?.total;
         let (state, _) = self.lanes.parts_mut();
         (state.limit, state.fraction) = (Some(total.scale(fraction)), None);
         Ok(())
@@ -80,6 +80,6 @@ impl<L: Lanes> Device<L> {
     }
 
     fn total(&mut self) -> Result<Bytes, DriverError> {
-        Ok(self.lane_mut().physical.driver.memory_info()?.total)
+        Ok(self.lane_mut().memory_info()?.total)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Device, Lanes};
 use crate::config::LastTry;
-use crate::driver::{Driver, DriverError};
+use crate::driver::DriverError;
 use crate::error::{AllocError, Holder, OutOfMemory};
 use crate::event::Action;
 use crate::strategy::{Release, Request, Strategy};
@@ -115,7 +115,7 @@ impl<L: Lanes> Device<L> {
         let Some(fraction) = rejects_above.filter(|_| !lane.heap.exceeds_limit(size)) else {
             return Ok(false);
         };
-        let most = lane.physical.driver.memory_info()?.total.scale(fraction);
+        let most = lane.memory_info()?.total.scale(fraction);
         Ok(self.limited().saturating_add(size) > most)
     }
 
@@ -181,7 +181,7 @@ impl<L: Lanes> Device<L> {
         debug_assert!(allocated <= reserved);
         debug_assert!(active_in_private <= reserved_in_private);
         let lane = self.lanes.lane(own);
-        let info = lane.physical.driver.memory_info()?;
+        let info = lane.memory_info()?;
         let heap = &lane.heap;
         let domain = heap.domains.domain(request.domain);
         let out_of_memory = OutOfMemory {

@@ -2,12 +2,12 @@
 
 use super::{Lane, Request};
 use crate::block::{Block, BlockId, BlockState};
-use crate::driver::Driver;
 use crate::error::AllocError;
+use crate::physical::Memory;
 use crate::strategy::Placement;
 use crate::units::{Bytes, DeviceAddress, Stream};
 
-impl<D: Driver> Lane<D> {
+impl<M: Memory> Lane<M> {
     /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
     /// is restored to a checkpoint, block by block.
     ///

@@ -3,11 +3,12 @@
 use crate::block::BlockId;
 use crate::driver::Driver;
 use crate::error::AllocError;
+use crate::physical::Memory;
 use crate::units::Stream;
 
 use super::Lane;
 
-impl<D: Driver> Lane<D> {
+impl<M: Memory> Lane<M> {
     /// Says that a stream is being captured into a graph: no event is queried until
     /// [`Lane::capture_end`].
     pub fn capture_begin(&mut self) {
@@ -29,7 +30,8 @@ impl<D: Driver> Lane<D> {
         debug_assert_eq!(self.captures, 0);
         self.order.forget();
         if self.config.reuses_in_capture() {
-            self.uses.end_deferral(&mut self.physical.driver)?;
+            self.uses
+                .end_deferral(self.memory.physical_mut().driver_mut())?;
             self.reclaim_passed()?;
         }
         Ok(())
@@ -43,7 +45,9 @@ impl<D: Driver> Lane<D> {
             return self.process_events();
         }
         if self.uses.has_ordered(stream)
-            && let Some(is_before) = self.order.follow(&mut self.physical.driver, stream)
+            && let Some(is_before) = self
+                .order
+                .follow(self.memory.physical_mut().driver_mut(), stream)
         {
             self.uses.pass_ordered(stream, is_before);
         }
@@ -55,9 +59,9 @@ impl<D: Driver> Lane<D> {
         debug_assert!(self.captures > 0, "outside of captures events are recorded");
         let domain = self.heap.blocks.get(id).domain;
         let own = self.heap.domains.domain(domain).stream;
-        let driver = &mut self.physical.driver;
-        self.uses
-            .defer(driver, id, own, self.config.reuses_in_capture());
+        let mut physical = self.memory.physical_mut();
+        let reuses = self.config.reuses_in_capture();
+        self.uses.defer(physical.driver_mut(), id, own, reuses);
     }
 
     /// Returns the capture that work goes into which is now put into `stream`. Outside of captures no driver is
@@ -66,6 +70,6 @@ impl<D: Driver> Lane<D> {
         if self.captures == 0 {
             return None;
         }
-        self.physical.driver.capture_of(stream)
+        self.memory.physical_mut().driver_mut().capture_of(stream)
     }
 }

@@ -10,6 +10,7 @@ use crate::domain::PoolIndex;
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Action;
+use crate::physical::Memory;
 use crate::strategy::{CheckpointBlock, Placement};
 use crate::units::{DeviceAddress, MempoolId};
 
@@ -30,7 +31,7 @@ pub struct Restored {
     pub allocated: Vec<Allocation>,
 }
 
-impl<D: Driver> Lane<D> {
+impl<M: Memory> Lane<M> {
     /// Returns the current state of a pool. O(n log n) for n blocks.
     ///
     /// # Errors
@@ -165,7 +166,10 @@ impl<D: Driver> Lane<D> {
         let held = self.held_in_pool(pool);
         for &id in &held {
             for stream in self.uses.streams_of(id) {
-                self.physical.driver.synchronize_stream(stream)?;
+                self.memory
+                    .physical_mut()
+                    .driver_mut()
+                    .synchronize_stream(stream)?;
             }
         }
         for id in held {
@@ -184,9 +188,8 @@ impl<D: Driver> Lane<D> {
         let mut wanted = Vec::new();
         for block in &checkpoint.blocks {
             let segment = self.heap.segments.find(block.segment, block.serial);
-            let has_memory = segment.is_some_and(|segment| {
-                segment.has_memory(block.offset, block.size, &self.physical)
-            });
+            let has_memory = segment
+                .is_some_and(|segment| segment.has_memory(block.offset, block.size, &self.memory));
             if block.is_held && !has_memory {
                 return Err(AllocError::NotRestorable {
                     pool: checkpoint.pool,

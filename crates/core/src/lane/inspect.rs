@@ -10,6 +10,7 @@ use crate::event::Event;
 use crate::event_log::Observer;
 use crate::figures::gauge::Gauge;
 use crate::number_table::SearchHint;
+use crate::physical::{Memory, Physical};
 use crate::recent_events::{EventClock, RecentPast};
 use crate::snapshot::SegmentSnapshot;
 use crate::strategy::{Placement, Strategy};
@@ -28,7 +29,7 @@ pub struct LaneNews {
     pub is_observed: bool,
 }
 
-impl<D: Driver> Lane<D> {
+impl<M: Memory> Lane<M> {
     /// Publishes in `hint` where in this process's memory the search for a block begins, now and whenever that
     /// changes. It replaces any other hint.
     pub fn keep_search_hint(&mut self, hint: &'static SearchHint) {
@@ -199,14 +200,16 @@ impl<D: Driver> Lane<D> {
         *self.config = config.clone();
         Ok(())
     }
+}
 
+impl<D: Driver> Lane<Physical<D>> {
     /// Returns the driver.
     pub fn driver(&self) -> &D {
-        &self.physical.driver
+        self.memory.driver()
     }
 
     /// Returns the driver, mutable.
     pub fn driver_mut(&mut self) -> &mut D {
-        &mut self.physical.driver
+        self.memory.driver_mut()
     }
 }

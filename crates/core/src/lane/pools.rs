@@ -8,9 +8,9 @@ use std::sync::Arc;
 use super::{Allocation, Lane, Route};
 use crate::block::BlockId;
 use crate::domain::{PoolIndex, SegmentSource};
-use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event::Action;
+use crate::physical::Memory;
 use crate::segment::Segment;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -70,7 +70,7 @@ pub enum HeldPool {
     Stays,
 }
 
-impl<D: Driver> Lane<D> {
+impl<M: Memory> Lane<M> {
     /// Returns the pool that serves a stream: where routes nest, the innermost decides.
     #[inline]
     pub(crate) fn route(&self, stream: Stream) -> PoolIndex {

@@ -2,8 +2,8 @@ use super::*;
 use crate::check::CheckLevel;
 use crate::config::Config;
 use crate::device::DeviceAllocator;
-use crate::driver::Handle;
 use crate::error::AllocError;
+use crate::physical::Physical;
 use crate::strategy::test_driver::TestDriver;
 use crate::units::Stream;
 
@@ -70,27 +70,24 @@ fn the_driver_is_asked_for_the_addresses_of_the_largest_segment_and_for_no_more(
 
 #[test]
 fn a_domain_has_memory_as_long_as_the_driver_refuses_to_take_it_back() {
-    let mut heap = Heap::new();
-    let mut physical = Physical::new(TestDriver::new(Bytes::gib(1)));
+    let mut heap = Heap::new(0);
+    let mut memory = Physical::new(TestDriver::new(Bytes::gib(1)), None);
     let ids = [1, 2].map(|stream| {
         let domain = heap
             .domains
             .find_or_insert(PoolIndex::DEFAULT, Stream(stream));
         domain.unwrap()
     });
-    assert_eq!(heap.domains_without_memory(&physical), ids);
-    // The driver of this test takes no handles.
+    assert_eq!(heap.domains_without_memory(&memory), ids);
+    // The driver of this test refuses to release handles.
     let page_size = Bytes::mib(2);
-    let (domain, kind) = (ids[1], SizeKind::Small);
+    let handle = memory.create(page_size).unwrap();
+    let owner = heap.owner(ids[1], SizeKind::Small);
     let mut counted = 0;
-    physical.release(
-        vec![Handle(1)],
-        page_size,
-        Owner { domain, kind },
-        &mut |_, change| {
-            counted += change;
-        },
-    );
+    memory.release_pages(vec![handle], page_size, owner, &mut |_, change| {
+        counted += change;
+    });
     assert_eq!(counted, signed(page_size));
-    assert_eq!(heap.domains_without_memory(&physical), [ids[0]]);
+    assert_eq!(heap.spare_bytes(&memory), page_size);
+    assert_eq!(heap.domains_without_memory(&memory), [ids[0]]);
 }

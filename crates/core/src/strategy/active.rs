@@ -5,8 +5,8 @@ use super::strategies;
 use crate::block::{Block, BlockId, BlockTable, SegmentId};
 use crate::config::Config;
 use crate::domain::DomainId;
-use crate::driver::{Driver, DriverError};
-use crate::physical::Physical;
+use crate::driver::DriverError;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
@@ -108,13 +108,13 @@ impl Strategy for ActiveStrategy {
         dispatch!(self, strategy => strategy.take(heap, request))
     }
 
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        dispatch!(self, strategy => strategy.grow(heap, physical, request))
+        dispatch!(self, strategy => strategy.grow(heap, memory, request))
     }
 
     #[inline(always)]
@@ -122,13 +122,13 @@ impl Strategy for ActiveStrategy {
         dispatch!(self, strategy => strategy.put(heap, id, block))
     }
 
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
-        dispatch!(self, strategy => strategy.release(heap, physical, wanted))
+        dispatch!(self, strategy => strategy.release(heap, memory, wanted))
     }
 
     fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes {
@@ -171,14 +171,14 @@ impl Placement for ActiveStrategy {
         dispatch!(self, strategy => strategy.restores_free_blocks())
     }
 
-    fn adopt<D: Driver>(
+    fn adopt<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         segment: &SegmentSnapshot,
     ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
-        dispatch!(self, strategy => strategy.adopt(heap, physical, domain, segment))
+        dispatch!(self, strategy => strategy.adopt(heap, memory, domain, segment))
     }
 
     fn block_number(&self, id: BlockId) -> Option<u64> {

@@ -24,8 +24,8 @@ use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::DomainId;
-use crate::driver::{Driver, DriverError};
-use crate::physical::Physical;
+use crate::driver::DriverError;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
@@ -273,13 +273,13 @@ impl Strategy for Bfc {
         Some(best.id)
     }
 
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        if self.extend(heap, physical, request)? {
+        if self.extend(heap, memory, request)? {
             return Ok(self.take(heap, request));
         }
         // Rather than fail, what the frontier has not passed is merged, as far as it takes.
@@ -296,10 +296,10 @@ impl Strategy for Bfc {
         None
     }
 
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         let (pool, failing) = match wanted {
@@ -319,7 +319,7 @@ impl Strategy for Bfc {
             .flat_map(|domain| self.free_regions(heap, domain))
             .collect();
         let released = { regions.into_iter() }
-            .try_for_each(|region| self.release_region(heap, physical, region));
+            .try_for_each(|region| self.release_region(heap, memory, region));
         // Also where the driver refused one: others went back before.
         self.double_from_what_is_left(heap, pool);
         released.map(|()| true)

@@ -19,8 +19,8 @@ use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
 use crate::domain::DomainId;
-use crate::driver::{Driver, DriverError};
-use crate::physical::Physical;
+use crate::driver::DriverError;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
 use crate::units::Bytes;
@@ -108,17 +108,17 @@ impl Strategy for Buddy {
         recent.or_else(|| self.cut_out(heap, domain, run_of(size)))
     }
 
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         if self.has_own_segment(request.size) {
-            return self.arenas.grow_own_segment(heap, physical, request);
+            return self.arenas.grow_own_segment(heap, memory, request);
         }
         let run = run_of(request.size);
-        if !self.arenas.grow(heap, physical, request.domain, run)? {
+        if !self.arenas.grow(heap, memory, request.domain, run)? {
             return Ok(None);
         }
         Ok(self.arenas.take_block(heap, request.domain, run))
@@ -137,10 +137,10 @@ impl Strategy for Buddy {
         None
     }
 
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         let Release::Pool(pool, _) = wanted else {
@@ -149,7 +149,7 @@ impl Strategy for Buddy {
         for domain in heap.domains.of_pool(pool) {
             self.merge_recent(heap, domain);
         }
-        self.arenas.release(heap, physical, pool)?;
+        self.arenas.release(heap, memory, pool)?;
         Ok(true)
     }
 

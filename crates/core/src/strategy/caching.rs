@@ -21,7 +21,7 @@ use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::physical::Physical;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
 use crate::stats::SizeKind;
@@ -213,15 +213,15 @@ impl Caching {
     }
 
     /// Releases the segment of a free block that covers it.
-    fn release_block<D: Driver>(
+    fn release_block<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         id: BlockId,
     ) -> Result<(), DriverError> {
         let block = heap.blocks.get(id);
         let ranked = self.ranks.ranked(heap, id, &block);
-        heap.free_segment(physical, heap.blocks.segment(id))?;
+        heap.free_segment(memory, heap.blocks.segment(id))?;
         self.pool_of(block.domain, block.kind).free.remove(ranked);
         heap.blocks.remove(id);
         Ok(())
@@ -233,10 +233,10 @@ impl Caching {
     }
 
     /// Releases the free segments of a pool and kind, stream by stream, smallest first.
-    fn release_kind<D: Driver>(
+    fn release_kind<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         pool: PoolIndex,
         kind: SizeKind,
     ) -> Result<(), DriverError> {
@@ -251,15 +251,15 @@ impl Caching {
             .into_iter()
             .partition(|&id| self.is_releasable(heap, id));
         for id in whole {
-            self.release_block(heap, physical, id)?;
+            self.release_block(heap, memory, id)?;
         }
         for id in others {
             if self.is_expandable(heap, id) {
-                self.unmap_free_pages(heap, physical, id)?;
+                self.unmap_free_pages(heap, memory, id)?;
             }
         }
         for domain in heap.domains.of_pool(pool) {
-            self.unreserve_unmapped(heap, physical, domain, kind, &empty)?;
+            self.unreserve_unmapped(heap, memory, domain, kind, &empty)?;
         }
         Ok(())
     }
@@ -313,10 +313,10 @@ fn pool_of(domains: &mut Vec<SizePools>, domain: DomainId, kind: SizeKind) -> &m
 impl Caching {
     /// Releases free segments older than the average until reserved memory is under the threshold. Unlike
     /// [`Strategy::release`], it does not wait for events.
-    fn collect_garbage<D: Driver>(
+    fn collect_garbage<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
     ) -> Result<(), DriverError> {
         if !self.collects_garbage(heap) {
             return Ok(());
@@ -339,7 +339,7 @@ impl Caching {
                 .partition(|&(_, age)| age * count >= total_age);
             for (id, age) in old {
                 let size = heap.blocks.get(id).size;
-                self.release_block(heap, physical, id)?;
+                self.release_block(heap, memory, id)?;
                 (reclaimed, total_age) = (reclaimed + size, total_age - age);
             }
             aged = young;
@@ -349,10 +349,10 @@ impl Caching {
 
     /// If blocks from some size on are not split, releases the smallest free block that is large enough. If there
     /// is none, releases the largest of the smaller ones until they suffice.
-    fn release_for<D: Driver>(
+    fn release_for<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<bool, DriverError> {
         let Some(max) = self.config.max_split_size else {
@@ -362,7 +362,7 @@ impl Caching {
         let kind = SizeKind::of(request.size);
         let enough = self.pool_of(request.domain, kind).free.first_at_least(size);
         if let Some(enough) = enough.filter(|enough| self.is_releasable(heap, enough.id)) {
-            self.release_block(heap, physical, enough.id)?;
+            self.release_block(heap, memory, enough.id)?;
             return Ok(true);
         }
         let free = &self.pool_of(request.domain, kind).free;
@@ -374,7 +374,7 @@ impl Caching {
                 break;
             }
             if self.is_releasable(heap, block.id) {
-                self.release_block(heap, physical, block.id)?;
+                self.release_block(heap, memory, block.id)?;
                 released += block.size;
             }
         }
@@ -382,10 +382,10 @@ impl Caching {
     }
 
     /// Releases every wholly free segment of a pool.
-    fn release_pool<D: Driver>(
+    fn release_pool<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         pool: PoolIndex,
     ) -> Result<(), DriverError> {
         let kinds = match pool {
@@ -393,7 +393,7 @@ impl Caching {
             _ => [SizeKind::Small, SizeKind::Large],
         };
         for kind in kinds {
-            self.release_kind(heap, physical, pool, kind)?;
+            self.release_kind(heap, memory, pool, kind)?;
         }
         Ok(())
     }
@@ -446,26 +446,26 @@ impl Strategy for Caching {
         Some(self.carve(heap, best.id, request))
     }
 
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let size = Strategy::segment_size(self, request);
         // A device that cannot map memory gets plain segments.
         if self.config.expandable_segments
-            && physical.driver.supports_virtual_memory()
+            && memory.physical_mut().driver_mut().supports_virtual_memory()
             && !heap.domains.has_source(request.domain)
         {
             // The limit is held against the segment that a request would get without them.
             if heap.exceeds_limit(size) {
                 return Ok(None);
             }
-            return self.grow_expandable(heap, physical, request);
+            return self.grow_expandable(heap, memory, request);
         }
         let kind = SizeKind::of(request.size);
-        let segment = heap.allocate_segment(physical, request.domain, size, kind);
+        let segment = heap.allocate_segment(memory, request.domain, size, kind);
         let Some(segment) = unless_out_of_memory(segment)? else {
             return Ok(None);
         };
@@ -481,16 +481,16 @@ impl Strategy for Caching {
         None
     }
 
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         match wanted {
-            Release::Idle => self.collect_garbage(heap, physical)?,
-            Release::For(request) => return self.release_for(heap, physical, request),
-            Release::Pool(pool, _) => self.release_pool(heap, physical, pool)?,
+            Release::Idle => self.collect_garbage(heap, memory)?,
+            Release::For(request) => return self.release_for(heap, memory, request),
+            Release::Pool(pool, _) => self.release_pool(heap, memory, pool)?,
             Release::Domain(_) => {}
         }
         Ok(true)
@@ -588,10 +588,10 @@ impl Placement for Caching {
         true
     }
 
-    fn adopt<D: Driver>(
+    fn adopt<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         segment: &SegmentSnapshot,
     ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
@@ -601,9 +601,9 @@ impl Placement for Caching {
             SizeKind::Small
         };
         let mut rest = if segment.is_expandable {
-            self.adopt_expandable(heap, physical, domain, kind, segment)?
+            self.adopt_expandable(heap, memory, domain, kind, segment)?
         } else {
-            let id = heap.allocate_segment(physical, domain, segment.size, kind)?;
+            let id = heap.allocate_segment(memory, domain, segment.size, kind)?;
             let block = heap.insert_whole_block(id);
             self.ranks.begin(block);
             block

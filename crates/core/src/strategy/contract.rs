@@ -3,8 +3,8 @@
 use crate::block::{Block, BlockId, BlockTable, SegmentId};
 use crate::config::options::Options;
 use crate::domain::{DomainId, PoolIndex};
-use crate::driver::{Driver, DriverError};
-use crate::physical::Physical;
+use crate::driver::DriverError;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
@@ -61,10 +61,10 @@ pub(crate) trait Strategy {
     /// # Errors
     ///
     /// What the driver said, unless it is out of memory.
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError>;
 
@@ -81,10 +81,10 @@ pub(crate) trait Strategy {
     /// # Errors
     ///
     /// What the driver said; what went back before that is gone, the rest is as it was.
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError>;
 
@@ -181,10 +181,10 @@ pub(crate) trait Placement: Strategy {
     /// # Errors
     ///
     /// What the driver said; nothing has then been taken.
-    fn adopt<D: Driver>(
+    fn adopt<M: Memory>(
         &mut self,
         _heap: &mut Heap,
-        _physical: &mut Physical<D>,
+        _memory: &mut M,
         _domain: DomainId,
         _segment: &SegmentSnapshot,
     ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {

@@ -7,8 +7,8 @@ use crate::config::error::ConfigError;
 use crate::config::options::Options;
 use crate::config::tokens::Reader;
 use crate::domain::DomainId;
-use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::physical::Physical;
+use crate::driver::{DriverError, unless_out_of_memory};
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::Bytes;
@@ -70,19 +70,15 @@ impl Strategy for Direct {
         None
     }
 
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let &Request { size, domain, .. } = request;
-        let segment = unless_out_of_memory(heap.allocate_segment(
-            physical,
-            domain,
-            size,
-            SizeKind::of(size),
-        ))?;
+        let segment =
+            unless_out_of_memory(heap.allocate_segment(memory, domain, size, SizeKind::of(size)))?;
         Ok(segment.map(|segment| heap.insert_whole_block(segment)))
     }
 
@@ -91,10 +87,10 @@ impl Strategy for Direct {
         Some(heap.blocks.segment(id))
     }
 
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         _heap: &mut Heap,
-        _physical: &mut Physical<D>,
+        _memory: &mut M,
         _wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         Ok(false)

@@ -13,9 +13,9 @@ use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::DomainId;
-use crate::driver::{Driver, DriverError};
+use crate::driver::DriverError;
 use crate::number_table::{NumberTable, hash_of};
-use crate::physical::Physical;
+use crate::physical::Memory;
 use crate::segment::{Heap, Segment};
 use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment};
 use crate::units::{Bytes, DeviceAddress};
@@ -150,14 +150,14 @@ impl Strategy for PoolStrategy {
         Some(id)
     }
 
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let least = request.size.round_up(SEGMENT_ROUNDING);
-        let slab = allocate_shared_segment(heap, physical, request.domain, least, self.slab_size)?;
+        let slab = allocate_shared_segment(heap, memory, request.domain, least, self.slab_size)?;
         let Some(slab) = slab else {
             return Ok(None);
         };
@@ -181,10 +181,10 @@ impl Strategy for PoolStrategy {
 
     /// Linear in the pool's blocks: slabs do not count their allocated blocks, because every request would pay for
     /// that. This is called only when memory has run out.
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         let Release::Pool(pool, _) = wanted else {
@@ -203,7 +203,7 @@ impl Strategy for PoolStrategy {
             if blocks.iter().any(|&id| heap.blocks.get(id).is_active()) {
                 continue;
             }
-            result = heap.free_segment(physical, slab);
+            result = heap.free_segment(memory, slab);
             if result.is_err() {
                 break;
             }
@@ -409,6 +409,8 @@ fn index(size: Bytes) -> usize {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use crate::driver::Driver;
 
     use super::*;
     use crate::config::Config;

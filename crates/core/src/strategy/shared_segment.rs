@@ -3,7 +3,7 @@
 use crate::block::SegmentId;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::physical::Physical;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::Bytes;
@@ -21,9 +21,9 @@ pub(super) const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
 /// # Errors
 ///
 /// What the driver said, unless it is out of memory.
-pub(super) fn allocate_shared_segment<D: Driver>(
+pub(super) fn allocate_shared_segment<M: Memory>(
     heap: &mut Heap,
-    physical: &mut Physical<D>,
+    memory: &mut M,
     domain: DomainId,
     least: Bytes,
     most: Bytes,
@@ -37,14 +37,19 @@ pub(super) fn allocate_shared_segment<D: Driver>(
         .limit
         .unwrap_or(Bytes(u64::MAX))
         .saturating_sub(heap.limited());
-    let left = physical.driver.memory_info()?.free.min(in_limit);
+    let left = memory
+        .physical_mut()
+        .driver_mut()
+        .memory_info()?
+        .free
+        .min(in_limit);
     debug_assert!(!least.is_zero());
     let mut size = most.max(least);
     while size > least && size > Bytes(left.get() / 2) {
         size = half(size);
     }
     loop {
-        let segment = heap.allocate_segment(physical, domain, size, SizeKind::Large);
+        let segment = heap.allocate_segment(memory, domain, size, SizeKind::Large);
         match unless_out_of_memory(segment)? {
             None if size > least => size = half(size),
             answer => return Ok(answer),

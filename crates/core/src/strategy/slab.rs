@@ -23,8 +23,8 @@ use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, SegmentId};
 use crate::domain::DomainId;
-use crate::driver::{Driver, DriverError};
-use crate::physical::Physical;
+use crate::driver::DriverError;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::strategy::shared_segment::SEGMENT_ROUNDING;
 use crate::units::{Bytes, DeviceAddress};
@@ -145,27 +145,23 @@ impl Strategy for Slabs {
         recent.or_else(|| self.cut_out(heap, request, class))
     }
 
-    fn grow<D: Driver>(
+    fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let &Request { size, domain, .. } = request;
         let class = SizeClass::of(size);
         if self.has_own_segment(size) {
-            return self.layers.arenas.grow_own_segment(heap, physical, request);
+            return self.layers.arenas.grow_own_segment(heap, memory, request);
         }
-        if self
-            .layers
-            .arenas
-            .grow(heap, physical, domain, class.run())?
-        {
+        if self.layers.arenas.grow(heap, memory, domain, class.run())? {
             return Ok(self.layers.take(heap, domain, class));
         }
         // There may be room for the block, although not for the power of two around it.
         if (size % SEGMENT_ROUNDING).is_zero() {
-            return self.layers.arenas.grow_own_segment(heap, physical, request);
+            return self.layers.arenas.grow_own_segment(heap, memory, request);
         }
         Ok(None)
     }
@@ -185,10 +181,10 @@ impl Strategy for Slabs {
         None
     }
 
-    fn release<D: Driver>(
+    fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         let Release::Pool(pool, _) = wanted else {
@@ -197,7 +193,7 @@ impl Strategy for Slabs {
         for domain in heap.domains.of_pool(pool) {
             self.merge_recent(heap, domain);
         }
-        self.layers.arenas.release(heap, physical, pool)?;
+        self.layers.arenas.release(heap, memory, pool)?;
         Ok(true)
     }
 

@@ -29,7 +29,7 @@ fn every_call_does_what_it_says() {
     steps::plain_memory(&mut driver).unwrap();
     steps::virtual_memory(&mut driver).unwrap();
     steps::export_and_import(&mut driver).unwrap();
-    steps::export_range(&mut driver).unwrap();
+    steps::import_range(&mut driver).unwrap();
     steps::events(&mut driver, streams).unwrap();
     steps::capture(&mut driver, &program, streams[0]).unwrap();
     steps::captured_order(&mut driver, &program, streams).unwrap();

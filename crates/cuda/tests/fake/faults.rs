@@ -175,19 +175,15 @@ fn import_with_failure(call: &str, nth: u64) {
     let fake = Fake::start();
     let mut driver = fake.driver();
     let size = driver.granularity();
-    let start = driver.reserve(size + size).unwrap();
     let handles = [(); 2].map(|()| driver.create(size).unwrap());
-    driver.map(start, size, handles[0]).unwrap();
-    driver.map(start + size, size, handles[1]).unwrap();
-    let range = driver.mapped_range(start, size + size).unwrap();
     let before = fake.live();
     fake.fail(call, nth, UNKNOWN);
     let mut import = || {
-        let parts = driver.export_range(&range, Bytes::ZERO, 2)?.unwrap();
-        let mut held = driver.begin_import(range.size)?;
+        let parts = [driver.export(handles[0])?, driver.export(handles[1])?];
+        let mut held = driver.begin_import(size + size)?;
         let mapped = parts
             .iter()
-            .try_for_each(|(part, size)| driver.import_part(&mut held, part, *size))
+            .try_for_each(|part| driver.import_part(&mut held, part, size))
             .and_then(|()| driver.finish_import(&held));
         if let Err(error) = mapped {
             driver.abandon(held);

@@ -2,7 +2,7 @@
 
 use lowtide_core::{
     AllocError, Bytes, CachingConfig, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
-    Lane, MempoolId, OutOfMemory, PoolSetting, RouteOrder, StrategyName, Stream,
+    Lane, Memory, MempoolId, OutOfMemory, PoolSetting, RouteOrder, StrategyName, Stream,
 };
 
 use super::Op;
@@ -561,7 +561,7 @@ impl Runner {
 }
 
 /// Returns the allocator's error for a pool in the wrong state, or for a pool that does not exist.
-fn said_of(lane: &Lane<SimDriver>, pool: MempoolId, error: AllocError) -> Result<(), AllocError> {
+fn said_of(lane: &Lane<impl Memory>, pool: MempoolId, error: AllocError) -> Result<(), AllocError> {
     lane.pool_use_count(pool)?;
     Err(error)
 }

@@ -4,7 +4,7 @@ use super::{Bfc, KIND, ROUNDING, doubled};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::physical::Physical;
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::units::Bytes;
@@ -14,13 +14,13 @@ impl Bfc {
     ///
     /// Each region is asked to be twice as large as the one before; where the driver refuses, nine
     /// tenths of the size are tried, and so on down to the request.
-    pub(super) fn extend<D: Driver>(
+    pub(super) fn extend<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<bool, DriverError> {
-        let limit = self.limit(heap, physical)?;
+        let limit = self.limit(heap, memory)?;
         let available = limit.saturating_sub(heap.limited());
         let available = available.round_down(ROUNDING);
         if request.size > available {
@@ -28,14 +28,14 @@ impl Bfc {
         }
         let mut region_size = match self.chunks_of(request.domain).next_region_size {
             Some(size) => size,
-            None => self.first_region_size(physical, limit)?,
+            None => self.first_region_size(memory, limit)?,
         };
         let is_enough = region_size >= request.size;
         while region_size < request.size {
             region_size = doubled(region_size);
         }
         let size = region_size.min(available);
-        let region = allocate_region(heap, physical, request, size)?;
+        let region = allocate_region(heap, memory, request, size)?;
         // What was refused is asked for again next time; what was enough doubles.
         let next_region_size = match region {
             Some(_) if is_enough => doubled(region_size),
@@ -50,29 +50,30 @@ impl Bfc {
     /// Returns the size of a domain's first region: small where regions grow, otherwise all that the
     /// limit and the device leave. On a simulated device without a capacity that is 64 TiB, and a
     /// second stream gets nothing on any device: without growth, BFC has one region.
-    fn first_region_size<D: Driver>(
+    fn first_region_size<M: Memory>(
         &self,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         limit: Bytes,
     ) -> Result<Bytes, DriverError> {
         let size = if self.config.allow_growth {
             self.config.initial_region_size.min(limit)
         } else {
-            physical.driver.memory_info()?.free.min(limit)
+            memory
+                .physical_mut()
+                .driver_mut()
+                .memory_info()?
+                .free
+                .min(limit)
         };
         Ok(size.round_down(ROUNDING).max(ROUNDING))
     }
 
     /// Returns the bytes that may be held from the driver.
-    fn limit<D: Driver>(
-        &mut self,
-        heap: &Heap,
-        physical: &mut Physical<D>,
-    ) -> Result<Bytes, DriverError> {
+    fn limit<M: Memory>(&mut self, heap: &Heap, memory: &mut M) -> Result<Bytes, DriverError> {
         if let Some(limit) = self.known_limit(heap) {
             return Ok(limit);
         }
-        let total = physical.driver.memory_info()?.total;
+        let total = memory.physical_mut().driver_mut().memory_info()?.total;
         self.device_total = Some(total);
         Ok(total)
     }
@@ -142,10 +143,10 @@ impl Bfc {
     /// # Errors
     ///
     /// What the driver said; the region is then still free.
-    pub(super) fn release_region<D: Driver>(
+    pub(super) fn release_region<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         first: BlockId,
     ) -> Result<(), DriverError> {
         let chunks: Vec<BlockId> = following(heap, first).collect();
@@ -159,7 +160,7 @@ impl Bfc {
         for &next in &chunks[1..] {
             super::merge_with_next(heap, first, next);
         }
-        if let Err(error) = heap.free_segment(physical, heap.blocks.segment(first)) {
+        if let Err(error) = heap.free_segment(memory, heap.blocks.segment(first)) {
             self.insert_free(heap, first);
             return Err(error);
         }
@@ -169,14 +170,14 @@ impl Bfc {
 }
 
 /// Takes up to `size` bytes from the driver, as many as it has but at least what a request needs.
-fn allocate_region<D: Driver>(
+fn allocate_region<M: Memory>(
     heap: &mut Heap,
-    physical: &mut Physical<D>,
+    memory: &mut M,
     request: &Request,
     mut size: Bytes,
 ) -> Result<Option<SegmentId>, DriverError> {
     while size >= request.size {
-        let region = heap.allocate_segment(physical, request.domain, size, KIND);
+        let region = heap.allocate_segment(memory, request.domain, size, KIND);
         if let Some(region) = unless_out_of_memory(region)? {
             return Ok(Some(region));
         }

@@ -4,8 +4,8 @@
 use super::forest::{Forest, Position, Run};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
-use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::physical::Physical;
+use crate::driver::{DriverError, unless_out_of_memory};
+use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::strategy::free_blocks::{FreeBlock, FreeBlocks};
@@ -192,15 +192,15 @@ impl Arenas {
     /// # Errors
     ///
     /// What the driver said, unless it is out of memory.
-    pub(in crate::strategy) fn grow<D: Driver>(
+    pub(in crate::strategy) fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         run: Run,
     ) -> Result<bool, DriverError> {
         let least = bytes(1 << run.enclosing_order()).max(SEGMENT_ROUNDING.min(self.arena_size));
-        let segment = allocate_shared_segment(heap, physical, domain, least, self.arena_size)?;
+        let segment = allocate_shared_segment(heap, memory, domain, least, self.arena_size)?;
         let Some(segment) = segment else {
             return Ok(false);
         };
@@ -278,14 +278,13 @@ impl Arenas {
     /// # Errors
     ///
     /// What the driver said, unless it is out of memory.
-    pub(in crate::strategy) fn grow_own_segment<D: Driver>(
+    pub(in crate::strategy) fn grow_own_segment<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        let segment =
-            heap.allocate_segment(physical, request.domain, request.size, SizeKind::Large);
+        let segment = heap.allocate_segment(memory, request.domain, request.size, SizeKind::Large);
         let Some(segment) = unless_out_of_memory(segment)? else {
             return Ok(None);
         };
@@ -302,10 +301,10 @@ impl Arenas {
     /// # Errors
     ///
     /// What the driver said; what went back before that is gone, the rest is as it was.
-    pub(in crate::strategy) fn release<D: Driver>(
+    pub(in crate::strategy) fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         pool: PoolIndex,
     ) -> Result<(), DriverError> {
         let mut free = Vec::new();
@@ -326,12 +325,12 @@ impl Arenas {
             match idle {
                 Idle::Arena(tree) => {
                     debug_assert!(domain.forest.is_free(tree));
-                    heap.free_segment(physical, domain.arenas[tree].segment)?;
+                    heap.free_segment(memory, domain.arenas[tree].segment)?;
                     domain.forest.remove_tree(tree);
                 }
                 Idle::OwnSegment(block) => {
                     debug_assert_eq!(heap.blocks.state(block.id), BlockState::Free);
-                    heap.free_segment(physical, heap.blocks.segment(block.id))?;
+                    heap.free_segment(memory, heap.blocks.segment(block.id))?;
                     domain.own_segments.remove(block);
                     heap.blocks.remove(block.id);
                 }

@@ -6,7 +6,7 @@ use super::options::CachingConfig;
 use crate::block::{BlockId, BlockState};
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::physical::Physical;
+use crate::physical::Memory;
 use crate::segment::{Heap, Segment};
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::SizeKind;
@@ -80,20 +80,20 @@ impl Caching {
     }
 
     /// Maps memory at the lowest addresses where the request fits and returns its block.
-    pub(super) fn grow_expandable<D: Driver>(
+    pub(super) fn grow_expandable<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let size = request.size;
-        let found = self.find_room(heap, physical, request);
+        let found = self.find_room(heap, memory, request);
         let mut candidate = match found {
             Some(candidate) => candidate,
             None => {
                 match unless_out_of_memory(self.reserve_room(
                     heap,
-                    physical,
+                    memory,
                     request.domain,
                     SizeKind::of(size),
                 ))? {
@@ -103,7 +103,7 @@ impl Caching {
             }
         };
         if heap.blocks.state(candidate) == BlockState::Unmapped {
-            match self.map_some(heap, physical, candidate, size)? {
+            match self.map_some(heap, memory, candidate, size)? {
                 Some(mapped) => candidate = mapped,
                 None => return Ok(None),
             }
@@ -116,7 +116,7 @@ impl Caching {
                 .get(candidate)
                 .next
                 .expect("there is room behind the block");
-            match self.map_some(heap, physical, next, missing)? {
+            match self.map_some(heap, memory, next, missing)? {
                 Some(mapped) => candidate = mapped,
                 None => return Ok(None),
             }
@@ -128,10 +128,10 @@ impl Caching {
     /// Returns the first block, by address, from which on free and unmapped blocks have room for the
     /// request, starting at an unmapped one or at the free one right before it. Segments in which the driver
     /// refuses to undo a mapping that failed are passed over.
-    fn find_room<D: Driver>(
+    fn find_room<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         request: &Request,
     ) -> Option<BlockId> {
         let has_room = |heap: &Heap, first: BlockId| {
@@ -152,7 +152,8 @@ impl Caching {
             let first = first.unwrap_or(id);
             let segment = heap.blocks.segment(id);
             let is_room = has_room(heap, first)
-                && physical
+                && memory
+                    .physical_mut()
                     .unmap_half_mapped(heap.segments.get(segment).address)
                     .is_ok();
             is_room.then_some(first)
@@ -162,15 +163,15 @@ impl Caching {
     /// Maps a range as a picture of a segment shows it and returns its block, which is in no list: in
     /// the range of addresses that the domain has, where it lies there, or in a new one. Where the driver put
     /// that elsewhere, the picture is laid out from its start.
-    pub(super) fn adopt_expandable<D: Driver>(
+    pub(super) fn adopt_expandable<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         kind: SizeKind,
         segment: &SegmentSnapshot,
     ) -> Result<BlockId, DriverError> {
-        let page_size = self.page_size(physical, kind);
+        let page_size = self.page_size(memory, kind);
         let size = segment.size.round_up(page_size);
         let pool = self.pool_of(domain, kind);
         let around = pool
@@ -186,11 +187,11 @@ impl Caching {
         };
         let mut id = match around.filter(|&id| offset_in(heap, id).is_some()) {
             Some(id) => id,
-            None => self.reserve_room(heap, physical, domain, kind)?,
+            None => self.reserve_room(heap, memory, domain, kind)?,
         };
         let start = heap.blocks.get(id).address;
         let before = offset_in(heap, id).unwrap_or_default();
-        heap.map(physical, heap.blocks.segment(id), start + before, size)?;
+        heap.map(memory, heap.blocks.segment(id), start + before, size)?;
         if before.is_zero() {
             self.remove_unmapped(heap, id);
         } else {
@@ -207,26 +208,26 @@ impl Caching {
     }
 
     /// Returns how much memory an expandable segment takes at once.
-    fn page_size<D: Driver>(&self, physical: &Physical<D>, kind: SizeKind) -> Bytes {
+    fn page_size<M: Memory>(&self, memory: &M, kind: SizeKind) -> Bytes {
         let page_size = match kind {
             SizeKind::Small => SMALL_PAGE,
             SizeKind::Large => self.config.large_segment_size,
         };
-        page_size.round_up(physical.driver.granularity())
+        page_size.round_up(memory.physical().driver().granularity())
     }
 
     /// Reserves the addresses of a new segment and returns the unmapped block that covers them.
-    fn reserve_room<D: Driver>(
+    fn reserve_room<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         kind: SizeKind,
     ) -> Result<BlockId, DriverError> {
-        let page_size = self.page_size(physical, kind);
-        let total = physical.driver.memory_info()?.total;
+        let page_size = self.page_size(memory, kind);
+        let total = memory.physical_mut().driver_mut().memory_info()?.total;
         let size = CachingConfig::expandable_segment_size(total, page_size);
-        let segment = heap.reserve_segment(physical, domain, size, page_size, kind)?;
+        let segment = heap.reserve_segment(memory, domain, size, page_size, kind)?;
         self.has_expandable = true;
         let id = heap.insert_whole_block(segment);
         self.ranks.begin(id);
@@ -236,16 +237,16 @@ impl Caching {
 
     /// Maps memory behind the first `size` bytes of an unmapped block, or all of it, and returns the
     /// free block that they are then part of; `None` where the driver has no memory.
-    fn map_some<D: Driver>(
+    fn map_some<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         mut id: BlockId,
         size: Bytes,
     ) -> Result<Option<BlockId>, DriverError> {
         let (segment, address) = (heap.blocks.segment(id), heap.blocks.get(id).address);
         let size = size.min(heap.blocks.get(id).size);
-        let Some(mapped) = unless_out_of_memory(heap.map(physical, segment, address, size))? else {
+        let Some(mapped) = unless_out_of_memory(heap.map(memory, segment, address, size))? else {
             return Ok(None);
         };
         debug_assert!(mapped >= size && mapped <= heap.blocks.get(id).size);
@@ -273,10 +274,10 @@ impl Caching {
     }
 
     /// Gives back the memory of the whole pages in a free block.
-    pub(super) fn unmap_free_pages<D: Driver>(
+    pub(super) fn unmap_free_pages<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         id: BlockId,
     ) -> Result<(), DriverError> {
         let block = heap.blocks.get(id);
@@ -293,7 +294,7 @@ impl Caching {
         let (before, size) = (first - offset, end - first);
         debug_assert!(before + size <= block_size);
         debug_assert_eq!(block.state, BlockState::Free);
-        heap.unmap(physical, segment, block_address + before, size)?;
+        heap.unmap(memory, segment, block_address + before, size)?;
         self.remove_free(heap, id);
         let middle = if before.is_zero() {
             id
@@ -330,10 +331,10 @@ impl Caching {
     /// Gives back the addresses of the segments in which nothing is mapped, but for those of `empty` as long as
     /// anything is mapped in another: PyTorch keeps those of its default pool into which nothing was mapped yet, because
     /// the driver had no memory when they were reserved, and what comes next goes there, as far as they lie lowest.
-    pub(super) fn unreserve_unmapped<D: Driver>(
+    pub(super) fn unreserve_unmapped<M: Memory>(
         &mut self,
         heap: &mut Heap,
-        physical: &mut Physical<D>,
+        memory: &mut M,
         domain: DomainId,
         kind: SizeKind,
         empty: &[BlockId],
@@ -342,19 +343,20 @@ impl Caching {
             segment.domain == domain && segment.kind == kind && segment.is_expandable()
         };
         let has_memory = !empty.is_empty() && { heap.segments.iter() }
-            .any(|(_, segment)| is_of_both(segment) && !segment.mapped_bytes(physical).is_zero());
+            .any(|(_, segment)| is_of_both(segment) && !segment.mapped_bytes(memory).is_zero());
         let mut whole = self.whole_unmapped(heap, domain, kind);
         whole.retain(|id| !(has_memory && empty.contains(id)));
         for id in whole {
             let segment = heap.blocks.segment(id);
             // Those in which the driver refuses to undo a mapping that failed are offered again.
-            if physical
+            if memory
+                .physical_mut()
                 .unmap_half_mapped(heap.segments.get(segment).address)
                 .is_err()
             {
                 continue;
             }
-            heap.unreserve_segment(physical, segment)?;
+            heap.unreserve_segment(memory, segment)?;
             self.remove_unmapped(heap, id);
             heap.blocks.remove(id);
         }
