@@ -1,4 +1,4 @@
-//! The strategy in use: one type that stands for any of them.
+//! The strategy in use: one type for all strategies.
 
 use super::contract::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use super::strategies;
@@ -11,13 +11,14 @@ use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
 
-/// Generates the enum of strategies, and what matches on a configuration to reach one.
+/// Generates the enum of strategies and the functions that choose one by configuration.
 macro_rules! define_active {
     ($($(#[$doc:meta])* $module:ident: $variant:ident($options:ident, $strategy:ident);)*) => {
         /// The strategy in use: a closed set, chosen at run time.
         ///
-        /// No variant is boxed: one exists for each device, and a box would cost every request a load. Nor is the
-        /// variant hidden in a field's unused values, which every dispatch would have to decode.
+        /// Variants are not boxed: each lane has one strategy, and a box would cost every request a load.
+        /// `repr(u8)` stores the variant in a byte of its own, so a dispatch need not decode it from a field's
+        /// unused values.
         #[derive(Debug)]
         #[repr(u8)]
         pub(crate) enum ActiveStrategy {
@@ -25,7 +26,7 @@ macro_rules! define_active {
         }
 
         impl ActiveStrategy {
-            /// Returns the strategy that a configuration asks for, on a heap that is empty.
+            /// Returns the strategy of a configuration. The heap must be empty.
             pub(crate) fn new(config: &Config, heap: &mut Heap) -> ActiveStrategy {
                 match config {
                     $(Config::$variant(options) => {
@@ -46,7 +47,7 @@ macro_rules! define_active {
 }
 strategies!(define_active);
 
-/// Calls a method of whichever strategy is in use.
+/// Calls a method of the strategy in use.
 macro_rules! dispatch {
     ($active:expr, $strategy:ident => $call:expr) => {
         strategies!(match_active $active, $strategy => $call;)
@@ -64,10 +65,11 @@ macro_rules! match_active {
 }
 
 impl Config {
-    /// Returns how long a block was, rounding included, that a request was answered with: of the `free` bytes at its
-    /// start, in which nothing was in use, in a segment of `segment` bytes. `None` where more decides that: for
-    /// `caching`, which a replay tells, and with BFC's `fragmentation_fraction`. Memory pools whose blocks are handed
-    /// out whole are left out.
+    /// Returns the size of the block that served a request, rounding included. `free` is the number of free bytes
+    /// from the block's address on, before the request. `segment` is the size of its segment.
+    ///
+    /// `None` if more than that decides the size: for `caching`, where a replay shows it, and for `bfc` with
+    /// `fragmentation_fraction`. Private pools whose blocks are never split are not considered.
     pub fn block_size(&self, requested: Bytes, free: Bytes, segment: Bytes) -> Option<Bytes> {
         let size = size_in(self, requested, free, segment);
         size.filter(|&size| requested <= size && size <= free)
@@ -75,8 +77,8 @@ impl Config {
 }
 
 impl ActiveStrategy {
-    /// Takes over other options while it runs, and returns whether it did: only `caching` can, and only
-    /// its own.
+    /// Applies other options while the strategy runs. Returns whether it did: only `caching` can, with options of
+    /// `caching`.
     pub(crate) fn reconfigure(&mut self, config: &Config, heap: &mut Heap) -> bool {
         match (self, config) {
             (ActiveStrategy::Caching(caching), Config::Caching(config)) => {

@@ -1,16 +1,20 @@
 //! `bfc`: TensorFlow's best fit with coalescing.
 //!
-//! Its own words are kept: memory comes from the driver in *regions* (segments), which are divided
-//! into *chunks* (blocks); free chunks lie in 21 *bins* by size. A request takes the smallest free
-//! chunk that fits, of several the one at the lowest address; what is left over is split off if it is
-//! at least as large as the request, or too large to waste; free neighbours are merged. Source:
-//! `xla/tsl/framework/bfc_allocator.cc` of OpenXLA, 2026, whose decisions are made here in the same
-//! order. Of its options, spatial partitioning is left out. One difference is meant: once free regions went back,
-//! regions double from the largest that is left, where TensorFlow's go on from the last and take all that there is.
+//! It keeps TensorFlow's words: a *region* is a segment, a *chunk* is a block, and free chunks are in 21 *bins*
+//! by size.
 //!
-//! As everywhere, memory is reused within its domain only: each pair of pool and stream is a BFC
-//! allocator of its own, and the limit is shared. Where TensorFlow is told the limit, this takes the
-//! limit that the program set or, without one, all of the device's memory.
+//! - A request takes the smallest free chunk that fits; of several, the one at the lowest address.
+//! - The rest of the chunk is split off if it is at least as large as the request, or too large to waste.
+//! - Free neighbours are merged.
+//!
+//! Source: `xla/tsl/framework/bfc_allocator.cc` of OpenXLA, 2026. This module makes its decisions in the same
+//! order. The option for spatial partitioning is left out. One difference is intended: after free regions were
+//! released, the next region is twice the largest remaining one. TensorFlow continues from the last size and
+//! takes all the memory that there is.
+//!
+//! Memory is reused only within its domain, as in every strategy. So each pair of pool and stream is a BFC
+//! allocator of its own; all share the limit. The limit is the one that the program set, otherwise all of the
+//! device's memory. TensorFlow gets it as an argument.
 
 mod frontier;
 mod options;
@@ -34,9 +38,9 @@ use timing::Timing;
 
 /// Sizes are rounded up to this, and no chunk is smaller.
 const ROUNDING: Bytes = Bytes(256);
-/// What a chunk may be larger than its request, unless a fraction of the limit is set.
+/// A chunk may be larger than its request by less than this, unless a fraction of the limit is set.
 const WASTE_MAX: Bytes = Bytes::mib(128);
-/// Regions serve requests of every size, so all of them count for one of PyTorch's two size pools.
+/// Regions serve requests of every size, so all count for one of PyTorch's two size pools.
 const KIND: SizeKind = SizeKind::Large;
 
 /// The strategy.
@@ -45,9 +49,9 @@ pub(crate) struct Bfc {
     config: BfcConfig,
     /// By [`DomainId::index`].
     domains: Vec<DomainChunks>,
-    /// The device's memory, once it has been asked for.
+    /// The device's memory, once the driver was asked for it.
     device_total: Option<Bytes>,
-    /// How frees are counted, where the device lags behind them.
+    /// Counts frees for the safe frontier; `None` without `safe_frontier_lag`.
     timing: Option<Timing>,
 }
 
@@ -56,27 +60,27 @@ pub(crate) struct Bfc {
 struct DomainChunks {
     /// Every free chunk of the domain.
     ///
-    /// The order by size and address is that of a search through the bins from the request's on:
-    /// each bin is a range of sizes. So the bins themselves are needed only where they are shown.
+    /// Each bin is a range of sizes. So the order by size and address is that of a search through the bins, and
+    /// the bins themselves are needed only in reports.
     free: FreeBlocks,
-    /// The free chunks that the safe frontier has not passed, by when they were freed: exactly those
-    /// of `free` whose mark is not zero.
+    /// The free chunks that the safe frontier has not passed, by the count of their free. They are exactly the
+    /// chunks of `free` whose mark is not zero.
     recent: BTreeSet<(u64, DeviceAddress)>,
-    /// What the driver is asked for next; `None` before the first region.
+    /// The size of the next region to request from the driver; `None` before the first region.
     next_region_size: Option<Bytes>,
 }
 
-/// Which neighbours a free chunk is merged with.
+/// The neighbours that a free chunk is merged with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Merge {
     /// Those that the safe frontier has passed.
     Safe,
-    /// Every free one.
+    /// All free ones.
     All,
 }
 
 impl DomainChunks {
-    /// Makes a free chunk, of which the table has `chunk` and `mark`, findable.
+    /// Lists a free chunk. `chunk` and `mark` are its entries in the block table.
     #[inline(always)]
     fn insert(&mut self, id: BlockId, chunk: &Block, mark: u64) {
         debug_assert_eq!(chunk.state, BlockState::Free);
@@ -95,7 +99,7 @@ impl DomainChunks {
         self.forget(chunk, mark);
     }
 
-    /// Does what follows when a chunk is taken out of `free`.
+    /// Removes a chunk from `recent`, after it was removed from `free`.
     #[inline(always)]
     fn forget(&mut self, chunk: &Block, mark: u64) {
         if mark != 0 {
@@ -106,12 +110,12 @@ impl DomainChunks {
 }
 
 impl Bfc {
-    /// Returns whether releasing regions before a request fails is allowed, and helps it.
+    /// Returns whether regions may be released before a request fails, and whether that could help it.
     fn gains_by_release(&self, heap: &Heap, request: &Request) -> bool {
         self.config.garbage_collection && self.could_fit_after_release(heap, request)
     }
 
-    /// Returns the free memory of a domain that may have none yet.
+    /// Returns the free memory of a domain, creating its entry if needed.
     fn chunks_of(&mut self, domain: DomainId) -> &mut DomainChunks {
         if domain.index() >= self.domains.len() {
             self.domains
@@ -120,7 +124,7 @@ impl Bfc {
         &mut self.domains[domain.index()]
     }
 
-    /// Merges a chunk that was freed with those neighbours that it may be merged with, and makes it findable.
+    /// Merges a freed chunk with the neighbours that it may be merged with, and lists it.
     #[inline(never)]
     fn merge_and_list(&mut self, heap: &mut Heap, id: BlockId) {
         let mark = self.timing.as_mut().map_or(0, Timing::count_free);
@@ -134,7 +138,7 @@ impl Bfc {
         }
     }
 
-    /// Makes a chunk that is free findable.
+    /// Lists a free chunk.
     #[inline]
     fn insert_free(&mut self, heap: &Heap, id: BlockId) {
         let (chunk, mark) = (heap.blocks.get(id), heap.blocks.mark(id));
@@ -148,7 +152,7 @@ impl Bfc {
         self.domains[chunk.domain.index()].remove(id, &chunk, mark);
     }
 
-    /// Takes what a request needs from a chunk that is in no list.
+    /// Splits an unlisted chunk for a request if the rest is large enough, and lists the rest.
     #[inline]
     fn carve(&mut self, heap: &mut Heap, id: BlockId, request: &Request) {
         if self.should_split(heap, &heap.blocks.get(id), request.size) {
@@ -157,14 +161,14 @@ impl Bfc {
         }
     }
 
-    /// Returns whether what a request leaves of a chunk becomes a chunk of its own.
+    /// Returns whether the rest of a chunk becomes a chunk of its own.
     #[inline]
     fn should_split(&self, heap: &Heap, chunk: &Block, size: Bytes) -> bool {
         let leaves_rest = leaves_rest(chunk.size, size, || self.waste_max(heap));
         leaves_rest && !heap.domains.is_no_split(chunk.domain)
     }
 
-    /// Returns the size from which on the rest of a chunk is split off, even from a larger request.
+    /// Returns the size from which the rest of a chunk is always split off, also if the request is larger.
     fn waste_max(&self, heap: &Heap) -> Bytes {
         if self.config.fragmentation_fraction == 0.0 {
             return WASTE_MAX;
@@ -180,8 +184,8 @@ impl Bfc {
         self.known_limit(heap).map_or(WASTE_MAX, part)
     }
 
-    /// Merges a free chunk that is in no list with its free neighbours, which leave theirs, and
-    /// returns the whole, which is in none either.
+    /// Merges an unlisted free chunk with its free neighbours and returns the whole. The neighbours are removed
+    /// from their lists; the whole is not listed.
     #[inline(always)]
     fn coalesce(&mut self, heap: &mut Heap, id: BlockId, merge: Merge) -> BlockId {
         let chunk = heap.blocks.get(id);
@@ -189,7 +193,7 @@ impl Bfc {
             let is_safe = heap.blocks.mark(neighbour) == 0 || merge == Merge::All;
             is_safe && heap.blocks.state(neighbour) == BlockState::Free
         };
-        // Both neighbours are asked for first: those that are free have records that are likely far away.
+        // Both records are loaded first, because a free neighbour's record is likely not in the cache.
         let (next, previous) = (chunk.next.filter(merges), chunk.previous.filter(merges));
         if let Some(next) = next {
             self.remove_free(heap, next);
@@ -208,15 +212,15 @@ fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
 }
 
-/// Returns whether a request of a size leaves so much of a chunk that it is split, where a chunk may be larger than
-/// its request by less than `waste_max`.
+/// Returns whether a chunk is split for a request of `size` bytes: the rest is at least as large as the request,
+/// or at least `waste_max`.
 #[inline]
 fn leaves_rest(chunk: Bytes, size: Bytes, waste_max: impl FnOnce() -> Bytes) -> bool {
     let rest = chunk - size;
     !rest.is_zero() && (rest >= size || rest >= waste_max())
 }
 
-/// Returns twice a region's size. Sizes stop growing where requests do.
+/// Returns twice a region's size, at most [`Bytes::REQUEST_MAX`].
 fn doubled(size: Bytes) -> Bytes {
     size.saturating_add(size).min(Bytes::REQUEST_MAX)
 }
@@ -233,7 +237,7 @@ impl Configured for Bfc {
         }
     }
 
-    /// With a fraction, the limit decides that too.
+    /// `None` also if `fragmentation_fraction` is set: the size then depends on the limit.
     fn size_in(
         options: &Self::Options,
         requested: Bytes,
@@ -258,7 +262,7 @@ impl Strategy for Bfc {
         rounded(requested)
     }
 
-    /// The driver is asked for more first, and for this before it is given up.
+    /// This is the smallest region that is tried. Larger ones are tried first.
     fn segment_size(&self, request: &Request) -> Bytes {
         request.size
     }
@@ -282,7 +286,7 @@ impl Strategy for Bfc {
         if self.extend(heap, memory, request)? {
             return Ok(self.take(heap, request));
         }
-        // Rather than fail, what the frontier has not passed is merged, as far as it takes.
+        // Before the request fails, chunks that the frontier has not passed are merged until one is large enough.
         if self.merge_recent(heap, request) {
             return Ok(self.take(heap, request));
         }
@@ -291,7 +295,7 @@ impl Strategy for Bfc {
 
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap, id: BlockId, _block: Block) -> Option<SegmentId> {
-        // A call to which a block is passed writes it to memory: there it is read again.
+        // The block is not passed on: a call would write it to memory, and the table has it.
         self.merge_and_list(heap, id);
         None
     }
@@ -305,7 +309,7 @@ impl Strategy for Bfc {
         let (pool, failing) = match wanted {
             Release::Pool(pool, failing) => (pool, failing),
             Release::Domain(domain) => {
-                // Regions start small again, as those of a new stream do.
+                // Regions start small again, as for a new stream.
                 self.chunks_of(domain).next_region_size = None;
                 return Ok(true);
             }
@@ -320,7 +324,7 @@ impl Strategy for Bfc {
             .collect();
         let released = { regions.into_iter() }
             .try_for_each(|region| self.release_region(heap, memory, region));
-        // Also where the driver refused one: others went back before.
+        // Also if the driver refused one, because others may have been released before.
         self.double_from_what_is_left(heap, pool);
         released.map(|()| true)
     }
@@ -358,7 +362,7 @@ impl Placement for Bfc {
     ) -> BlockId {
         let mut id = around.expect("a region is covered by chunks");
         self.remove_free(heap, id);
-        // What the frontier has not passed need not be one chunk.
+        // Chunks that the frontier has not passed may not be merged yet.
         while heap.blocks.get(id).end() < wanted.address + wanted.size {
             let next = heap.blocks.get(id).next.expect("the region has the memory");
             self.remove_free(heap, next);
@@ -378,9 +382,10 @@ impl Placement for Bfc {
     }
 }
 
-/// What is checked, and never needed otherwise.
+/// Checks, for tests and debugging only.
 impl Bfc {
-    /// The lists hold exactly the free chunks, and exactly those that the frontier has not passed.
+    /// Checks that `free` holds exactly the free chunks, and `recent` exactly those that the frontier has not
+    /// passed.
     fn check_lists(&self, heap: &Heap) -> Result<(), String> {
         let mut listed_total = 0;
         for chunks in &self.domains {
@@ -431,7 +436,7 @@ fn check_links(heap: &Heap, id: BlockId, chunk: &Block) -> Result<(), String> {
     }
 }
 
-/// Joins a free chunk with the free one behind it: the whole was freed when the later part was.
+/// Merges a free chunk with the free one behind it. The whole gets the later of the two counts of frees.
 #[inline]
 fn merge_with_next(heap: &mut Heap, id: BlockId, next: BlockId) {
     let mark = heap.blocks.mark(id).max(heap.blocks.mark(next));

@@ -1,19 +1,17 @@
-//! Sets of small numbers that answer "which is the first?" in a few loads.
+//! Sets of small numbers whose smallest member is found with a few loads.
 
 use std::iter::successors;
 
-/// A set of numbers, as bits under summaries.
+/// A set of numbers, stored as a bit tree.
 ///
-/// Above the bits stands a level with a bit for each of their words that is not zero, above that
-/// another, up to a single word. So the first member is found by one load for each level, two for
-/// 4,096 numbers and four for 16 million, and a change goes up only while it fills an empty word or
-/// empties one.
+/// The lowest level has a bit for each number. Each level above has a bit for each word below that is not zero,
+/// up to a single word. So the first member takes one load per level: two for 4,096 numbers, four for 16 million.
+/// A change writes the level above only if a word became empty or stopped being empty.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BitSet {
-    /// A bit for each word of the first of `levels` that is not zero; the members themselves where
-    /// there are no levels.
+    /// A bit for each word of `levels[0]` that is not zero. Without levels, the members themselves.
     root: u64,
-    /// From the root down. The last one holds the members.
+    /// The levels below the root, from the top down. The last one holds the members.
     levels: Vec<Vec<u64>>,
 }
 
@@ -25,7 +23,7 @@ impl BitSet {
         set
     }
 
-    /// Makes room for numbers below `capacity`. Linear in it; every set has room for 64.
+    /// Makes room for numbers below `capacity`. Linear in `capacity`; every set has room for 64.
     pub(super) fn reserve(&mut self, capacity: usize) {
         let words_of_level = |level: u32| capacity.div_ceil(64_usize.saturating_pow(level));
         while words_of_level(1 + self.depth()) > 1 {
@@ -35,7 +33,7 @@ impl BitSet {
         for (level, words) in (1..).zip(self.levels.iter_mut().rev()) {
             let count = words_of_level(level).max(words.len());
             if words.iter().all(|&word| word == 0) {
-                // Zeroed by the system, page by page as it is touched, where the set is large.
+                // The system zeroes a large vector lazily, page by page at the first access.
                 *words = vec![0; count];
             } else {
                 words.resize(count, 0);
@@ -67,16 +65,16 @@ impl BitSet {
     ///
     /// # Panics
     ///
-    /// If there is no room for it.
+    /// If there is no room for `number`.
     pub(super) fn contains(&self, number: usize) -> bool {
         self.words()[number / 64] >> (number % 64) & 1 == 1
     }
 
-    /// Puts a number in that may be in the set already.
+    /// Adds a number. It may be in the set already.
     ///
     /// # Panics
     ///
-    /// If there is no room for it.
+    /// If there is no room for `number`.
     #[inline]
     pub(super) fn insert(&mut self, number: usize) {
         debug_assert!(number < 64 * self.words().len(), "there is room");
@@ -94,11 +92,11 @@ impl BitSet {
         self.root |= 1 << index;
     }
 
-    /// Takes a number out and returns whether it was in the set.
+    /// Removes a number and returns whether it was in the set.
     ///
     /// # Panics
     ///
-    /// If there is no room for it.
+    /// If there is no room for `number`.
     #[inline]
     pub(super) fn remove(&mut self, number: usize) -> bool {
         let mut index = number;
@@ -120,7 +118,7 @@ impl BitSet {
         had
     }
 
-    /// Returns the members in rising order. Linear in the capacity.
+    /// Returns the members in ascending order. Linear in the capacity.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         let bits = |(index, &word): (usize, &u64)| {
             let unless_empty = |word: u64| (word != 0).then_some(word);
@@ -132,11 +130,11 @@ impl BitSet {
         self.words().iter().enumerate().flat_map(bits)
     }
 
-    /// Checks that each bit of a summary is set exactly where the word below is not zero.
+    /// Checks that each bit of an upper level is set exactly if the word below is not zero.
     ///
     /// # Errors
     ///
-    /// A sentence that says which is not.
+    /// The first wrong bit, as a sentence.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut above = std::slice::from_ref(&self.root);
         for words in &self.levels {
@@ -170,8 +168,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Everything that can be asked, after every change, against a sorted set. Sets grow as
-        /// they go, so that levels are added above members.
+        /// Compares every answer after every change with a sorted set. Sets grow meanwhile, so that levels are
+        /// added above members.
         #[test]
         fn answers_as_a_sorted_set_does(
             changes in prop::collection::vec(

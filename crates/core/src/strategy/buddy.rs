@@ -1,10 +1,10 @@
 //! `buddy`: powers of two from 1 KiB. Arenas are halved until a part is as small as the request, and halves are
 //! merged when both are free (Knuth, The Art of Computer Programming, volume 1, 2.5).
 //!
-//! A request takes a recently freed block of its order. Otherwise it takes the smallest free part of an arena that
-//! is large enough; of several, the one at the lowest address. A request over the arena's size gets a segment of
-//! its own, rounded up to 2 MiB. Bits ([`forest`]) show which parts are free, not lists through the blocks, so a
-//! request touches no block's record but its own.
+//! A request takes a recently freed block of its order. Otherwise it takes the smallest free part of an arena
+//! that is large enough; of several, the one at the lowest address. A request over the arena's size gets a
+//! segment of its own, rounded up to 2 MiB. Bits ([`forest`]) show which parts are free, not lists through the
+//! blocks, so a request accesses only its own block's record.
 
 pub(super) mod arenas;
 pub(super) mod forest;
@@ -35,13 +35,13 @@ pub(crate) struct Buddy {
 }
 
 impl Buddy {
-    /// Merges every free block of a domain with its buddies, and returns whether any had yet to be.
+    /// Merges every recently freed block of a domain with its buddies. Returns whether there were any.
     fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
         let arenas = &mut self.arenas;
         (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
     }
 
-    /// Takes a block that has to be cut out of an arena.
+    /// Cuts a block out of an arena. If none has room, recently freed blocks are merged first.
     #[inline(never)]
     fn cut_out(&mut self, heap: &mut Heap, domain: DomainId, run: Run) -> Option<BlockId> {
         let block = self.arenas.take_block(heap, domain, run);
@@ -57,7 +57,7 @@ impl Buddy {
     }
 }
 
-/// Returns how long the block of a request is, unless it is a segment that was kept, where arenas are so large.
+/// Returns the size of a request's block with arenas of `arena_size`. A cached segment of its own may be larger.
 #[inline]
 fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
     if requested > arena_size {
@@ -183,7 +183,7 @@ impl Placement for Buddy {
     }
 }
 
-/// Returns the run of a block: one node.
+/// Returns the run of a block: a single node.
 #[inline]
 fn run_of(size: Bytes) -> Run {
     Run {
@@ -246,7 +246,7 @@ mod tests {
             (second, third),
             (first + Bytes::kib(4), first + Bytes::kib(1))
         );
-        // What is left: 2 KiB, and one part of each size from 8 KiB to 512 MiB.
+        // The free rest is 2 KiB, and one part of each size from 8 KiB to 512 MiB.
         let orders = std::iter::once(1).chain(3..20);
         let parts: Vec<_> = orders.map(|order| KIB << order).collect();
         let mut blocks = vec![first, second, third];
@@ -274,7 +274,7 @@ mod tests {
             Bytes::mib(6)
         );
         assert_eq!(allocator.stats().reserved(), Bytes::mib(18));
-        // It is kept, and serves requests that it is at most an eighth too large for.
+        // The segment stays cached. It serves requests if at most an eighth of it is wasted.
         allocator.free(large).unwrap();
         let small = allocate(&mut allocator, 4 * MIB + 1);
         assert_eq!(small, large);

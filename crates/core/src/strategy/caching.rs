@@ -65,7 +65,7 @@ struct SizePool {
 }
 
 impl Caching {
-    /// Takes over other options. Segments of both kinds may be there from then on.
+    /// Applies other options. From then on there can be both plain and expandable segments.
     pub(crate) fn reconfigure(&mut self, config: CachingConfig, heap: &mut Heap) {
         heap.set_max_split_size(config.max_split_size);
         self.config = config;
@@ -77,7 +77,7 @@ impl Caching {
         pool_of(&mut self.domains, domain, kind)
     }
 
-    /// Lists a free block, whose address, size, domain and kind `block` has as the table does.
+    /// Lists a free block. `block` has the same address, size, domain and kind as the table.
     #[inline(always)]
     fn insert_free(&mut self, heap: &mut Heap, id: BlockId, block: &Block) {
         let ranked = self.ranks.ranked(heap, id, block);
@@ -102,14 +102,14 @@ impl Caching {
         self.has_expandable && heap.segments.get(heap.blocks.segment(id)).is_expandable()
     }
 
-    /// Merges a block that is in no list with those of its neighbours that are free, and lists it.
+    /// Merges an unlisted block with its free neighbours, and lists the whole.
     #[inline(never)]
     fn merge_and_list(&mut self, heap: &mut Heap, mut id: BlockId) {
         let mut whole = heap.blocks.get(id);
         let counts = !self.is_expandable(heap, id);
         let pool = pool_of(&mut self.domains, whole.domain, whole.kind);
         let (mut blocks, mut bytes) = (0, 0);
-        // Both neighbours are asked for first: those that are free have records that are likely far away.
+        // Both records are loaded first, because a free neighbour's record is likely not in the cache.
         let is_free = |&id: &BlockId| heap.blocks.state(id) == BlockState::Free;
         let (next, previous) = (whole.next.filter(is_free), whole.previous.filter(is_free));
         if let Some(next_id) = next {
@@ -144,7 +144,7 @@ impl Caching {
         heap.limit.is_some() && self.config.garbage_collection_threshold > 0.0
     }
 
-    /// Splits a block that is in no list for a request and returns it.
+    /// Splits an unlisted block for a request and returns it.
     #[inline(always)]
     fn carve(&mut self, heap: &mut Heap, id: BlockId, request: &Request) -> BlockId {
         let block = heap.blocks.get(id);
@@ -153,8 +153,8 @@ impl Caching {
         id
     }
 
-    /// Takes a block that is in no list into use, all of it or, to `split`, its first `wanted` bytes. Not a
-    /// call: the block would go through memory.
+    /// Puts an unlisted block into use: its first `wanted` bytes if `split` is set, otherwise all of it. Inlined,
+    /// because a call would pass the block through memory.
     #[inline(always)]
     fn cut(&mut self, heap: &mut Heap, (id, block): (BlockId, &Block), wanted: Bytes, split: bool) {
         let counts = !self.is_expandable(heap, id);
@@ -171,11 +171,11 @@ impl Caching {
         }
         if counts {
             let (blocks, bytes) = match (block.is_split(), split) {
-                // Of a part that was free, some stays free.
+                // A part of the segment was free, and some of it stays free.
                 (true, true) => (0, -signed(wanted)),
-                // All of it comes into use.
+                // A part of the segment was free, and all of it comes into use.
                 (true, false) => (-1, -signed(block.size)),
-                // A whole segment now has a free part that keeps it from going back.
+                // The whole segment was free. Now a part is, and the segment cannot be released.
                 (false, true) => (1, signed(rest.size)),
                 (false, false) => (0, 0),
             };
@@ -183,8 +183,8 @@ impl Caching {
         }
     }
 
-    /// Leaves the first `size` bytes of a free block that is in no list free, and returns what is behind
-    /// them, which is in none.
+    /// Splits an unlisted free block: lists its first `size` bytes as free, and returns the rest, which is not
+    /// listed.
     fn leave_free(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> BlockId {
         let block = heap.blocks.get(id);
         let (kind, whole, was_split) = (block.kind, signed(block.size), block.is_split());
@@ -200,7 +200,7 @@ impl Caching {
         rest
     }
 
-    /// Returns whether what a request leaves of a block becomes a block of its own.
+    /// Returns whether the rest of a block becomes a block of its own.
     #[inline]
     fn should_split(&self, heap: &Heap, block: &Block, size: Bytes) -> bool {
         let rest = block.size - size;
@@ -279,7 +279,7 @@ impl Caching {
     }
 }
 
-/// Returns the blocks of a picture of a segment, and what whole pages hold beyond it as free.
+/// Returns the blocks of a segment's snapshot. Memory beyond it, up to `size`, is added as free.
 fn blocks_covering(segment: &SegmentSnapshot, size: Bytes) -> Vec<BlockSnapshot> {
     let mut blocks = segment.blocks.clone();
     let beyond = size - segment.size;
@@ -404,7 +404,7 @@ impl Configured for Caching {
 
     fn new(options: &CachingConfig, heap: &mut Heap) -> Caching {
         heap.set_max_split_size(options.max_split_size);
-        // Few of the parts that blocks are cut into are ever asked for by their addresses.
+        // Few parts of a split block are ever looked up by address.
         heap.blocks.list_when_handed_out();
         Caching {
             config: options.clone(),
@@ -458,7 +458,7 @@ impl Strategy for Caching {
             && memory.physical_mut().driver_mut().supports_virtual_memory()
             && !heap.domains.has_source(request.domain)
         {
-            // The limit is held against the segment that a request would get without them.
+            // The limit is checked against the plain segment that the request would get otherwise.
             if heap.exceeds_limit(size) {
                 return Ok(None);
             }
@@ -476,7 +476,7 @@ impl Strategy for Caching {
 
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap, id: BlockId, _block: Block) -> Option<SegmentId> {
-        // A call to which a block is passed writes it to memory: there it is read again.
+        // The block is not passed on: a call would write it to memory, and the table has it.
         self.merge_and_list(heap, id);
         None
     }
@@ -629,12 +629,12 @@ impl Placement for Caching {
         Ok(Some(in_use))
     }
 
-    /// Returns a number that is lower for a block that began earlier, where free blocks are taken by that.
+    /// Returns a number that is lower for an older block; `None` if free blocks are not ordered by their age.
     fn block_number(&self, id: BlockId) -> Option<u64> {
         self.ranks.number(id)
     }
 
-    /// Has the blocks at some addresses have begun before all others, in the order of `oldest`.
+    /// Makes the blocks at the addresses in `oldest` older than all others, in that order.
     fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
         if oldest.is_empty() {
             return;
@@ -646,7 +646,7 @@ impl Placement for Caching {
             (place.unwrap_or(usize::MAX), self.ranks.number(*id))
         });
         let is_free = |(_, block): &&(BlockId, Block)| block.state == BlockState::Free;
-        // Else two of a list would share a rank for a while.
+        // Otherwise two listed blocks could share a rank during the change.
         for &(id, _) in blocks.iter().filter(is_free) {
             self.remove_free(heap, id);
         }
@@ -679,7 +679,7 @@ impl Caching {
         }
     }
 
-    /// The lists hold exactly the blocks that are free, and those that are unmapped.
+    /// Checks that the lists hold exactly the free blocks and the unmapped blocks.
     fn check_lists(&self, heap: &Heap) -> Result<(), String> {
         let (mut free, mut unmapped) = (0, 0);
         for pool in self

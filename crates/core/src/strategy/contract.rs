@@ -1,4 +1,4 @@
-//! What is asked of a strategy, and what it may rely on.
+//! The traits that a strategy implements, and what it may rely on.
 
 use crate::block::{Block, BlockId, BlockTable, SegmentId};
 use crate::config::options::Options;
@@ -9,45 +9,45 @@ use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
 
-/// What a strategy is asked to serve: from [`Lane::request`](crate::Lane::request).
+/// A checked request for a strategy, from [`Lane::request`](crate::Lane::request).
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// What the program asked for; never zero.
+    /// The requested bytes; never zero.
     pub(crate) requested: Bytes,
-    /// The size of the block that it is to get: [`Strategy::block_size`].
+    /// The size of its block: [`Strategy::block_size`].
     pub(crate) size: Bytes,
-    /// Whose memory may serve it.
+    /// The domain whose memory may serve it.
     pub(crate) domain: DomainId,
 }
 
-/// What a strategy is to release.
+/// The memory that a strategy is asked to release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Release<'r> {
-    /// What has been idle for long, before new memory is taken. Only `caching` with a threshold has such memory.
+    /// Memory that has been idle for long, before new memory is allocated. Only `caching` with a
+    /// `garbage_collection_threshold` has such memory.
     Idle,
-    /// Just enough for a request to fit. Only `caching` with `max_split_size_mb` does that.
+    /// Just enough memory for a request to fit. Only `caching` with `max_split_size_mb` does that.
     For(&'r Request),
-    /// What the strategy knows of a domain that has no memory: the domain's number may be given to another.
+    /// The strategy's state of a domain that has no memory. Another domain may get its number.
     Domain(DomainId),
-    /// Every wholly free segment of a pool. BFC may be told to keep them where they do not help a request that would
-    /// fail otherwise.
+    /// Every wholly free segment of a pool. The request, if any, would fail otherwise; `bfc` keeps the segments
+    /// if releasing them cannot help it, or if its options say so.
     Pool(PoolIndex, Option<&'r Request>),
 }
 
 /// A policy for one device.
 ///
-/// Blocks that a strategy returns are of [`Request::size`] or more, are in the block table, and are
-/// no longer among those it may return again; it gets them back by [`Strategy::put`]. Memory is
-/// reused only within its domain.
+/// A block that a strategy returns has at least [`Request::size`] bytes and is in the block table. The strategy
+/// does not return it again until [`Strategy::put`] puts it back. Memory is reused only within its domain.
 pub(crate) trait Strategy {
-    /// Returns the size of the block that a request is answered with: the request rounded up.
+    /// Returns the size of a request's block: the request rounded up.
     fn block_size(&self, requested: Bytes) -> Bytes;
 
-    /// Returns the size that the driver will be asked for when nothing free serves a request.
+    /// Returns the size of the new segment if no free block serves a request.
     fn segment_size(&self, request: &Request) -> Bytes;
 
-    /// Returns the block in use that starts at `address`, if there is one. A strategy whose addresses say which block
-    /// they are in looks it up by arithmetic; others have it found in the table's map. Constant time.
+    /// Returns the block in use that starts at `address`, if there is one. By default it is looked up in the
+    /// block table; a strategy that can compute the block from the address does so. Constant time.
     #[inline(always)]
     fn find(&self, blocks: &BlockTable, address: DeviceAddress) -> Option<BlockId> {
         blocks.find(address)
@@ -56,11 +56,11 @@ pub(crate) trait Strategy {
     /// Returns a free block that serves the request, or `None`. Never calls the driver.
     fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId>;
 
-    /// Returns a block from new memory, or `None` where the driver or the limit refuses it.
+    /// Returns a block from new memory, or `None` if the driver or the limit refuses it.
     ///
     /// # Errors
     ///
-    /// What the driver said, unless it is out of memory.
+    /// The driver's error, unless it is out of memory.
     fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -68,19 +68,18 @@ pub(crate) trait Strategy {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError>;
 
-    /// Takes a block back. `block` is what the table says of it, but for its state, which there is already
-    /// [`Free`](crate::block::BlockState::Free) and here still its holder's; its number may be invalid
-    /// afterwards.
+    /// Takes a freed block back. `block` is its entry in the table, but with the state from before: in the table
+    /// it is already [`Free`](crate::block::BlockState::Free). The id may be invalid afterwards.
     ///
-    /// Returns the segment that goes back to the driver at once, from a strategy that keeps nothing: the block fills
-    /// it, and is as it was.
+    /// Returns the segment that the caller must release at once, from a strategy that caches nothing. The block
+    /// fills the segment and is unchanged.
     fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId>;
 
-    /// Releases free memory to the driver, as much as `wanted` says, and returns whether enough went for what it names.
+    /// Releases free memory to the driver, as much as `wanted` says. Returns whether that was enough.
     ///
     /// # Errors
     ///
-    /// What the driver said; what went back before that is gone, the rest is as it was.
+    /// The driver's error. Memory released before it stays released, and the rest is unchanged.
     fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -88,34 +87,34 @@ pub(crate) trait Strategy {
         wanted: Release<'_>,
     ) -> Result<bool, DriverError>;
 
-    /// Returns the size of the largest free block of a domain. Linear time is fine: this is asked
-    /// when memory has run out.
+    /// Returns the size of the largest free block of a domain. Linear time is acceptable: this is called when
+    /// memory has run out.
     fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes;
 
-    /// Returns a description of the strategy's state for an out-of-memory error, or nothing.
+    /// Returns a description of the strategy's state for an out-of-memory error; empty if it has none.
     fn describe(&self, _heap: &Heap, _request: &Request) -> String {
         String::new()
     }
 
-    /// Checks everything that the strategy promises itself, and returns the bytes that it holds free,
-    /// mapped and ready to be handed out. Linear time.
+    /// Checks every invariant of the strategy. Returns its free bytes that are mapped and can be allocated.
+    /// Linear time.
     ///
     /// # Errors
     ///
-    /// A sentence that says which promise is broken, and where.
+    /// A sentence that says which invariant is broken, and where.
     fn check(&self, heap: &Heap) -> Result<Bytes, String>;
 }
 
-/// A strategy that is made from its options.
+/// A strategy that is created from its options.
 pub(crate) trait Configured: Placement + Sized {
-    /// What can be set.
+    /// The options of the strategy.
     type Options: Options;
 
-    /// Returns the strategy with these options, on a heap that is empty.
+    /// Returns the strategy with these options. The heap must be empty.
     fn new(options: &Self::Options, heap: &mut Heap) -> Self;
 
-    /// Returns how long the block of a request was at the start of `free` bytes in a segment of `segment` bytes, or
-    /// `None` where more than the options decides that.
+    /// Returns the size of a request's block at the start of `free` free bytes in a segment of `segment` bytes.
+    /// `None` if it depends on more than that and the options.
     fn size_in(
         _options: &Self::Options,
         _requested: Bytes,
@@ -126,19 +125,21 @@ pub(crate) trait Configured: Placement + Sized {
     }
 }
 
-/// Blocks at addresses that the caller names: checkpoints, recordings, and requests that resize where they are.
+/// Operations at addresses that the caller names: for checkpoints, recordings, and blocks that are resized in
+/// place.
 pub(crate) trait Placement: Strategy {
-    /// Takes a free block cut to exactly `size` bytes, wherever a request of that size would go, and returns
-    /// whether it did. The size is a multiple of 512. A strategy whose blocks have sizes of their own returns
-    /// `false`.
+    /// Takes exactly the first `size` bytes of a free block, even if a request of that size would go elsewhere.
+    /// Returns whether it did. `size` is a multiple of 512. A strategy with fixed block sizes returns `false`.
     fn take_at(&mut self, _heap: &mut Heap, _block: BlockId, _size: Bytes) -> bool {
         false
     }
 
-    /// Takes a free block of the request's domain that lies around its bytes from `address` on. It is cut down
-    /// to the request, or, where it begins before the address, to what lies before: then the next one begins
-    /// there. `None` where there is no such block, or none that may be cut. From a strategy whose blocks have
-    /// places of their own, only where the request would go by itself. Never calls the driver.
+    /// Takes a free block of the request's domain that contains the request's bytes from `address` on. If it
+    /// begins at `address`, it is cut to the request's size. If it begins before, it is cut to end at `address`,
+    /// so that the next free block begins there.
+    ///
+    /// Returns `None` if there is no such block, or if it may not be split. A strategy with fixed block addresses
+    /// returns a block only if it serves the request at `address` anyway. Never calls the driver.
     fn take_around(
         &mut self,
         heap: &mut Heap,
@@ -158,9 +159,9 @@ pub(crate) trait Placement: Strategy {
         None
     }
 
-    /// Takes a block that this strategy had handed out at the time of a checkpoint. Its segment has been
-    /// held since, and nothing in use overlaps it. `around` is the free block in which it begins, for
-    /// strategies whose free space is in blocks. Never calls the driver.
+    /// Takes a block that was allocated at the time of a checkpoint. Its segment was not released since, and no
+    /// block in use overlaps it. `around` is the free block in which it begins, for strategies whose free memory
+    /// is in blocks. Never calls the driver.
     fn take_again(
         &mut self,
         heap: &mut Heap,
@@ -168,19 +169,19 @@ pub(crate) trait Placement: Strategy {
         around: Option<BlockId>,
     ) -> BlockId;
 
-    /// Returns whether a restored pool's free blocks are handed out too, and taken back, as PyTorch does
-    /// it: peaks and events are then PyTorch's.
+    /// Returns whether restoring a pool also allocates and frees its free blocks, as PyTorch does. Peaks and
+    /// events are then PyTorch's.
     fn restores_free_blocks(&self) -> bool {
         false
     }
 
-    /// Takes a segment from the driver and cuts it into blocks as a picture of one shows it, and
-    /// returns the blocks that are in use there, each with what was asked for. `None` from a strategy
-    /// that lays segments out in its own way, which then has done nothing.
+    /// Allocates a segment and splits it into the blocks of a segment's snapshot. Returns the blocks that are in
+    /// use there, each with its requested bytes. A strategy that cannot place blocks this way does nothing and
+    /// returns `None`.
     ///
     /// # Errors
     ///
-    /// What the driver said; nothing has then been taken.
+    /// The driver's error. Nothing has then been allocated.
     fn adopt<M: Memory>(
         &mut self,
         _heap: &mut Heap,
@@ -191,12 +192,13 @@ pub(crate) trait Placement: Strategy {
         Ok(None)
     }
 
-    /// Returns when a block began, beside others of this strategy; `None` where that decides nothing.
+    /// Returns a number that is lower for an older block; `None` if the age of blocks decides nothing.
     fn block_number(&self, _id: BlockId) -> Option<u64> {
         None
     }
 
-    /// Makes the blocks that begin at these addresses the oldest, in this order. Most strategies have no ages.
+    /// Makes the blocks that begin at these addresses the oldest, in this order. Most strategies ignore the age
+    /// of blocks.
     fn order_blocks(&mut self, _heap: &Heap, _oldest: &[DeviceAddress]) {}
 }
 
@@ -206,12 +208,12 @@ pub(crate) struct CheckpointBlock {
     pub(crate) address: DeviceAddress,
     pub(crate) size: Bytes,
     pub(crate) segment: SegmentId,
-    /// Of the segment, whose number another may have by now.
+    /// The segment's serial number. Another segment may have its id by now.
     pub(crate) serial: u64,
-    /// What lies in front of it in the segment.
+    /// The bytes in front of it in the segment.
     pub(crate) offset: Bytes,
     /// The pool and stream that it belonged to.
     pub(crate) domain: DomainId,
-    /// Whether the program held it.
+    /// Whether it was allocated.
     pub(crate) is_held: bool,
 }

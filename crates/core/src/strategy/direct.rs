@@ -1,5 +1,5 @@
-//! `direct`: a driver allocation for every request, given back when it is freed. What a naive
-//! pluggable allocator does, and the measure of what caching is worth.
+//! `direct`: a driver allocation for every request, released when the block is freed. This is what a naive
+//! pluggable allocator does, and the baseline for what caching saves.
 
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
@@ -13,7 +13,7 @@ use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::Bytes;
 
-/// Requests are rounded up to this, as the driver's own addresses are.
+/// Requests are rounded up to this, the alignment of the driver's own addresses.
 const ROUNDING: Bytes = Bytes(512);
 
 /// The options of `direct`: none.
@@ -31,11 +31,11 @@ impl Options for DirectConfig {
     }
 }
 
-/// The strategy. It has no state: every block is a segment, and every segment is in use.
+/// The strategy. It has no state: every block is a segment, and every segment is allocated.
 #[derive(Debug)]
 pub(crate) struct Direct;
 
-/// Returns how long the block of a request is.
+/// Returns the size of a request's block.
 fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
 }

@@ -14,11 +14,11 @@ use free_block::{key_of, size_of_key};
 
 use crate::units::Bytes;
 
-/// Sizes are looked at in units of this: no strategy's blocks are smaller.
+/// Sizes are compared in units of 256 bytes: no strategy has smaller blocks.
 const UNIT_BYTES_LOG2: u32 = 8;
 
-/// Each power of two is divided into this many bins, so that a bin holds sizes at most 2 % apart, and
-/// sizes below 32 KiB have a bin each: most bins of most jobs then hold one block or none.
+/// Each power of two is divided into 64 bins. So the sizes in a bin differ by at most 2 %, and each size below 32
+/// KiB has a bin of its own. Most bins of most jobs then hold one block or none.
 const BINS_PER_OCTAVE_LOG2: u32 = 6;
 
 /// A set of [`FreeBlock`]s in order.
@@ -32,12 +32,12 @@ const BINS_PER_OCTAVE_LOG2: u32 = 6;
 #[derive(Debug, Default)]
 pub(crate) struct FreeBlocks {
     bins: Vec<Bin>,
-    /// Bit `i % 64` of word `i / 64` is set exactly when bin `i` is not empty.
+    /// Bit `i % 64` of word `i / 64` is set exactly if bin `i` is not empty.
     occupied: Vec<u64>,
     len: usize,
 }
 
-/// Where a block is in the bins.
+/// A block and its place in the bins.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     block: FreeBlock,
@@ -133,7 +133,7 @@ impl FreeBlocks {
         self.len -= 1;
         let bin = &mut self.bins[found.bin];
         bin.remove(found.block, found.position);
-        // A processor cannot predict whether the bin is empty.
+        // Without a branch, because the processor cannot predict whether the bin is empty.
         let bit = u64::from(bin.is_empty()) << (found.bin % 64);
         self.occupied[found.bin / 64] &= !bit;
     }
@@ -171,7 +171,7 @@ impl FreeBlocks {
     }
 }
 
-/// Returns the bin of a size: bins are ordered as the sizes in them are.
+/// Returns the bin of a size. Bins are in the order of the sizes in them.
 #[inline]
 fn bin_of(size: Bytes) -> usize {
     let units = size.get() >> UNIT_BYTES_LOG2;
@@ -199,12 +199,12 @@ mod tests {
         }
     }
 
-    /// Returns everything that a block says: two are equal where only their ids differ.
+    /// Returns every part of a block, because two blocks are equal if only their ids differ.
     fn parts(block: Option<FreeBlock>) -> Option<(Bytes, u64, BlockId)> {
         block.map(|block| (block.size, block.rank, block.id))
     }
 
-    /// Asks everything that can be asked, of one size and of the block at one place.
+    /// Compares every answer for one size and for the block at one address.
     fn compare(blocks: &FreeBlocks, set: &BTreeSet<FreeBlock>, units: u64, place: u64) {
         let first = |from: FreeBlock| parts(set.range(from..).next().copied());
         let (size, block) = (Bytes(units << 8), free_block(units, place));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     proptest! {
-        /// After every change, against a sorted set.
+        /// Compares with a sorted set after every change.
         #[test]
         fn answers_as_a_sorted_set_does(
             changes in prop::collection::vec(
@@ -270,8 +270,8 @@ mod tests {
         assert_eq!(blocks.first_at_least(Bytes::ZERO), None);
     }
 
-    /// Around every number of blocks at which a bin changes, whatever is taken out and put in again. The two sizes
-    /// share a bin.
+    /// For block counts around each at which a bin changes its form: removes each block and inserts it again. The
+    /// two sizes share a bin.
     #[test]
     fn a_bin_answers_alike_in_each_of_its_forms() {
         assert_eq!(bin_of(Bytes(128 << 8)), bin_of(Bytes(129 << 8)));
@@ -279,7 +279,7 @@ mod tests {
         for count in around(FEW).chain(around(SHORT_BIN_MAX)) {
             let mut blocks = FreeBlocks::default();
             let mut set = BTreeSet::new();
-            // In an order that is neither rising nor falling.
+            // In an order that is neither ascending nor descending.
             let block = |number: u64| free_block(128 + number % 2, number * 7919 % 10_007 + 1);
             let all: Vec<FreeBlock> = (0..count).map(block).collect();
             for &block in &all {
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Removes a block that is not there from the bin of so many that are.
+    /// Removes a block that is not in the set from a bin of `count` blocks.
     fn remove_absent(count: usize, absent: FreeBlock) {
         let mut blocks = FreeBlocks::default();
         for place in (1..=count as u64).map(|place| 2 * place) {

@@ -1,8 +1,8 @@
-//! The policies that decide which bytes serve a request, and what is asked of each.
+//! The strategies: policies that decide which bytes serve a request, and the traits that they implement.
 //!
-//! A strategy decides; it does not account. Blocks, segments, figures and events are kept by
-//! [`Heap`](crate::segment::Heap), and the order in which things are tried is that of
-//! [`DeviceAllocator::allocate`](crate::DeviceAllocator::allocate).
+//! A strategy decides, but does not count or retry. [`Heap`](crate::segment::Heap) has the blocks, segments,
+//! statistics and events. The order of attempts is the same for all
+//! ([`DeviceAllocator::allocate`](crate::DeviceAllocator::allocate)).
 #![expect(
     clippy::inline_always,
     reason = "a call costs a request a fortieth of its time"

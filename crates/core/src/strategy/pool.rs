@@ -40,14 +40,14 @@ pub(crate) struct PoolStrategy {
 /// The free memory of one domain.
 #[derive(Debug)]
 struct SizeLists {
-    /// The lists of the sizes that [`INDEXED_SIZES`] names, by how many [`ROUNDING`]s they are. Empty before
-    /// the first is asked for, and kept from then on.
+    /// The lists of sizes up to [`INDEXED_SIZES`], by the size in units of [`ROUNDING`]. Empty before the first
+    /// request of such a size.
     indexed: Vec<List>,
-    /// Those of larger sizes, in the order in which they were first asked for.
+    /// The lists of larger sizes, in the order of their first requests.
     others: Vec<OtherList>,
     /// The numbers of `others`, counted from one, by size.
     by_size: NumberTable,
-    /// What is left of each slab.
+    /// The rest of each slab, which no block has covered yet.
     rests: FreeBlocks,
 }
 
@@ -55,7 +55,7 @@ struct SizeLists {
 /// to be in cache.
 type List = Vec<BlockId>;
 
-/// A list that has no place in the index.
+/// A list of a size that is too large for the index.
 #[derive(Debug)]
 struct OtherList {
     size: Bytes,
@@ -71,7 +71,7 @@ impl PoolStrategy {
         &mut self.domains[domain.index()]
     }
 
-    /// Cuts what a request needs from the rest of a slab.
+    /// Cuts a request's block from the rest of a slab. `None` if no rest is large enough.
     #[inline(never)]
     fn take_rest(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let domain = self.domain(request.domain);
@@ -104,7 +104,7 @@ impl PoolStrategy {
     }
 }
 
-/// Returns how long the block of a request is.
+/// Returns the size of a request's block.
 #[inline]
 fn rounded(requested: Bytes) -> Bytes {
     requested.round_up(ROUNDING)
@@ -248,7 +248,7 @@ impl Strategy for PoolStrategy {
 }
 
 impl Placement for PoolStrategy {
-    /// Blocks stay what they are for as long as their slab is held. Linear in the free blocks of the size.
+    /// Blocks are unchanged as long as their slab is not released. Linear in the free blocks of the size.
     fn take_again(
         &mut self,
         heap: &mut Heap,
@@ -277,7 +277,7 @@ impl SizeLists {
         }
     }
 
-    /// Returns the list of a size, which is made if need be. Constant time.
+    /// Returns the list of a size, created if needed. Constant time.
     #[inline(always)]
     fn list_of(&mut self, size: Bytes) -> &mut List {
         let place = index(size);
@@ -287,7 +287,8 @@ impl SizeLists {
         self.list_out_of_index(size)
     }
 
-    /// Returns the list of a size that has no place in the index, or that the index has yet to be made for.
+    /// Returns the list of a size that is too large for the index, or of the first size in the index, which is
+    /// created then.
     #[inline(never)]
     fn list_out_of_index(&mut self, size: Bytes) -> &mut List {
         if index(size) <= INDEXED_SIZES {
@@ -299,7 +300,7 @@ impl SizeLists {
         &mut self.others[list_index(number)].blocks
     }
 
-    /// Returns the number of the list of a size that has no place in the index.
+    /// Returns the number of the list of a size that is too large for the index.
     fn find_other(&self, size: Bytes) -> Option<NonZeroU32> {
         let is_it = |number| self.others[list_index(number)].size == size;
         self.by_size.find(hash_of(size.get()), is_it)
@@ -334,7 +335,7 @@ impl SizeLists {
         self.indexed.iter_mut().chain(others)
     }
 
-    /// Cuts a block of `size` from a rest that is not in `rests`, and puts what is left there.
+    /// Cuts a block of `size` from a rest that is not in `rests`, and inserts the remaining rest there.
     fn carve(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> BlockId {
         debug_assert!(size <= heap.blocks.get(id).size);
         if size < heap.blocks.get(id).size {
@@ -345,8 +346,7 @@ impl SizeLists {
         id
     }
 
-    /// Checks that everything listed is free and listed where it belongs, and returns how many
-    /// blocks those are.
+    /// Checks that every listed block is free and in the right list. Returns the number of listed blocks.
     fn check(&self, heap: &Heap) -> Result<usize, String> {
         for (place, &OtherList { size, .. }) in self.others.iter().enumerate() {
             if self.find_other(size).map(list_index) != Some(place) {
@@ -394,13 +394,13 @@ fn check_slabs(heap: &Heap) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns where in `others` the list is that has this number.
+/// Returns the index in `others` of the list with this number.
 #[inline]
 fn list_index(number: NonZeroU32) -> usize {
     number.get() as usize - 1
 }
 
-/// Returns how many [`ROUNDING`]s a size has.
+/// Returns a size in units of [`ROUNDING`].
 #[inline]
 fn index(size: Bytes) -> usize {
     usize::try_from(size.get() / ROUNDING.get()).expect("a usize has 64 bits")
@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(allocate(&mut allocator, 10 * KIB), first);
     }
 
-    /// From the largest size that the index has to the smallest that it has not.
+    /// Covers the largest size in the index and the smallest beyond it.
     #[test]
     fn the_largest_free_block_is_that_of_either_kind_of_list_or_a_rest() {
         let driver = TestDriver::new(Bytes::gib(80));
@@ -485,7 +485,7 @@ mod tests {
         let blocks: Vec<_> = (0..5)
             .map(|_| allocate(&mut allocator, 512 * KIB))
             .collect();
-        // The last is alone in the second slab.
+        // The last block is alone in the second slab.
         for index in [1, 4, 2] {
             allocator.free(blocks[index]).unwrap();
         }
@@ -499,11 +499,11 @@ mod tests {
     fn slabs_shrink_to_what_a_device_has() {
         let driver = TestDriver::new(Bytes::gib(4));
         let mut allocator = DeviceAllocator::new(driver, 0, &Config::Pool(PoolConfig::default()));
-        // Half of what is left, so that there is something for another stream.
+        // Half of the remaining memory, so that some is left for another stream.
         allocate(&mut allocator, MIB);
         assert_eq!(allocator.stats().reserved(), Bytes::mib(1280));
         allocator.allocate(Bytes(1), Stream(7)).unwrap();
-        // All of what is left for a request that needs it.
+        // All of the remaining memory for a request that needs it.
         let left = allocator
             .lane_mut()
             .driver_mut()

@@ -1,4 +1,4 @@
-//! Segments for many blocks, as large as the device has room for.
+//! Segments for many blocks, as large as the device has memory for.
 
 use crate::block::SegmentId;
 use crate::domain::DomainId;
@@ -8,19 +8,18 @@ use crate::segment::Heap;
 use crate::stats::SizeKind;
 use crate::units::Bytes;
 
-/// Segments for many blocks, and for large ones, are multiples of this: the driver gives nothing less.
+/// Segments for many blocks, and for large blocks, are multiples of this: the driver allocates no less.
 pub(super) const SEGMENT_ROUNDING: Bytes = Bytes::mib(2);
 
-/// Takes a segment for many blocks, of `most` bytes where that much can be had, but at least `least`;
-/// `None` where the driver or the limit refuses even that. It counts as large.
+/// Allocates a segment for many blocks, of `least` to `most` bytes. `None` if the driver or the limit refuses
+/// even `least`. The segment counts for the large size pool.
 ///
-/// More than half of what is left is taken only for a request that needs it, because other streams
-/// and other libraries of the process use the same device. Each further attempt is for half of the
-/// one before.
+/// More than half of the remaining memory is taken only if `least` needs it, because other streams and other
+/// libraries of the process use the same device. Each further attempt halves the size.
 ///
 /// # Errors
 ///
-/// What the driver said, unless it is out of memory.
+/// The driver's error, unless it is out of memory.
 pub(super) fn allocate_shared_segment<M: Memory>(
     heap: &mut Heap,
     memory: &mut M,

@@ -4,9 +4,9 @@
 //! class. It returns to the arena as soon as none of them is in use. Larger requests are runs of their own, and
 //! requests over the arena's size are segments of their own.
 //!
-//! Each power of two is divided into eight classes ([`size_class`]). So above 4 KiB at most an eighth of a block is
-//! lost to rounding, and nothing else of an arena. The cost is that a run of nine sixteenths leaves seven that only
-//! smaller requests can use. If sizes change at random, arenas stay less full than those of `buddy`.
+//! Each power of two is divided into eight classes ([`size_class`]). So above 4 KiB at most an eighth of a block
+//! is lost to rounding. No other part of an arena is lost. The cost is that a run of nine sixteenths leaves seven
+//! that only smaller requests can use. If sizes change at random, arenas stay less full than those of `buddy`.
 //!
 //! The slab with the lowest number serves, among the slabs of a class that have a free object, so that later slabs
 //! become empty.
@@ -53,7 +53,7 @@ struct SlabList {
     slabs: Vec<Slab>,
     /// The numbers of the slabs with a free object.
     with_free: BitSet,
-    /// The numbers without a slab.
+    /// The numbers that no slab has.
     vacant: BitSet,
 }
 
@@ -66,7 +66,8 @@ struct Slab {
 }
 
 impl Slabs {
-    /// Takes a block that has to be cut out of an arena, or a segment that is kept.
+    /// Cuts a block out of a slab or an arena. If none has room, recently freed blocks are merged first; then a
+    /// cached segment is tried.
     #[inline(never)]
     fn cut_out(&mut self, heap: &mut Heap, request: &Request, class: SizeClass) -> Option<BlockId> {
         let domain = request.domain;
@@ -82,14 +83,14 @@ impl Slabs {
         size > self.layers.arenas.arena_size()
     }
 
-    /// Puts every free block of a domain where it can be merged, and returns whether any was not.
+    /// Puts every recently freed block of a domain back into its slab or arena. Returns whether there were any.
     fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
         let layers = &mut self.layers;
         (self.recent).drain(heap, domain, |heap, id| layers.put(heap, id))
     }
 }
 
-/// Returns how long the block of a request is, unless it is a segment that was kept, where arenas are so large.
+/// Returns the size of a request's block with arenas of `arena_size`. A cached segment of its own may be larger.
 #[inline]
 fn rounded(requested: Bytes, arena_size: Bytes) -> Bytes {
     let size = SizeClass::of(requested).size();
@@ -159,7 +160,7 @@ impl Strategy for Slabs {
         if self.layers.arenas.grow(heap, memory, domain, class.run())? {
             return Ok(self.layers.take(heap, domain, class));
         }
-        // There may be room for the block, although not for the power of two around it.
+        // There may be memory for the block, though not for the power of two that contains it.
         if (size % SEGMENT_ROUNDING).is_zero() {
             return self.layers.arenas.grow_own_segment(heap, memory, request);
         }
@@ -236,7 +237,7 @@ impl Placement for Slabs {
 }
 
 impl Layers {
-    /// Takes a block that has to be cut out: an object of a slab, or a run.
+    /// Takes a block that was not freed recently: an object of a slab, or a run.
     #[inline]
     fn take(&mut self, heap: &mut Heap, domain: DomainId, class: SizeClass) -> Option<BlockId> {
         if class.has_slabs() {
@@ -246,7 +247,7 @@ impl Layers {
         }
     }
 
-    /// Puts a free block where [`Layers::take`] took it from, and out of the table.
+    /// Puts a free block back into its slab or arena, and removes it from the table.
     #[inline]
     fn put(&mut self, heap: &mut Heap, id: BlockId) {
         if is_object(&heap.blocks.get(id)) {
@@ -257,14 +258,14 @@ impl Layers {
         }
     }
 
-    /// Takes a block at its place, where everything is free.
+    /// Takes the block of a checkpoint at its place, all of which is free.
     fn take_at(&mut self, heap: &mut Heap, domain: DomainId, wanted: &CheckpointBlock) -> BlockId {
         let class = SizeClass::of(wanted.size);
         if !class.has_slabs() {
             let place = (wanted.segment, wanted.offset);
             return self.arenas.take_block_at(heap, domain, place, class.run());
         }
-        // A slab starts where a node that holds it does, so that its place follows from the object's.
+        // A slab starts where a node that holds it starts, so its place follows from the object's.
         let node = Bytes(GRANULE.get() << class.run().enclosing_order());
         let start = wanted.offset.round_down(node);
         let object = (wanted.offset - start).get() / class.size().get();
@@ -393,7 +394,7 @@ struct CountedSlabs {
     free_bytes: Bytes,
 }
 
-/// What is checked, and never needed otherwise.
+/// Checks, for tests and debugging only.
 impl Layers {
     /// Checks that the objects in use are exactly the blocks of their classes.
     fn check_slabs(&self, heap: &Heap) -> Result<CountedSlabs, String> {
@@ -434,13 +435,13 @@ impl Layers {
     }
 }
 
-/// Returns whether a block that is no segment is an object.
+/// Returns whether a block that is not a whole segment is an object.
 #[inline]
 fn is_object(block: &Block) -> bool {
     SizeClass::of(block.size).has_slabs()
 }
 
-/// Returns the word of a slab without any object in use.
+/// Returns the bits of a slab in which every object is free.
 #[inline]
 fn all_free(class: SizeClass) -> u64 {
     u64::MAX >> (u64::BITS - (1 << class.objects_log2()))
@@ -452,7 +453,7 @@ fn mark(number: usize, object: u32) -> u64 {
     (number as u64) << u64::BITS.ilog2() | u64::from(object)
 }
 
-/// Returns the slab's number, and the object's in it, from [`mark`].
+/// Returns the numbers of slab and object from a [`mark`].
 #[inline]
 fn slab_and_object(mark: u64) -> (usize, u64) {
     let bits = u64::BITS.ilog2();
@@ -492,7 +493,7 @@ mod tests {
             run(&config, TestDriver::new(Bytes::mib(256)), &program);
         }
 
-        /// Many blocks of few sizes, so that slabs fill, empty and go back.
+        /// Many blocks of few sizes, so that slabs fill, become empty and return to the arena.
         #[test]
         fn slabs_come_and_go(program in programs(prop::sample::select(vec![900, 1_000, 3_000]), 400)) {
             let config = Config::Slab(SlabConfig::default());

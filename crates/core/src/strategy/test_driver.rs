@@ -1,7 +1,7 @@
-//! A device for unit tests: addresses that rise, a capacity, and calls that fail when told to.
+//! A device for unit tests: ascending addresses, a capacity, and calls that fail on demand.
 //!
-//! It keeps no memory, clock or virtual memory, and its streams are either all idle or all busy; the
-//! simulator, which has these, cannot be used here because it depends on this crate.
+//! It has no contents, clock or virtual memory, and its streams are all idle or all busy. The simulator has
+//! these, but cannot be used here because it depends on this crate.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use crate::error::AllocError;
 use crate::strategy::options::DirectConfig;
 use crate::units::{Bytes, DeviceAddress, Stream};
 
-/// Addresses and sizes are multiples of this, as those of `cudaMalloc` are for large sizes.
+/// Addresses and sizes are multiples of this, as with `cudaMalloc` for large sizes.
 const GRANULARITY: Bytes = Bytes::mib(2);
 
 /// A device. Its fields may be changed between calls.
 #[derive(Debug)]
 pub(crate) struct TestDriver {
     pub(crate) capacity: Bytes,
-    /// What lies between one allocation and the next; with none, they are adjacent.
+    /// The distance from one allocation to the next; if zero, they are adjacent.
     pub(crate) gap: Bytes,
-    /// Whether no event passes until it is waited for.
+    /// Whether an event passes only when it is waited for.
     pub(crate) busy: bool,
-    /// Whether it says that it can map memory, which it cannot.
+    /// Whether it reports that it can map memory. The calls fail all the same.
     pub(crate) claims_virtual_memory: bool,
-    /// What each allocation holds, by address.
+    /// The size of each allocation, by address.
     pub(crate) held: BTreeMap<DeviceAddress, Bytes>,
     /// Calls of [`Driver::allocate`] and [`Driver::free`] so far, failed ones included.
     pub(crate) calls: u64,
-    /// Which of those calls fails, counted from zero, and how.
+    /// The number of the call that fails, counted from zero, and its error.
     pub(crate) failure: Option<(u64, DriverError)>,
     next: DeviceAddress,
     events: u64,
@@ -164,21 +164,21 @@ impl Driver for TestDriver {
 /// One step of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
-    /// Asks for so many bytes on a stream.
+    /// Requests memory in a stream.
     Allocate(Bytes, Stream),
-    /// Gives back one of the live blocks: this one, counted modulo how many there are.
+    /// Frees one of the live blocks: the index is taken modulo their number.
     Free(usize),
-    /// Uses one of the live blocks on another stream, so that freeing it waits.
+    /// Uses one of the live blocks in another stream, so that it becomes pending when it is freed.
     Use(usize, Stream),
     /// Makes all streams idle or busy.
     Busy(bool),
-    /// Lets the n-th call from here on fail.
+    /// Makes the n-th driver call from here on fail, counted from zero.
     Fail(u64),
     EmptyCache,
 }
 
-/// Runs a program, in which requests may fail, and checks everything after each step. Then frees
-/// every block, empties the cache and checks that the driver has everything back.
+/// Runs a program, in which requests may fail, and checks all invariants after each step. Then frees every block,
+/// empties the cache and checks that all memory was released to the driver.
 pub(crate) fn run(config: &Config, driver: TestDriver, program: &[Op]) {
     let mut allocator = DeviceAllocator::new(driver, 0, config);
     let mut live = Vec::new();
@@ -213,7 +213,7 @@ fn apply(allocator: &mut DeviceAllocator<TestDriver>, live: &mut Vec<DeviceAddre
         },
         Op::Free(index) if !live.is_empty() => {
             let index = index % live.len();
-            // A strategy that calls the driver here may fail; the block is then still held.
+            // A strategy that calls the driver here may fail. The block is then still allocated.
             match allocator.free(live[index]) {
                 Ok(()) => drop(live.swap_remove(index)),
                 Err(error) => assert!(matches!(error, AllocError::Driver(_)), "{error}"),
@@ -241,7 +241,7 @@ fn apply(allocator: &mut DeviceAllocator<TestDriver>, live: &mut Vec<DeviceAddre
     }
 }
 
-/// Returns programs of up to `steps` steps on two streams, with sizes as `sizes` draws them.
+/// Generates programs of up to `steps` steps in two streams, with sizes from `sizes`.
 pub(crate) fn programs(
     sizes: impl proptest::strategy::Strategy<Value = u64>,
     steps: usize,

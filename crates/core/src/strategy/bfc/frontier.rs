@@ -1,9 +1,9 @@
-//! The safe frontier: what was freed after it is known to be in use by work that is still queued.
+//! The safe frontier: queued work may still use chunks that were freed after it.
 //!
-//! A chunk carries the count of its free until the frontier passes it. Until then it is handed out as it is, and merged
-//! with no other. The device is taken to be `safe_frontier_lag` frees behind the program.
-//! What a request leaves of such a chunk carries its count on (in TensorFlow such a rest is never
-//! merged again, because only the chunk that was freed is queued).
+//! A chunk's mark is the count of its free until the frontier passes that count. Until then the chunk can be
+//! allocated, but is not merged. The device is assumed to be `safe_frontier_lag` frees behind the program. If
+//! such a chunk is split, the rest keeps its mark. (In TensorFlow such a rest is never merged again, because only
+//! the freed chunk is queued.)
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -16,8 +16,8 @@ use crate::strategy::Request;
 use crate::units::DeviceAddress;
 
 impl Bfc {
-    /// Merges what the frontier has passed with its neighbours. Linear in the domains, and O(log n) for each chunk that it
-    /// passes.
+    /// Merges the chunks that the frontier has passed with their neighbours. Linear in the domains, and O(log n)
+    /// for each of these chunks.
     pub(super) fn merge_passed(&mut self, heap: &mut Heap) {
         let frontier = self.timing.as_ref().map_or(0, Timing::frontier);
         let first_unsafe = (frontier + 1, DeviceAddress::NULL);
@@ -32,10 +32,11 @@ impl Bfc {
         }
     }
 
-    /// Merges chunks that were just taken out of the recent ones.
+    /// Merges chunks that were just removed from `recent`.
     fn merge_safe(&mut self, heap: &mut Heap, safe: &BTreeSet<(u64, DeviceAddress)>) {
         let mut addresses: Vec<DeviceAddress> = safe.iter().map(|&(_, address)| address).collect();
-        // From the highest down: each has met the chunk behind it before the one in front swallows it.
+        // From the highest address down: each chunk is merged with the one behind it before the one in front
+        // absorbs it.
         addresses.sort_unstable_by_key(|&address| Reverse(address));
         let id_at = |heap: &Heap, address| {
             let id = heap.blocks.find(address);
@@ -53,8 +54,8 @@ impl Bfc {
         }
     }
 
-    /// Merges chunks that the frontier has not passed with their free neighbours, first freed first,
-    /// until one is large enough for a request. Returns whether one is.
+    /// Merges chunks that the frontier has not passed with their free neighbours until one is large enough for a
+    /// request. The chunk that was freed first comes first. Returns whether one is large enough.
     pub(super) fn merge_recent(&mut self, heap: &mut Heap, request: &Request) -> bool {
         let recent = self.chunks_of(request.domain).recent.clone();
         for (_, address) in recent {

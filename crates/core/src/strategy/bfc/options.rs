@@ -5,27 +5,27 @@ use crate::config::options::Options;
 use crate::config::tokens::{self, Reader};
 use crate::units::Bytes;
 
-/// The options of `bfc`, named and set as TensorFlow's GPU allocator has them, but for
+/// The options of `bfc`. Names and defaults are those of TensorFlow's GPU allocator, except for the default of
 /// [`BfcConfig::allow_growth`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct BfcConfig {
-    /// Whether regions are asked of the driver as they are needed, each twice the one before, instead
-    /// of all memory at the start. True unless set: TensorFlow's own default takes the whole card.
+    /// Whether regions are allocated as needed, each twice as large as the one before. Otherwise the first region
+    /// takes all memory. Default: true. TensorFlow's default is to take the whole card.
     pub allow_growth: bool,
-    /// The first region's size when regions grow, `initial_region_mb`: 2 MiB unless set.
+    /// The size of the first region if regions grow (`initial_region_mb`). Default: 2 MiB.
     pub initial_region_size: Bytes,
-    /// Whether a request that does not fit waits for memory to be freed before it fails.
+    /// Whether a request that does not fit waits for other threads to free memory before it fails.
     pub allow_retry_on_failure: bool,
-    /// How long it waits, in milliseconds: 10,000 unless set.
+    /// How long such a request waits, in milliseconds. Default: 10,000.
     pub retry_ms: u64,
-    /// Whether regions without a live block go back to the driver before a request fails.
+    /// Whether regions without an active block are released before a request fails.
     pub garbage_collection: bool,
-    /// How much of the memory limit may be lost to chunks larger than their request, in [0.0, 1.0];
-    /// 0.0: 128 MiB in each chunk, TensorFlow's fixed bound.
+    /// The fraction of the memory limit by which a chunk may be larger than its request, in [0.0, 1.0]. 0.0, the
+    /// default, means 128 MiB, TensorFlow's fixed bound.
     pub fragmentation_fraction: f64,
-    /// How many frees the device is behind the program, `safe_frontier_lag`: a chunk is merged with its neighbours once
-    /// so many more were freed, or before a request fails. None unless set: chunks are merged at once. TensorFlow's
-    /// safe frontier, by the count of frees in place of the device's own.
+    /// How many frees the device is behind the program (`safe_frontier_lag`). A chunk is merged with its
+    /// neighbours after so many more frees, or before a request fails. Default: `None`, chunks are merged at
+    /// once. This is TensorFlow's safe frontier, with a count of frees instead of the device's own progress.
     pub safe_frontier_lag: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Regions: how they are asked of the driver, extended, and given back.
+//! Regions: how they are allocated, sized and released.
 
 use super::{Bfc, KIND, ROUNDING, doubled};
 use crate::block::{BlockId, BlockState, SegmentId};
@@ -10,10 +10,10 @@ use crate::strategy::Request;
 use crate::units::Bytes;
 
 impl Bfc {
-    /// Takes a region that a request fits in from the driver, and returns whether it did.
+    /// Allocates a region in which a request fits. Returns whether the driver and the limit allowed it.
     ///
-    /// Each region is asked to be twice as large as the one before; where the driver refuses, nine
-    /// tenths of the size are tried, and so on down to the request.
+    /// Each region is twice as large as the one before. If the driver refuses, nine tenths of the size are tried,
+    /// and so on down to the request's size.
     pub(super) fn extend<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -36,7 +36,8 @@ impl Bfc {
         }
         let size = region_size.min(available);
         let region = allocate_region(heap, memory, request, size)?;
-        // What was refused is asked for again next time; what was enough doubles.
+        // The size doubles only if it was large enough and the driver had memory. A refused size is tried again
+        // next time.
         let next_region_size = match region {
             Some(_) if is_enough => doubled(region_size),
             _ => region_size,
@@ -47,9 +48,9 @@ impl Bfc {
             .is_some())
     }
 
-    /// Returns the size of a domain's first region: small where regions grow, otherwise all that the
-    /// limit and the device leave. On a simulated device without a capacity that is 64 TiB, and a
-    /// second stream gets nothing on any device: without growth, BFC has one region.
+    /// Returns the size of a domain's first region. It is small if regions grow, otherwise all free memory within
+    /// the limit: 64 TiB on a simulated device without a capacity. Without growth BFC has one region, so a second
+    /// stream gets no memory.
     fn first_region_size<M: Memory>(
         &self,
         memory: &mut M,
@@ -68,7 +69,7 @@ impl Bfc {
         Ok(size.round_down(ROUNDING).max(ROUNDING))
     }
 
-    /// Returns the bytes that may be held from the driver.
+    /// Returns the bytes that may be reserved.
     fn limit<M: Memory>(&mut self, heap: &Heap, memory: &mut M) -> Result<Bytes, DriverError> {
         if let Some(limit) = self.known_limit(heap) {
             return Ok(limit);
@@ -78,26 +79,26 @@ impl Bfc {
         Ok(total)
     }
 
-    /// Returns the bytes that may be held from the driver, as far as that is known without asking:
-    /// always, once there is a region.
+    /// Returns the bytes that may be reserved if this is known without a driver call. It is known once there is a
+    /// region.
     #[inline]
     pub(super) fn known_limit(&self, heap: &Heap) -> Option<Bytes> {
         heap.limit.or(self.device_total)
     }
 
-    /// Makes a free chunk of a new region.
+    /// Lists a new region as one free chunk.
     fn insert_region(&mut self, heap: &mut Heap, region: SegmentId) {
         let id = heap.insert_whole_block(region);
         debug_assert!((heap.blocks.get(id).size % ROUNDING).is_zero());
         self.insert_free(heap, id);
     }
 
-    /// Returns whether the driver could have enough for a request if every free region went back.
+    /// Returns whether the limit would allow a request if every free region were released.
     pub(super) fn could_fit_after_release(&self, heap: &Heap, request: &Request) -> bool {
         let Some(limit) = self.known_limit(heap) else {
             return false;
         };
-        // Private pools that are held keep what they have.
+        // Private pools in use keep their memory.
         let pools = heap.domains.pools();
         let pools =
             pools.filter(|&(index, pool)| index == PoolIndex::DEFAULT || pool.use_count == 0);
@@ -109,8 +110,8 @@ impl Bfc {
         !free.is_zero() && request.size <= limit.saturating_add(free).saturating_sub(heap.limited())
     }
 
-    /// Returns the first chunks of a domain's regions in which nothing is in use, smallest chunk
-    /// first. Linear in the free chunks.
+    /// Returns the first chunk of each wholly free region of a domain, smallest chunk first. Linear in the free
+    /// chunks.
     pub(super) fn free_regions(&self, heap: &Heap, domain: DomainId) -> Vec<BlockId> {
         let chunks = self.domains.get(domain.index());
         let free = chunks.into_iter().flat_map(|chunks| chunks.free.iter());
@@ -123,9 +124,9 @@ impl Bfc {
             .collect()
     }
 
-    /// Makes the next region of each domain of a pool twice the largest that is left. If regions doubled from one that
-    /// was released, a program that empties its cache often would soon ask for more than any card has. TensorFlow's
-    /// programs have no such call. Linear in the domains and segments.
+    /// Makes the next region of each domain of a pool twice its largest remaining region. If regions doubled from
+    /// a released one, a program that often empties its cache would soon request more than any card has.
+    /// TensorFlow has no such call. Linear in the domains and segments.
     pub(super) fn double_from_what_is_left(&mut self, heap: &Heap, pool: PoolIndex) {
         for domain in heap.domains.of_pool(pool) {
             self.chunks_of(domain).next_region_size = None;
@@ -138,11 +139,11 @@ impl Bfc {
         }
     }
 
-    /// Gives a region in which nothing is in use back, by its first chunk.
+    /// Releases a wholly free region. `first` is its first chunk.
     ///
     /// # Errors
     ///
-    /// What the driver said; the region is then still free.
+    /// The driver's error. The region is then still free and listed.
     pub(super) fn release_region<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -169,7 +170,8 @@ impl Bfc {
     }
 }
 
-/// Takes up to `size` bytes from the driver, as many as it has but at least what a request needs.
+/// Allocates a region of `size` bytes, or of the largest smaller size that the driver has and that holds the
+/// request.
 fn allocate_region<M: Memory>(
     heap: &mut Heap,
     memory: &mut M,
@@ -186,12 +188,12 @@ fn allocate_region<M: Memory>(
     Ok(None)
 }
 
-/// Returns a chunk and those behind it in its region.
+/// Returns a chunk and all chunks behind it in its region.
 fn following(heap: &Heap, first: BlockId) -> impl Iterator<Item = BlockId> {
     std::iter::successors(Some(first), |&id| heap.blocks.get(id).next)
 }
 
-/// Returns the next smaller size to try: nine tenths, rounded up, but always less than before.
+/// Returns the next size to try: nine tenths, rounded up, but always smaller than `size`.
 fn nine_tenths(size: Bytes) -> Bytes {
     #[expect(
         clippy::cast_precision_loss,

@@ -1,5 +1,5 @@
-//! What is said when memory has run out: bins, chunks by size, the largest free chunk, and a picture
-//! of each region.
+//! The report of an out-of-memory error: bins, chunks by size, the largest free chunk, and a picture of each
+//! region.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -10,15 +10,15 @@ use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::units::Bytes;
 
-/// BFC's bins: bin `b` holds the chunks of 256 B·2^b up to the next bin's, the last one all larger
+/// The number of bins. Bin `b` holds chunks from 256 · 2^b bytes up to the next bin's; the last holds all larger
 /// ones too.
 const BINS: usize = 21;
 const SMALLEST_BIN: Bytes = Bytes(256);
 
-/// The text stays readable, and bounded, however many sizes and regions there are.
+/// How many sizes and regions are listed, so that the text stays short.
 const SIZES_MAX: usize = 16;
 const REGIONS_MAX: usize = 16;
-/// How many characters show a region.
+/// The number of characters of a region's picture.
 const PICTURE_WIDTH: usize = 64;
 
 /// Returns the number of the bin that holds chunks of a size.
@@ -27,7 +27,7 @@ fn bin_of(size: Bytes) -> usize {
     (units.max(1).ilog2() as usize).min(BINS - 1)
 }
 
-/// What is in a bin.
+/// The contents of a bin.
 #[derive(Clone, Copy, Default)]
 struct BinSummary {
     chunks: u64,
@@ -37,7 +37,7 @@ struct BinSummary {
     bytes_requested: Bytes,
 }
 
-/// Returns a picture of a heap for a request that it could not serve.
+/// Returns the report for a request that the heap could not serve.
 pub(super) fn describe(heap: &Heap, request: &Request, largest_free: Bytes) -> String {
     let mut text = String::new();
     let written = write_description(&mut text, heap, request, largest_free);
@@ -63,7 +63,7 @@ fn write_description(
     write_regions(text, heap, &chunks)
 }
 
-/// A line for each bin that holds anything.
+/// Writes a line for each bin that is not empty.
 fn write_bins(text: &mut String, chunks: &[(SegmentId, Block)]) -> fmt::Result {
     let mut bins = [BinSummary::default(); BINS];
     for (_, chunk) in chunks {
@@ -92,7 +92,7 @@ fn write_bins(text: &mut String, chunks: &[(SegmentId, Block)]) -> fmt::Result {
     Ok(())
 }
 
-/// A line for each size of chunks in use, those first that hold the most memory.
+/// Writes a line for each size of active chunks. The size with the most memory comes first.
 fn write_sizes(text: &mut String, chunks: &[(SegmentId, Block)]) -> fmt::Result {
     let mut counts: BTreeMap<Bytes, u64> = BTreeMap::new();
     for (_, chunk) in chunks.iter().filter(|(_, chunk)| chunk.is_active()) {
@@ -110,7 +110,7 @@ fn write_sizes(text: &mut String, chunks: &[(SegmentId, Block)]) -> fmt::Result 
     write_left_out(text, sizes.len(), SIZES_MAX, "sizes")
 }
 
-/// A picture of each region, the largest first.
+/// Writes a picture of each region, the largest first.
 fn write_regions(text: &mut String, heap: &Heap, chunks: &[(SegmentId, Block)]) -> fmt::Result {
     let mut regions: Vec<_> = heap.segments.iter().collect();
     regions.sort_unstable_by_key(|(_, region)| (Reverse(region.size), region.address));
@@ -130,11 +130,11 @@ fn write_regions(text: &mut String, heap: &Heap, chunks: &[(SegmentId, Block)]) 
     write_left_out(text, regions.len(), REGIONS_MAX, "regions")
 }
 
-/// Draws a region: each character stands for an equal part of it.
+/// Returns the picture of a region. Each character stands for an equal part of it.
 fn picture_of(heap: &Heap, id: SegmentId, chunks: &[(SegmentId, Block)]) -> String {
     let region = heap.segments.get(id);
     let size = u128::from(region.size.get());
-    // In units of which a part of the region, and a byte, have a whole number.
+    // Counted in 1/64 bytes, so that a part of the region is a whole number.
     let mut used = [0_u128; PICTURE_WIDTH];
     for (_, chunk) in chunks.iter().filter(|(_, chunk)| chunk.is_active()) {
         let start = chunk.address.offset_from(region.address);

@@ -54,7 +54,7 @@ fn check(allocator: &Allocator) {
         .unwrap();
 }
 
-/// Returns how many free chunks the regions have.
+/// Returns the number of free chunks in all regions.
 fn free_chunks(allocator: &mut Allocator) -> usize {
     let regions = allocator.snapshot();
     let chunks = regions.iter().flat_map(|region| &region.blocks);
@@ -66,7 +66,7 @@ fn size_of(allocator: &Allocator, address: DeviceAddress) -> u64 {
     allocator.lane().allocation(address).unwrap().size.get()
 }
 
-/// Returns the sizes of the regions, as the driver knows them, in the order of their addresses.
+/// Returns the sizes of the regions at the driver in MiB, ordered by address.
 fn held(allocator: &Allocator) -> Vec<u64> {
     let held = allocator.lane().driver().held.values();
     held.map(|size| size.get() / MIB).collect()
@@ -89,14 +89,15 @@ fn requests_are_rounded_to_256_bytes() {
     assert_eq!(size_of(&allocator, second), 512);
 }
 
-/// What is left over is split off from twice the request on, and from the waste allowed on.
+/// The rest is split off if the chunk is at least twice the request, or if the rest is at least the allowed
+/// waste.
 #[test]
 fn chunks_are_split_at_the_edges_of_the_rule() {
-    // A hole of `hole` bytes between two blocks, and a request from it.
+    // Makes a hole of `hole` bytes between two blocks and allocates from it.
     let taken = |conf: &str, hole: u64, request: u64| {
         let driver = TestDriver::new(Bytes::gib(2));
         let mut allocator = allocator(driver, &format!("initial_region_mb:768{conf}"));
-        // What is behind the hole is too small for the request.
+        // The memory behind the hole is too small for the request.
         allocator.set_limit(Some(Bytes::mib(768)));
         let block = allocate(&mut allocator, hole);
         allocate(&mut allocator, 256);
@@ -164,13 +165,13 @@ fn regions_double_and_do_not_join() {
     assert_eq!(held(&allocator), [2, 4]);
     assert_eq!(allocator.stats().segment.all.current, 2);
 
-    // Twice the last size is asked for, and as much more as a request needs.
+    // Each region is twice the last size, and doubled further until the request fits.
     allocate(&mut allocator, 256);
     assert_eq!(held(&allocator), [2, 4, 8]);
     allocate(&mut allocator, 40 * MIB);
     assert_eq!(held(&allocator), [2, 4, 8, 64]);
 
-    // The regions are adjacent, and no chunk lies in both: CUDA refuses to fill one that does.
+    // The regions are adjacent, but no chunk lies in both, because CUDA refuses to fill such a chunk.
     assert_eq!(second, first + Bytes::mib(2));
     free(&mut allocator, first);
     free(&mut allocator, second);
@@ -192,7 +193,7 @@ fn regions_of_different_streams_stay_apart() {
 fn a_refused_region_is_asked_for_again_smaller() {
     let mut allocator = allocator(TestDriver::new(Bytes::mib(80)), "initial_region_mb:64");
     allocate(&mut allocator, 64 * MIB);
-    // 16 MiB are left of the device: the limit caps the 128 MiB that are due.
+    // 16 MiB of the device remain, so the limit reduces the next region from 128 MiB.
     allocate(&mut allocator, MIB);
     assert_eq!(held(&allocator), [64, 16]);
 
@@ -212,7 +213,7 @@ fn a_region_is_never_asked_to_be_smaller_than_the_request() {
     allocator.set_limit(Some(Bytes::mib(1000)));
     let error = allocator.allocate(Bytes::mib(85), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
-    // 100 and 90 MiB, before and after what is cached went back: nothing.
+    // 100 and 90 MiB, before and after cached memory is released. Nothing is cached.
     assert_eq!(allocator.lane().driver().calls, 4);
     check(&allocator);
 }
@@ -342,7 +343,7 @@ fn what_the_driver_does_not_take_back_stays_a_region() {
     assert_eq!(held(&allocator), [0; 0]);
 }
 
-/// Otherwise each round in which the driver refuses one region would double the next, until it is all of the device.
+/// Otherwise the next region would double in each round in which the driver refuses one, up to all of the device.
 #[test]
 fn regions_double_from_what_is_left_where_the_driver_refuses_one() {
     let mut allocator = with_region(2);
@@ -350,7 +351,7 @@ fn regions_double_from_what_is_left_where_the_driver_refuses_one() {
         let block = allocate(&mut allocator, 100);
         assert_eq!(held(&allocator).last(), Some(&2));
         free(&mut allocator, block);
-        // A region of another stream, which the driver keeps.
+        // A region of another stream. The driver refuses to free it.
         let other = allocator.allocate(Bytes(100), Stream(7)).unwrap();
         free(&mut allocator, other);
         let calls = allocator.lane().driver().calls;
@@ -390,13 +391,13 @@ fn chunks_that_the_frontier_has_not_passed_are_used_but_not_merged() {
     let one = allocate(&mut allocator, 4096);
     assert_eq!(one, blocks[0], "one is used as it is");
     check(&allocator);
-    // The count is 5: what was freed second is passed, and what was freed third is not.
+    // The count is 5: the frontier has passed the second free, but not the third.
     for block in [blocks[0], blocks[2], blocks[3]] {
         free(&mut allocator, block);
     }
     check(&allocator);
     assert_eq!(free_chunks(&mut allocator), 5);
-    // Each free passes one more.
+    // With each free the frontier passes one more.
     free(&mut allocator, two);
     free(&mut allocator, blocks[4]);
     check(&allocator);
@@ -415,7 +416,7 @@ fn with_no_lag_chunks_are_merged_at_once() {
     }
 }
 
-/// The rest of a chunk was freed when the chunk was.
+/// The rest of a chunk has the count of the chunk's free.
 #[test]
 fn the_rest_of_a_recent_chunk_is_as_recent() {
     let mut allocator = with_region_and(2, "safe_frontier_lag:2");
@@ -444,7 +445,7 @@ fn recent_chunks_are_merged_before_a_request_fails() {
         free(&mut allocator, block);
     }
     assert_eq!(allocate(&mut allocator, MIB), blocks[0]);
-    // Only what was needed was merged: the other two stay as they were.
+    // Only the chunks that were needed were merged: the other two are unchanged.
     assert_eq!(allocate(&mut allocator, MIB / 2), blocks[2]);
 }
 
@@ -546,7 +547,7 @@ Regions (# in use, + in part, . free):
 #[test]
 fn the_explanation_of_a_fragmented_heap_is_bounded() {
     let mut allocator = allocator(scattered(Bytes::mib(400)), "initial_region_mb:2");
-    // A stream each: many regions, and many sizes.
+    // One stream per block, so that there are many regions and sizes.
     for stream in 0..40 {
         let size = Bytes::kib(500 + stream);
         allocator.allocate(size, Stream(stream)).unwrap();
@@ -560,9 +561,9 @@ fn the_explanation_of_a_fragmented_heap_is_bounded() {
     assert!(error.details.lines().count() < 64);
 }
 
-/// BFC as plainly as it can be written: one list of chunks, searched from end to end.
+/// The reference: BFC with one list of chunks, searched from end to end.
 struct Naive {
-    /// In the order of their addresses.
+    /// Sorted by address.
     chunks: Vec<NaiveChunk>,
     next_region_size: u64,
     next_address: u64,
@@ -573,7 +574,7 @@ struct NaiveChunk {
     address: u64,
     size: u64,
     free: bool,
-    /// Nothing merges across the start of a region.
+    /// Chunks are not merged across the start of a region.
     starts_region: bool,
 }
 
@@ -691,7 +692,7 @@ proptest! {
         }
     }
 
-    /// Whatever the lag, everything stays in order, and nothing is lost.
+    /// The invariants hold with any lag, and no memory is lost.
     #[test]
     fn the_frontier_keeps_its_promises(
         program in programs(sizes(), 150),

@@ -1,6 +1,6 @@
-//! When chunks were freed, beside the safe frontier.
+//! The count of frees, and the safe frontier in that count.
 
-/// How frees are counted.
+/// Counts frees.
 #[derive(Debug)]
 pub(super) struct Timing {
     /// The count of the latest free.
@@ -10,18 +10,18 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// Returns the count before the first free, for a device that is `lag` frees behind.
+    /// Returns a counter before the first free, for a device that is `lag` frees behind.
     pub(super) fn new(lag: u64) -> Timing {
         Timing { count: 0, lag }
     }
 
-    /// Counts a free and returns its count, which is never zero.
+    /// Counts a free and returns its count, from 1 on.
     pub(super) fn count_free(&mut self) -> u64 {
         self.count += 1;
         self.count
     }
 
-    /// Returns the frontier: the device has passed what was freed at this count or before.
+    /// Returns the frontier: the device has passed all frees up to this count.
     pub(super) fn frontier(&self) -> u64 {
         self.count.saturating_sub(self.lag)
     }

@@ -1,5 +1,4 @@
-//! Arenas: segments that runs are taken from and put back to, and segments for single blocks that no
-//! arena can hold.
+//! Arenas, the segments that runs are cut from, and segments for single blocks that no arena can hold.
 
 use super::forest::{Forest, Position, Run};
 use crate::block::{BlockId, BlockState, SegmentId};
@@ -13,16 +12,16 @@ use crate::strategy::shared_segment::{SEGMENT_ROUNDING, allocate_shared_segment}
 use crate::strategy::{CheckpointBlock, Request};
 use crate::units::{Bytes, DeviceAddress};
 
-/// What runs are made of: no part of an arena is smaller.
+/// The unit of runs. No part of an arena is smaller.
 pub(in crate::strategy) const GRANULE: Bytes = Bytes::kib(1);
 
-/// The mark of a block that is a segment. Others have the number of their arena.
+/// The mark of a block that is a whole segment. The mark of a run is the number of its arena.
 const OWN_SEGMENT: u64 = u64::MAX;
 
 /// The arenas of every domain.
 #[derive(Debug)]
 pub(in crate::strategy) struct Arenas {
-    /// A power of two. Arenas are smaller only where the device or the limit has no more.
+    /// A power of two. An arena is smaller only if the device or the limit has no more memory.
     arena_size: Bytes,
     /// By [`DomainId::index`].
     domains: Vec<DomainArenas>,
@@ -31,9 +30,9 @@ pub(in crate::strategy) struct Arenas {
 #[derive(Debug, Default)]
 struct DomainArenas {
     forest: Forest,
-    /// By the number of their tree. Those of removed trees are stale.
+    /// By the number of their tree. Entries of removed trees are stale.
     arenas: Vec<Arena>,
-    /// Segments of single blocks that are free, kept until [`Arenas::release`].
+    /// Free segments of single blocks, cached until [`Arenas::release`].
     own_segments: FreeBlocks,
 }
 
@@ -50,11 +49,12 @@ pub(in crate::strategy) struct Place {
     /// The number of the arena in its domain.
     pub(in crate::strategy) arena: u64,
     pub(in crate::strategy) segment: SegmentId,
-    /// What lies in front of it in the segment.
+    /// The bytes in front of it in the segment.
     pub(in crate::strategy) offset: Bytes,
 }
 
-/// Returns how long a block is in a segment of a size: `in_arena` where the segment is an arena, else all of it.
+/// Returns the size of a block in a segment of `segment` bytes: `in_arena` if the segment is an arena, otherwise
+/// all of it.
 pub(in crate::strategy) fn size_in(segment: Bytes, arena_size: Bytes, in_arena: Bytes) -> Bytes {
     if is_arena(segment, arena_size) {
         in_arena
@@ -63,14 +63,14 @@ pub(in crate::strategy) fn size_in(segment: Bytes, arena_size: Bytes, in_arena: 
     }
 }
 
-/// Returns whether a segment of a size is an arena, where those are to be of `arena_size`, and not one block: they are
-/// powers of two, and smaller where the device has no more.
+/// Returns whether a segment of `segment` bytes is an arena and not a single block. Arenas are powers of two of
+/// at most `arena_size`; they are smaller if the device has no more memory.
 fn is_arena(segment: Bytes, arena_size: Bytes) -> bool {
     segment <= arena_size && segment.get().is_power_of_two()
 }
 
 impl Arenas {
-    /// Returns no arenas yet. A size that is no power of two is rounded down to one.
+    /// Returns a set without arenas. `arena_size` is rounded down to a power of two.
     pub(in crate::strategy) fn new(arena_size: Bytes) -> Arenas {
         let order = arena_size.max(GRANULE).get().ilog2();
         Arenas {
@@ -79,13 +79,13 @@ impl Arenas {
         }
     }
 
-    /// Returns the size from which on requests get a segment of their own.
+    /// Returns the size of an arena. Larger requests get segments of their own.
     #[inline]
     pub(in crate::strategy) fn arena_size(&self) -> Bytes {
         self.arena_size
     }
 
-    /// Takes a run out of the arenas of a domain. Constant time.
+    /// Takes a run from the arenas of a domain. `None` if no arena has room. Constant time.
     #[inline]
     pub(in crate::strategy) fn take(&mut self, domain: DomainId, run: Run) -> Option<Place> {
         let domain = self.domains.get_mut(domain.index())?;
@@ -100,7 +100,7 @@ impl Arenas {
         })
     }
 
-    /// Puts a run back that [`Arenas::take`] returned for the domain: its arena, and what lies in
+    /// Puts back a run that [`Arenas::take`] returned for the domain. Its place is its arena and the bytes in
     /// front of it there. Constant time.
     #[inline]
     pub(in crate::strategy) fn put(
@@ -118,7 +118,7 @@ impl Arenas {
         domain.forest.put(position, run);
     }
 
-    /// Takes a run at its place, where everything is free, and returns the place.
+    /// Takes the run at a given place, all of which is free, and returns the place.
     pub(in crate::strategy) fn take_at(
         &mut self,
         domain: DomainId,
@@ -142,7 +142,7 @@ impl Arenas {
         }
     }
 
-    /// Takes a block that is a run.
+    /// Takes a run and inserts its block. `None` if no arena has room.
     #[inline]
     pub(in crate::strategy) fn take_block(
         &mut self,
@@ -154,7 +154,7 @@ impl Arenas {
         Some(insert_block(heap, place, run))
     }
 
-    /// Takes a block that is a run at its place, where everything is free.
+    /// Takes the run at a given place, all of which is free, and inserts its block.
     pub(in crate::strategy) fn take_block_at(
         &mut self,
         heap: &mut Heap,
@@ -166,7 +166,7 @@ impl Arenas {
         insert_block(heap, place, run)
     }
 
-    /// Puts a block back that is a run. `run_of` returns the run of a size.
+    /// Puts back the run of a block and removes the block. `run_of` returns the run of a size.
     #[inline]
     pub(in crate::strategy) fn put_block(
         &mut self,
@@ -187,11 +187,11 @@ impl Arenas {
         heap.blocks.remove(id);
     }
 
-    /// Adds an arena that holds the run, and returns whether the driver and the limit let it.
+    /// Adds an arena that can hold `run`. Returns whether the driver and the limit allowed it.
     ///
     /// # Errors
     ///
-    /// What the driver said, unless it is out of memory.
+    /// The driver's error, unless it is out of memory.
     pub(in crate::strategy) fn grow<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -226,7 +226,7 @@ impl Arenas {
         Ok(true)
     }
 
-    /// Returns whether a block of `size` is a segment, and so in no arena. Constant time.
+    /// Returns whether a block of `size` bytes is a whole segment and in no arena. Constant time.
     #[inline]
     pub(in crate::strategy) fn is_own_segment(
         &self,
@@ -234,12 +234,13 @@ impl Arenas {
         id: BlockId,
         size: Bytes,
     ) -> bool {
-        // Most are too small for that, and their marks need not be looked at.
+        // Most blocks are too small to be a segment, so their marks need not be read.
         let least = self.arena_size.min(SEGMENT_ROUNDING);
         size >= least && heap.blocks.mark(id) == OWN_SEGMENT
     }
 
-    /// Takes a free block that is a segment, where it is at most an eighth larger than need be.
+    /// Takes a cached segment for a request. `None` if the best one is larger than the request's block and more
+    /// than an eighth of it would be wasted.
     pub(in crate::strategy) fn take_own_segment(&mut self, request: &Request) -> Option<BlockId> {
         let own_segments = &mut self.domains.get_mut(request.domain.index())?.own_segments;
         let serves = |best: &FreeBlock| {
@@ -251,7 +252,7 @@ impl Arenas {
         Some(best.id)
     }
 
-    /// Puts a block back that is a segment, to be kept until [`Arenas::release`].
+    /// Puts back a block that is a whole segment. It stays cached until [`Arenas::release`].
     #[inline(never)]
     pub(in crate::strategy) fn put_own_segment(&mut self, domain: DomainId, segment: FreeBlock) {
         debug_assert!(segment.size >= self.arena_size.min(SEGMENT_ROUNDING));
@@ -259,25 +260,26 @@ impl Arenas {
         domain.own_segments.insert(segment);
     }
 
-    /// Takes a block that is a segment, free since it was handed out before.
+    /// Takes the cached segment of a checkpoint's block again. `None` if that block is not a whole segment.
     pub(in crate::strategy) fn take_own_segment_again(
         &mut self,
         domain: DomainId,
         wanted: &CheckpointBlock,
     ) -> Option<BlockId> {
         let own_segments = &mut self.domains[domain.index()].own_segments;
-        // Here a block's rank is its address.
+        // The rank of these blocks is their address.
         let found = { own_segments.iter() }.find(|block| block.rank == wanted.address.get())?;
         debug_assert_eq!(found.size, wanted.size, "it was kept as it was");
         own_segments.remove(found);
         Some(found.id)
     }
 
-    /// Adds a block that is a segment, of the request's size.
+    /// Allocates a segment of the request's size, all of it one block. `None` if the driver or the limit refuses
+    /// it.
     ///
     /// # Errors
     ///
-    /// What the driver said, unless it is out of memory.
+    /// The driver's error, unless it is out of memory.
     pub(in crate::strategy) fn grow_own_segment<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -288,7 +290,7 @@ impl Arenas {
         let Some(segment) = unless_out_of_memory(segment)? else {
             return Ok(None);
         };
-        // Where the block comes back to.
+        // The block is put back there later.
         self.domain(request.domain);
         let id = heap.insert_whole_block(segment);
         heap.blocks.set_mark(id, OWN_SEGMENT);
@@ -296,11 +298,11 @@ impl Arenas {
         Ok(Some(id))
     }
 
-    /// Gives every segment of a pool back in which nothing is in use, by rising addresses.
+    /// Releases every wholly free segment of a pool, by ascending address.
     ///
     /// # Errors
     ///
-    /// What the driver said; what went back before that is gone, the rest is as it was.
+    /// The driver's error. Segments released before it stay released, and the others are unchanged.
     pub(in crate::strategy) fn release<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -339,7 +341,7 @@ impl Arenas {
         Ok(())
     }
 
-    /// Returns the size of the largest node or segment of a domain that is free.
+    /// Returns the size of a domain's largest free node or cached segment.
     pub(in crate::strategy) fn largest_free(&self, domain: DomainId) -> Bytes {
         let Some(domain) = self.domains.get(domain.index()) else {
             return Bytes::ZERO;
@@ -359,8 +361,8 @@ impl Arenas {
         &mut self.domains[domain.index()]
     }
 
-    /// Checks that what the trees hold free and the runs in `taken`, which the strategy knows of, are
-    /// all of each arena, and returns the bytes that are free.
+    /// Checks that the free nodes and the runs in `taken` together cover each arena exactly. `taken` has every
+    /// run that the strategy took. Returns the free bytes.
     ///
     /// # Errors
     ///
@@ -394,7 +396,7 @@ impl Arenas {
         Ok(free)
     }
 
-    /// Checks that the parts, by rising addresses, are the arenas.
+    /// Checks that the parts, sorted by address, cover the arenas exactly.
     fn check_tiling(&self, mut parts: &[(DeviceAddress, Bytes)]) -> Result<(), String> {
         let arenas = self.domains.iter().flat_map(|domain| {
             let trees = domain.forest.trees();
@@ -428,7 +430,7 @@ fn insert_block(heap: &mut Heap, place: Place, run: Run) -> BlockId {
     id
 }
 
-/// A segment in which nothing is in use.
+/// A wholly free segment.
 enum Idle {
     Arena(usize),
     OwnSegment(FreeBlock),

@@ -1,16 +1,15 @@
-//! Buddy trees: which parts of a domain's arenas are free. Nothing here knows addresses.
+//! Buddy trees: which parts of a domain's arenas are free. This module has no addresses, only granules.
 //!
-//! A tree is not kept as nodes. A node of order `n` is 2ⁿ granules at a multiple of 2ⁿ, and for each
-//! order there is a set of the numbers of the nodes that are free and whose buddy, the node with the
-//! last bit of its number flipped, is not. How many orders a tree has follows from its own size.
+//! A tree is stored as bits. A node of order `n` is 2ⁿ granules at a multiple of 2ⁿ. For each order there is a
+//! set of the numbers of its free nodes whose buddy is not free. A node's buddy has the same number with the last
+//! bit flipped. The number of orders follows from the tree's size.
 
 use crate::strategy::bit_set::BitSet;
 
-/// Some granules in a row: `units << order`, with `units` from 1 to 16. It starts where a node of
+/// A contiguous range of `units << order` granules, with `units` from 1 to 16. It starts where a node of
 /// [`Run::enclosing_order`] starts.
 ///
-/// So a run is what buddies are without rounding to the next power of two: cut to its own size,
-/// what is behind it stays in the tree.
+/// So a run is a buddy that is not rounded up to a power of two: the rest of the node behind it stays free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::strategy) struct Run {
     pub(in crate::strategy) units: u64,
@@ -28,7 +27,7 @@ impl Run {
     }
 }
 
-/// Where a run is: the number of its tree, and the granules in front of it there.
+/// The position of a run: the number of its tree, and the granules in front of it there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Position {
     pub(super) tree: usize,
@@ -38,11 +37,11 @@ pub(super) struct Position {
 /// Any number of trees, searched together.
 #[derive(Debug, Default)]
 pub(super) struct Forest {
-    /// By the number of the tree; `None` where it was removed.
+    /// By the number of the tree; `None` if it was removed.
     trees: Vec<Option<Tree>>,
-    /// For each order, the trees whose largest free node is of it.
+    /// For each order, the trees whose largest free node has that order.
     by_largest: Vec<BitSet>,
-    /// Bit `n` is set exactly when `by_largest[n]` is not empty.
+    /// Bit `n` is set exactly if `by_largest[n]` is not empty.
     largest_orders: u64,
 }
 
@@ -50,24 +49,24 @@ pub(super) struct Forest {
 struct Tree {
     /// Its free nodes, by order. The last order has one node, the tree.
     free: Vec<FreeNodes>,
-    /// Bit `n` is set exactly when nodes of order `n` are free.
+    /// Bit `n` is set exactly if a node of order `n` is free.
     orders: u64,
 }
 
 /// The free nodes of one order of a tree.
 #[derive(Debug)]
 struct FreeNodes {
-    /// The lowest number; stale where none is free.
+    /// The lowest number; stale if no node is free.
     ///
-    /// Kept apart because in a tree that is nearly empty, most orders have one free node: to halve
-    /// such a tree down to a granule, and to merge it again, takes one write for each order.
+    /// Stored separately because most orders of a nearly empty tree have one free node. Halving such a tree down
+    /// to a granule, and merging it again, then takes one write per order.
     first: usize,
     /// The others.
     rest: BitSet,
 }
 
 impl Forest {
-    /// Adds a tree of one free node and returns its number. Linear in its granules, a bit for each.
+    /// Adds a tree of one free node and returns its number. Linear in its granules, with a bit for each.
     pub(super) fn insert_tree(&mut self, order: u32) -> usize {
         let number = self.trees.iter().position(Option::is_none);
         let number = number.unwrap_or_else(|| {
@@ -86,7 +85,7 @@ impl Forest {
         number
     }
 
-    /// Removes a tree that is free as a whole.
+    /// Removes a tree that is wholly free.
     pub(super) fn remove_tree(&mut self, number: usize) {
         debug_assert!(self.is_free(number), "a tree in use stays");
         let largest = self.tree(number).largest();
@@ -94,12 +93,12 @@ impl Forest {
         self.trees[number] = None;
     }
 
-    /// Takes a run and returns where it is, or `None` where no node is large enough.
+    /// Takes a run and returns its position. `None` if no node is large enough.
     ///
-    /// Takes it from the tree whose largest free node is the smallest that holds it, so that trees
-    /// which are nearly empty become empty; of several, from the first. There it takes the smallest
-    /// node that holds it, of several the first, at its start, so that what lives long gathers at one
-    /// end. What is left becomes free nodes. Constant time but for the depth of the tree.
+    /// The tree is the one whose largest free node is the smallest that holds the run; of several, the first. So
+    /// nearly empty trees become empty. In the tree, the run goes to the start of the smallest node that holds
+    /// it; of several, the first. So long-lived runs gather at one end. The rest of the node becomes free nodes.
+    /// Logarithmic in the size of the tree.
     #[inline]
     pub(super) fn take(&mut self, run: Run) -> Option<Position> {
         let sufficient = self.largest_orders & (u64::MAX << run.enclosing_order());
@@ -118,7 +117,7 @@ impl Forest {
         })
     }
 
-    /// Takes a run at a position where all of it is free. Constant time but for the depth of the tree.
+    /// Takes a run at a position where all of it is free. Logarithmic in the size of the tree.
     pub(super) fn take_at(&mut self, position: Position, run: Run) {
         let tree = self.tree_mut(position.tree);
         let largest = tree.largest();
@@ -127,8 +126,7 @@ impl Forest {
         self.move_tree(position.tree, largest, now);
     }
 
-    /// Puts a run back and merges it with its free buddies. Constant time but for the depth of the
-    /// tree.
+    /// Puts a run back and merges it with its free buddies. Logarithmic in the size of the tree.
     #[inline]
     pub(super) fn put(&mut self, position: Position, run: Run) {
         let tree = self.tree_mut(position.tree);
@@ -138,7 +136,7 @@ impl Forest {
         self.move_tree(position.tree, largest, now);
     }
 
-    /// Notes that the largest free node of a tree is now of another order.
+    /// Records that the order of a tree's largest free node changed.
     #[inline]
     fn move_tree(&mut self, number: usize, from: Option<u32>, to: Option<u32>) {
         if from == to {
@@ -159,18 +157,18 @@ impl Forest {
         }
     }
 
-    /// Returns whether a tree is free as a whole.
+    /// Returns whether a tree is wholly free.
     pub(super) fn is_free(&self, number: usize) -> bool {
         self.tree(number).is_free()
     }
 
-    /// Returns the granules of the largest free node.
+    /// Returns the size of the largest free node in granules; 0 if none is free.
     pub(super) fn largest_free(&self) -> u64 {
         let order = self.largest_orders.checked_ilog2();
         order.map_or(0, |order| 1 << order)
     }
 
-    /// Returns the free nodes of a tree as granules: where each starts and how many it has.
+    /// Returns the free nodes of a tree: first granule and number of granules of each.
     pub(super) fn free_nodes(&self, number: usize) -> impl Iterator<Item = (u64, u64)> {
         let tree = self.tree(number);
         let orders = (0..=tree.order()).filter(|order| tree.orders >> order & 1 == 1);
@@ -186,8 +184,8 @@ impl Forest {
         (0..self.trees.len()).filter(|&number| self.trees[number].is_some())
     }
 
-    /// Checks the sets, and that no two buddies are both free. That free nodes do not overlap shows
-    /// where they are laid beside what is taken.
+    /// Checks the sets, and that no two buddies are both free. `Arenas::check` compares the free nodes with the
+    /// taken runs, so it finds overlaps.
     ///
     /// # Errors
     ///
@@ -261,7 +259,7 @@ impl Tree {
         }
     }
 
-    /// Takes the node of an order that starts at a granule out of the free one that it is a part of.
+    /// Takes the node of order `order` that starts at `granule`, by splitting the free node that contains it.
     fn take_node(&mut self, order: u32, granule: u64) {
         let mut orders = order..=self.order();
         let whole = orders.find(|&whole| self.remove(whole, index(granule >> whole)));
@@ -274,7 +272,7 @@ impl Tree {
     #[inline]
     fn put(&mut self, mut granule: u64, run: Run) {
         let mut rest = run.granules();
-        // A run starts where a node that holds it does: its parts, largest first, are nodes.
+        // A run starts where a node that holds it starts. So its parts, largest first, are nodes.
         while rest > 0 {
             let order = rest.ilog2();
             self.put_node(order, index(granule >> order));
@@ -314,7 +312,7 @@ impl Tree {
         }
     }
 
-    /// Takes a node out if it is free, and returns whether it was.
+    /// Removes a node from the free nodes. Returns whether it was free.
     #[inline]
     fn remove(&mut self, order: u32, node: usize) -> bool {
         if self.orders >> order & 1 == 0 {
@@ -341,13 +339,13 @@ impl Tree {
         }
     }
 
-    /// Returns whether all of it is free.
+    /// Returns whether the tree is wholly free.
     #[inline]
     fn is_free(&self) -> bool {
         self.orders >> self.order() == 1
     }
 
-    /// Returns the order of its largest free node.
+    /// Returns the order of the largest free node, if any is free.
     #[inline]
     fn largest(&self) -> Option<u32> {
         self.orders.checked_ilog2()
@@ -394,11 +392,11 @@ mod tests {
 
     use super::*;
 
-    /// A tree as a row of granules, each free or not.
+    /// The reference: a tree as a row of granules, each free or not.
     struct Model(Vec<bool>);
 
     impl Model {
-        /// Returns the free nodes: the largest aligned powers of two in which all is free.
+        /// Returns the free nodes: the largest aligned powers of two that are wholly free.
         fn free_nodes(&self) -> Vec<(u64, u64)> {
             let mut nodes = Vec::new();
             let mut start = 0;
@@ -421,7 +419,7 @@ mod tests {
             nodes
         }
 
-        /// Returns where a run goes: the start of the smallest node that holds it, of several the
+        /// Returns the position of the next run: the start of the smallest node that holds it; of several, the
         /// first.
         fn place(&self, run: Run) -> Option<(u64, u64)> {
             let least = 1 << run.enclosing_order();
@@ -443,7 +441,7 @@ mod tests {
     }
 
     proptest! {
-        /// Places and free nodes in two trees of different sizes, against granules.
+        /// Compares positions and free nodes of two trees of different sizes with the reference.
         #[test]
         fn does_as_rows_of_granules_do(
             steps in prop::collection::vec((any::<bool>(), runs(), any::<usize>()), 1..200),

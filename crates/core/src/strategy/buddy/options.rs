@@ -8,11 +8,9 @@ use crate::units::Bytes;
 /// The options of `buddy`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BuddyConfig {
-    /// The size of one arena, `arena_size_mb`, a power of two; requests above it go to the driver on
-    /// their own.
+    /// The size of one arena (`arena_size_mb`), a power of two. A larger request gets a segment of its own.
     ///
-    /// 1 GiB unless set: few tensors are larger, and the last arena, which may hold one small block,
-    /// then costs at most that.
+    /// Default: 1 GiB. Few tensors are larger, and a last arena with one small block costs at most 1 GiB.
     pub arena_size: Bytes,
 }
 
@@ -35,7 +33,7 @@ impl Options for BuddyConfig {
     }
 }
 
-/// Reads `arena_size_mb`, the one option of a strategy that is called `owner`.
+/// Reads `arena_size_mb`, the only option of strategy `owner`.
 pub(crate) fn read_arena_size(owner: &str, reader: &mut Reader<'_>) -> Result<Bytes, ConfigError> {
     let mut arena_size = BuddyConfig::default().arena_size;
     reader.pairs(owner, |key, reader| {
@@ -54,7 +52,7 @@ pub(crate) fn read_arena_size(owner: &str, reader: &mut Reader<'_>) -> Result<By
     Ok(arena_size)
 }
 
-/// Returns `arena_size_mb` in the options' syntax, unless it is the default.
+/// Returns the `key:value` pair of `arena_size_mb`; none if it is the default.
 pub(crate) fn arena_size_pair(arena_size: Bytes) -> Vec<String> {
     tokens::size_pair(
         "arena_size_mb",

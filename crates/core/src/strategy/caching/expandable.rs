@@ -1,5 +1,5 @@
-//! Expandable segments: one range of addresses for each domain and kind, into which memory is mapped
-//! page by page, so that what is left over at its end can grow instead of being stranded.
+//! Expandable segments: one address range for each domain and size pool. Memory is mapped into it page by page,
+//! so the free rest at its end can grow instead of being stranded.
 
 use super::Caching;
 use super::options::CachingConfig;
@@ -14,12 +14,12 @@ use crate::strategy::Request;
 use crate::strategy::free_blocks::FreeBlock;
 use crate::units::Bytes;
 
-/// Pages of expandable segments for small requests; those for large ones have the size that plain
-/// segments for medium requests have.
+/// The page size of expandable segments for small requests. For large requests it is
+/// [`CachingConfig::large_segment_size`].
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
 impl Caching {
-    /// Takes the free block that serves a request where some are in expandable segments.
+    /// Takes the free block that serves a request, if some blocks are in expandable segments.
     #[inline(never)]
     pub(super) fn take_with_expandable(
         &mut self,
@@ -37,9 +37,9 @@ impl Caching {
         Some(best)
     }
 
-    /// Returns the free block to take where the first that fits may be in an expandable segment: for
-    /// those, fit is judged by the size that they can grow to. With the option off they are passed
-    /// over, since a program may have switched it off to get memory that it can share.
+    /// Returns the free block to take. `first`, the first that fits, may be in an expandable segment: such blocks
+    /// are compared by the size that they can grow to. If `expandable_segments` is off, they are skipped, because
+    /// a program may have switched it off to get memory that it can share.
     fn best_with_expandable(
         &mut self,
         heap: &Heap,
@@ -69,7 +69,7 @@ impl Caching {
             let unmapped = next.filter(|next| next.state == BlockState::Unmapped);
             block.size + unmapped.map_or(Bytes::ZERO, |next| next.size)
         };
-        // What cannot grow is no larger than the next, so that the search ends there.
+        // A block that cannot grow is not larger than the next one, so the search ends there.
         let mut best = first;
         while let Some(next) = pool.free.next_after(best)
             && grown_size(&next) < grown_size(&best)
@@ -79,7 +79,8 @@ impl Caching {
         Some(best)
     }
 
-    /// Maps memory at the lowest addresses where the request fits and returns its block.
+    /// Maps memory at the lowest addresses where the request fits, and returns its block. `None` if the driver
+    /// has no memory.
     pub(super) fn grow_expandable<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -108,7 +109,7 @@ impl Caching {
                 None => return Ok(None),
             }
         }
-        // What is mapped is free from here on, and grows into the unmapped block behind it.
+        // The mapped memory is now a free block. It grows into the unmapped block behind it.
         while heap.blocks.get(candidate).size < size {
             let missing = size - heap.blocks.get(candidate).size;
             let next = heap
@@ -125,9 +126,9 @@ impl Caching {
         Ok(Some(self.carve(heap, candidate, request)))
     }
 
-    /// Returns the first block, by address, from which on free and unmapped blocks have room for the
-    /// request, starting at an unmapped one or at the free one right before it. Segments in which the driver
-    /// refuses to undo a mapping that failed are passed over.
+    /// Returns the block at the lowest address from which free and unmapped blocks have room for the request. It
+    /// is an unmapped block, or the free block right before one. Segments in which the driver refuses to undo a
+    /// failed mapping are skipped.
     fn find_room<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -160,9 +161,9 @@ impl Caching {
         })
     }
 
-    /// Maps a range as a picture of a segment shows it and returns its block, which is in no list: in
-    /// the range of addresses that the domain has, where it lies there, or in a new one. Where the driver put
-    /// that elsewhere, the picture is laid out from its start.
+    /// Maps memory for a segment's snapshot and returns its block, which is not listed. If the domain has
+    /// reserved the snapshot's addresses, they are used; otherwise a new address range is reserved. If the driver
+    /// reserved other addresses, the memory begins at their start.
     pub(super) fn adopt_expandable<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -207,7 +208,7 @@ impl Caching {
         Ok(id)
     }
 
-    /// Returns how much memory an expandable segment takes at once.
+    /// Returns the page size of an expandable segment: the unit in which it grows.
     fn page_size<M: Memory>(&self, memory: &M, kind: SizeKind) -> Bytes {
         let page_size = match kind {
             SizeKind::Small => SMALL_PAGE,
@@ -235,8 +236,8 @@ impl Caching {
         Ok(id)
     }
 
-    /// Maps memory behind the first `size` bytes of an unmapped block, or all of it, and returns the
-    /// free block that they are then part of; `None` where the driver has no memory.
+    /// Maps memory to the first `size` bytes of an unmapped block, or to all of a smaller one. Returns the free
+    /// block that now contains them; `None` if the driver has no memory.
     fn map_some<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -273,7 +274,7 @@ impl Caching {
         Ok(Some(id))
     }
 
-    /// Gives back the memory of the whole pages in a free block.
+    /// Unmaps and releases the whole pages in a free block.
     pub(super) fn unmap_free_pages<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -315,7 +316,7 @@ impl Caching {
         Ok(())
     }
 
-    /// Returns the segments in which nothing is mapped, as the blocks that cover them.
+    /// Returns the segments in which nothing is mapped, each as the block that covers it.
     pub(super) fn whole_unmapped(
         &mut self,
         heap: &Heap,
@@ -328,9 +329,12 @@ impl Caching {
             .collect()
     }
 
-    /// Gives back the addresses of the segments in which nothing is mapped, but for those of `empty` as long as
-    /// anything is mapped in another: PyTorch keeps those of its default pool into which nothing was mapped yet, because
-    /// the driver had no memory when they were reserved, and what comes next goes there, as far as they lie lowest.
+    /// Releases the addresses of the segments in which nothing is mapped. The segments in `empty` keep theirs as
+    /// long as memory is mapped in another segment.
+    ///
+    /// PyTorch does so for segments of its default pool into which nothing was mapped yet, because the driver had
+    /// no memory when they were reserved. If such a segment is at the lowest address, the next memory is mapped
+    /// there.
     pub(super) fn unreserve_unmapped<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -348,7 +352,7 @@ impl Caching {
         whole.retain(|id| !(has_memory && empty.contains(id)));
         for id in whole {
             let segment = heap.blocks.segment(id);
-            // Those in which the driver refuses to undo a mapping that failed are offered again.
+            // If the driver refuses to undo a failed mapping, the segment is tried again at the next release.
             if memory
                 .physical_mut()
                 .unmap_half_mapped(heap.segments.get(segment).address)
@@ -363,7 +367,7 @@ impl Caching {
         Ok(())
     }
 
-    /// Joins a block whose pages were unmapped with unmapped neighbours and lists it.
+    /// Merges a block whose pages were unmapped with unmapped neighbours, and lists the whole.
     fn merge_unmapped(&mut self, heap: &mut Heap, mut id: BlockId) {
         heap.blocks.set_state(id, BlockState::Unmapped);
         if let Some(next) = self.neighbour(heap, heap.blocks.get(id).next, BlockState::Unmapped) {

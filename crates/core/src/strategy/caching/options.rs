@@ -5,70 +5,72 @@ use crate::config::options::Options;
 use crate::config::tokens::{self, Reader};
 use crate::units::{Bytes, TorchRelease};
 
-/// The options of `PYTORCH_CUDA_ALLOC_CONF` that decide where a request goes. The defaults are
+/// The options of `PYTORCH_CUDA_ALLOC_CONF` that decide which memory serves a request. The defaults are
 /// PyTorch's.
 ///
-/// Its other options (pinned host memory, locking, how many addresses an expandable segment reserves)
-/// are read and checked, and change nothing here.
+/// The other options are parsed and checked, but have no effect: pinned host memory, locking, and how many
+/// addresses an expandable segment reserves.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CachingConfig {
-    /// Blocks of this size and more are never split; `None`: every block may be. At least
+    /// Blocks of this size and larger are never split. `None` if every block may be split. At least
     /// [`CachingConfig::large_segment_size`].
     pub max_split_size: Option<Bytes>,
-    /// How much larger than a request a block that cannot be split may be. Where a text does not set
-    /// it, it is [`CachingConfig::large_segment_size`], and never less.
+    /// A block that cannot be split serves a request if it is larger by less than this. The default, and the
+    /// smallest value, is [`CachingConfig::large_segment_size`].
     pub max_non_split_rounding: Bytes,
-    /// The size of the segments for requests above 1 and below 10 MiB, and the unit of growth of large
-    /// expandable segments.
+    /// The size of the segments for requests above 1 MiB and below 10 MiB. Also the page size of large expandable
+    /// segments.
     pub large_segment_size: Bytes,
-    /// The share of the memory limit above which unused segments are given back before a new one is
-    /// asked for; 0.0: never. In (0.0, 1.0) otherwise.
+    /// The fraction of the memory limit above which unused segments are released before a new one is allocated,
+    /// in (0.0, 1.0). 0.0 means never.
     pub garbage_collection_threshold: f64,
-    /// Into how many steps the range between two powers of two is divided when a size is rounded up,
-    /// for sizes from 1 MiB to 64 GiB; 0: no such rounding. Read with
-    /// [`CachingConfig::divisions_for`].
+    /// For sizes from 1 MiB to 64 GiB: the number of steps between two powers of two to which a size is rounded
+    /// up. 0 means no such rounding. [`CachingConfig::divisions_for`] returns the entry of a size.
     pub roundup_power2_divisions: [u64; 16],
     /// Whether segments grow by mapping memory instead of being allocated whole.
     pub expandable_segments: bool,
-    /// The share of the device's memory that may be reserved, in [0.0, 1.0].
+    /// The fraction of the device's memory that may be reserved, in [0.0, 1.0].
     pub per_process_memory_fraction: f64,
-    /// Whether new memory is refused without asking the driver where more than `per_process_memory_fraction` of
-    /// the device would then be held, whatever limit was set since.
+    /// Whether a request for new memory is rejected without a driver call if more than
+    /// `per_process_memory_fraction` of the device would then be reserved. A limit that was set later does not
+    /// change that.
     pub throw_on_cudamalloc_oom: bool,
-    /// Whether a block that several streams used may be reused during a graph capture. No thread may then put
-    /// work into a stream of the capture while another asks for memory or frees it.
+    /// Whether a block that several streams used may be reused during a graph capture. With it, no thread may
+    /// queue work in a stream of the capture while another thread allocates or frees memory.
     pub graph_capture_record_stream_reuse: bool,
-    /// Which of several free blocks of a size serves a request: not an option of PyTorch's, but a difference between
-    /// its releases. `None` is [`FreeBlockOrder::Address`], and in a replay the order of the recording.
+    /// The order of free blocks of the same size. PyTorch has no such option; its releases differ. `None` means
+    /// [`FreeBlockOrder::Address`], and in a replay the order of the recording.
     pub free_block_order: Option<FreeBlockOrder>,
-    /// Whether a request that waited for other streams looks among the free blocks once more before it fails. PyTorch
-    /// does not, and such a request fails though it fits (pytorch#189504). No option of PyTorch's either: `None` is as
-    /// PyTorch does, and in a job that lowtide serves ([`Config::in_job`](crate::Config::in_job)) `true`.
+    /// Whether a request that waited for other streams searches the free blocks once more before it fails.
+    /// PyTorch does not, so such a request can fail although it fits (pytorch#189504). PyTorch has no such
+    /// option. `None` means `false`, as in PyTorch, and `true` in a job that lowtide serves
+    /// ([`Config::in_job`](crate::Config::in_job)).
     pub search_after_wait: Option<bool>,
 }
 
-/// Which of several free blocks of a size serves a request.
+/// The order of free blocks of the same size: the first one serves a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FreeBlockOrder {
-    /// The one at the lowest address: PyTorch up to 2.11.
+    /// The lowest address first: PyTorch up to 2.11.
     #[default]
     Address,
-    /// The one that has been a block of its own for longest: PyTorch 2.12. Cutting a block makes a new one of its
-    /// first part; of blocks that are merged, the one that came free last goes on.
+    /// The oldest block first: PyTorch 2.12. If a block is split, its first part is a new block. If blocks are
+    /// merged, the whole is as old as the block that was freed last.
     BlockAge,
-    /// The one in the oldest segment, of several there the one at the lowest address: PyTorch from 2.13 on.
+    /// The block in the oldest segment first; of several there, the one at the lowest address: PyTorch from 2.13
+    /// on.
     SegmentAge,
 }
 
 impl FreeBlockOrder {
-    /// Every order, as PyTorch had them one after the other.
+    /// Every order, in the sequence of PyTorch's releases.
     pub const ALL: [FreeBlockOrder; 3] = [
         FreeBlockOrder::Address,
         FreeBlockOrder::BlockAge,
         FreeBlockOrder::SegmentAge,
     ];
 
-    /// Returns the order of a release of PyTorch's.
+    /// Returns the order in a release of PyTorch.
     pub fn of_torch(release: TorchRelease) -> FreeBlockOrder {
         match release {
             TorchRelease(..2, _) | TorchRelease(2, ..12) => FreeBlockOrder::Address,
@@ -77,7 +79,7 @@ impl FreeBlockOrder {
         }
     }
 
-    /// Returns the name that the option `free_block_order` has for it.
+    /// Returns the order's name, as a value of the option `free_block_order`.
     pub const fn name(self) -> &'static str {
         match self {
             FreeBlockOrder::Address => "address",
@@ -86,7 +88,7 @@ impl FreeBlockOrder {
         }
     }
 
-    /// Returns the order of a name.
+    /// Returns the order called `name`.
     pub fn named(name: &str) -> Option<FreeBlockOrder> {
         { FreeBlockOrder::ALL.into_iter() }.find(|order| order.name() == name)
     }
@@ -99,7 +101,7 @@ impl FreeBlockOrder {
     }
 }
 
-/// Blocks are multiples of this.
+/// Block sizes are multiples of this.
 const ROUNDING: Bytes = Bytes(512);
 
 impl Default for CachingConfig {
@@ -121,7 +123,8 @@ impl Default for CachingConfig {
 }
 
 impl CachingConfig {
-    /// Returns into how many steps the power of two below `size` is divided; 0: it is not rounded.
+    /// Returns the number of rounding steps from the power of two below `size` to the next; 0 if it is not
+    /// rounded that way.
     ///
     /// Sizes under 2 MiB share the first entry, sizes from 32 GiB the last.
     pub fn divisions_for(&self, size: Bytes) -> u64 {
@@ -129,8 +132,8 @@ impl CachingConfig {
         self.roundup_power2_divisions[exponent.saturating_sub(20).min(15) as usize]
     }
 
-    /// Returns the size of the block that a request is answered with: the request rounded up to the
-    /// next step between two powers of two where that is set, else to 512 bytes.
+    /// Returns the size of a request's block. The request is rounded up to the next step between two powers of
+    /// two if that option is set, otherwise to 512 bytes.
     pub fn block_size(&self, requested: Bytes) -> Bytes {
         let divisions = self.divisions_for(requested);
         let divides = divisions > 1 && requested.get() > ROUNDING.get().saturating_mul(divisions);
@@ -141,9 +144,11 @@ impl CachingConfig {
         }
     }
 
-    /// Returns the size of the segment that the driver is asked for where no free block serves one of a size:
-    /// 2 MiB for a block of up to 1 MiB, [`CachingConfig::large_segment_size`] for one below 10 MiB, else the
-    /// block's size in steps of 2 MiB.
+    /// Returns the size of the new segment for a block of `block` bytes:
+    ///
+    /// - 2 MiB for a block of up to 1 MiB
+    /// - [`CachingConfig::large_segment_size`] for a block below 10 MiB
+    /// - the block's size rounded up to 2 MiB for a larger one
     pub fn segment_size(&self, block: Bytes) -> Bytes {
         if block <= Bytes::mib(1) {
             Bytes::mib(2)
@@ -154,8 +159,8 @@ impl CachingConfig {
         }
     }
 
-    /// Returns how many addresses an expandable segment has on a device of so many bytes, in pages of `page_size`: an
-    /// eighth more than the device, so that holes left by unmapping do not keep the segment from growing.
+    /// Returns the size of an expandable segment's address range, a multiple of `page_size`. It is an eighth more
+    /// than the device's memory, so that holes left by unmapping do not keep the segment from growing.
     ///
     /// # Panics
     ///
@@ -164,8 +169,9 @@ impl CachingConfig {
         Bytes(device_size.get() + device_size.get() / 8).round_up(page_size)
     }
 
-    /// Returns whether a free block of a size may serve a request. Blocks that are not split serve only
-    /// requests of their own class, and of those only the ones that do not waste much.
+    /// Returns whether a free block of `block` bytes may serve a request. If [`CachingConfig::max_split_size`] is
+    /// set, blocks below it serve requests below it. Larger blocks are not split, so they serve only larger
+    /// requests, and only if little is wasted.
     #[inline]
     pub fn block_serves(&self, block: Bytes, request: Bytes) -> bool {
         let Some(max) = self.max_split_size else {
@@ -178,7 +184,8 @@ impl CachingConfig {
         }
     }
 
-    /// Returns these options as a text changes them while they are in force.
+    /// Returns these options with a text applied while the strategy runs; see
+    /// [`Config::reconfigured`](crate::Config::reconfigured).
     pub(crate) fn reread(&self, reader: &mut Reader<'_>) -> Result<CachingConfig, ConfigError> {
         let mut config = CachingConfig {
             max_split_size: None,
@@ -193,8 +200,8 @@ impl CachingConfig {
         Ok(config)
     }
 
-    /// Reads the option that two others are measured against, wherever it stands, and gives it to the
-    /// one that follows it.
+    /// Reads `large_segment_size_mb`, wherever it is in the text, because two other options may not be below it.
+    /// Also makes it the default of `max_non_split_rounding`.
     fn read_large_segment_size(&mut self, mut reader: Reader<'_>) -> Result<(), ConfigError> {
         while let Some(word) = reader.word() {
             if word == "large_segment_size_mb" {
@@ -211,7 +218,7 @@ impl CachingConfig {
         Ok(())
     }
 
-    /// Sets an option that this type holds; returns whether `key` is one.
+    /// Sets an option of this type. Returns whether `key` is one.
     fn set_placement(&mut self, key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> {
         match key {
             "large_segment_size_mb" => {
@@ -256,7 +263,7 @@ impl CachingConfig {
         Ok(true)
     }
 
-    /// Reads a size that may not be below that of a large segment.
+    /// Reads a size that may not be below `large_segment_size`.
     fn large_size(&self, key: &str, reader: &mut Reader<'_>) -> Result<Bytes, ConfigError> {
         let mib = reader.mib()?;
         let least = self.large_segment_size.get() >> 20;
@@ -338,7 +345,7 @@ impl Options for CachingConfig {
     }
 }
 
-/// Reads an option of PyTorch's that changes no placement; returns whether `key` is one.
+/// Reads an option of PyTorch's that has no effect here. Returns whether `key` is one.
 fn set_ignored(key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> {
     match key {
         "backend" => match reader.value()? {
@@ -355,7 +362,7 @@ fn set_ignored(key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> 
                 ));
             }
         },
-        // The first two say when other threads wait, which a strategy does not know.
+        // The first two concern when other threads wait, which a strategy does not decide.
         "release_lock_on_cudamalloc"
         | "release_lock_on_hipmalloc"
         | "pinned_use_cuda_host_register"
@@ -375,7 +382,7 @@ fn set_ignored(key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> 
         "pinned_max_round_threshold_mb" | "pinned_max_cached_size_mb" => {
             reader.number()?;
         }
-        // PyTorch warns about a bad reserve and goes on with its default: only the shape is checked.
+        // PyTorch warns about a wrong value and uses its default, so only the syntax is checked.
         "expandable_segments_reserve" => {
             reader.value()?;
         }
@@ -404,10 +411,10 @@ fn check_register_threads(count: u64) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Reads one number for every size, or a list of numbers by size.
+/// Reads one number for all sizes, or a list of numbers by size.
 ///
-/// In a list, the first entry also holds for all smaller sizes and the entry `>` for all sizes above the
-/// one before it; a size that no entry names keeps what it had.
+/// In a list, the first entry also applies to all smaller sizes. The entry `>` applies to all sizes above the
+/// entry before it. A size without an entry keeps its value.
 fn read_divisions(divisions: &mut [u64; 16], reader: &mut Reader<'_>) -> Result<(), ConfigError> {
     let value = reader.value()?;
     if value != "[" {
@@ -449,7 +456,7 @@ fn read_divisions(divisions: &mut [u64; 16], reader: &mut Reader<'_>) -> Result<
     })
 }
 
-/// Reads `name:value` entries up to the closing bracket. `set` gets the name, and reads the value.
+/// Reads `name:value` entries up to the closing bracket. `set` receives the name and reads the value.
 fn read_list<'a>(
     reader: &mut Reader<'a>,
     mut set: impl FnMut(&str, &mut Reader<'a>) -> Result<(), ConfigError>,
@@ -471,7 +478,7 @@ fn read_list<'a>(
     }
 }
 
-/// Returns the shortest text that [`read_divisions`] makes `divisions` of, from all zeros.
+/// Returns the shortest text from which [`read_divisions`] makes `divisions`, starting from all zeros.
 fn divisions_text(divisions: &[u64; 16]) -> String {
     let (first, last) = (divisions[0], divisions[15]);
     let head = divisions
@@ -490,7 +497,7 @@ fn divisions_text(divisions: &[u64; 16]) -> String {
 
     let mut entries = vec![format!("{}:{first}", 1u64 << (head - 1))];
     for (index, &steps) in divisions.iter().enumerate().take(tail).skip(head) {
-        // What follows the tail's predecessor is filled by `>`, so that one has to be named.
+        // `>` fills all sizes after the entry before it, so the last size before the tail needs an entry.
         if steps != 0 || (index + 1 == tail && last != 0) {
             entries.push(format!("{}:{steps}", 1u64 << index));
         }
@@ -501,8 +508,8 @@ fn divisions_text(divisions: &[u64; 16]) -> String {
     format!("[{}]", entries.join(","))
 }
 
-/// Rounds up to the next of `divisions` equal steps between two powers of two: with 4, 1200 becomes
-/// 1280. `divisions` is a power of two.
+/// Rounds up to the next of `divisions` equal steps between two powers of two. With 4 steps, 1200 becomes 1280.
+/// `divisions` is a power of two.
 fn round_up_to_division(size: Bytes, divisions: u64) -> Bytes {
     let floor = 1_u64 << size.get().ilog2();
     match floor / divisions {

@@ -1,17 +1,18 @@
-//! Which of several free blocks of a size is taken, which PyTorch changed twice.
+//! The order among free blocks of the same size. PyTorch changed it twice.
 
 use super::options::FreeBlockOrder;
 use crate::block::{Block, BlockId};
 use crate::segment::Heap;
 use crate::strategy::free_blocks::FreeBlock;
 
-/// Gives free blocks their rank among those of the same size.
+/// The ranks of free blocks among those of the same size.
 #[derive(Debug)]
 pub(super) struct Ranks {
     order: FreeBlockOrder,
-    /// By [`BlockId::index`]: when the block began, for [`FreeBlockOrder::BlockAge`].
+    /// By [`BlockId::index`]: the number of the block in the order of their creation, for
+    /// [`FreeBlockOrder::BlockAge`].
     begun: Vec<u64>,
-    /// How many blocks ever began.
+    /// How many blocks were ever created.
     count: u64,
 }
 
@@ -24,7 +25,7 @@ impl Ranks {
         }
     }
 
-    /// Returns what stands for a free block in the set of its pool.
+    /// Returns the entry of a free block in the set of its size pool.
     #[inline(always)]
     pub(super) fn ranked(&self, heap: &Heap, id: BlockId, block: &Block) -> FreeBlock {
         let by_address = FreeBlock::of(id, block);
@@ -51,7 +52,7 @@ impl Ranks {
         }
     }
 
-    /// Notes that a block begins: a whole segment, or a part for which PyTorch makes a new block.
+    /// Records that a block was created: a whole segment, or a part for which PyTorch creates a block.
     #[inline(always)]
     pub(super) fn begin(&mut self, id: BlockId) {
         if self.order == FreeBlockOrder::BlockAge {
@@ -59,7 +60,7 @@ impl Ranks {
         }
     }
 
-    /// Notes that a block was cut in two: PyTorch makes a new one of the first part, and goes on with the rest.
+    /// Records that a block was split. PyTorch creates a block for the first part; the rest is the old block.
     #[inline(always)]
     pub(super) fn cut(&mut self, first: BlockId, rest: BlockId) {
         if self.order == FreeBlockOrder::BlockAge {
@@ -68,7 +69,7 @@ impl Ranks {
         }
     }
 
-    /// Notes that a block is now called `to`.
+    /// Records that a block's id changed to `to`.
     #[inline(always)]
     pub(super) fn rename(&mut self, from: BlockId, to: BlockId) {
         if self.order == FreeBlockOrder::BlockAge {
@@ -76,12 +77,13 @@ impl Ranks {
         }
     }
 
-    /// Returns a number that is lower for a block that began earlier, where blocks are ranked by that.
+    /// Returns a number that is lower for an older block; `None` if blocks are not ranked by their age.
     pub(super) fn number(&self, id: BlockId) -> Option<u64> {
         (self.order == FreeBlockOrder::BlockAge).then(|| self.begun[id.index()])
     }
 
-    /// Has all the blocks that there are, none of which is in a list, have begun in this order.
+    /// Makes this the order in which blocks were created. `blocks` has all blocks; none of the free ones may be
+    /// listed.
     pub(super) fn renumber(&mut self, blocks: impl Iterator<Item = BlockId>) {
         for (number, id) in (1..).zip(blocks) {
             *self.place_of(id) = number;

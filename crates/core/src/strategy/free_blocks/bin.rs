@@ -1,4 +1,4 @@
-//! Free blocks of about the same size: a few in no order, more in a sorted vector, many in a tree.
+//! Free blocks of about the same size: a few in an unsorted vector, more in a sorted vector, many in a tree.
 
 #![expect(
     clippy::inline_always,
@@ -10,18 +10,18 @@ use std::collections::BTreeMap;
 use super::free_block::FreeBlock;
 use crate::block::BlockId;
 
-/// Up to this many blocks of a bin are in no order: all of them are looked at in the time of a search, and a
-/// block is put in without one.
+/// Up to this many blocks are unsorted. Reading all of them takes no longer than a binary search, and an
+/// insertion needs no search.
 pub(super) const FEW: usize = 12;
 
-/// A bin is a vector up to this many blocks. Beyond, moving its elements would cost more than a tree.
+/// A bin is a vector up to this many blocks. With more, moving its elements would cost more than a tree.
 pub(super) const SHORT_BIN_MAX: usize = 384;
 
 /// Blocks of about the same size.
 #[derive(Debug)]
 pub(super) enum Bin {
-    /// Up to [`FEW`] blocks in any order, more in falling order, because the smallest is taken most often and the
-    /// end of a vector is cheap.
+    /// Up to [`FEW`] blocks are in any order. More are in descending order, because the smallest is taken most
+    /// often, and removing the end of a vector is cheap.
     Short(Vec<FreeBlock>),
     /// By key.
     Long(BTreeMap<u128, BlockId>),
@@ -49,8 +49,8 @@ impl Bin {
         }
     }
 
-    /// Takes the parts of a block. One that is passed to a call goes through memory, and then even where it is not
-    /// passed.
+    /// The block is passed in two parts. A whole block would go through memory, also on the path without the
+    /// call.
     #[inline(never)]
     fn insert_in_order(&mut self, key: u128, id: BlockId) {
         let block = FreeBlock::of_key(key, id);
@@ -72,7 +72,7 @@ impl Bin {
         }
     }
 
-    /// Takes out a block that is at a position, as the bin has told it.
+    /// Removes a block. `position` is what the bin returned for it.
     #[inline(always)]
     pub(super) fn remove(&mut self, block: FreeBlock, position: usize) {
         match self {
@@ -84,7 +84,7 @@ impl Bin {
         }
     }
 
-    /// Takes a block's key, as [`Bin::insert_in_order`].
+    /// Only the key is passed, for the reason given at [`Bin::insert_in_order`].
     #[inline(never)]
     fn remove_in_order(&mut self, key: u128, position: usize) {
         match self {
@@ -102,7 +102,7 @@ impl Bin {
         }
     }
 
-    /// Returns where a block is; in a tree, blocks have no positions, and this is zero.
+    /// Returns the position of a block. In a tree, blocks have no positions, and this is zero.
     #[inline(always)]
     pub(super) fn position_of(&self, block: FreeBlock) -> usize {
         match self {
@@ -142,7 +142,7 @@ impl Bin {
     fn first_in_order(&self, key: u128) -> Option<(FreeBlock, usize)> {
         match self {
             Bin::Short(blocks) => {
-                // Where sizes have a bin each, the first is large enough.
+                // If each size has a bin of its own, the first block is large enough.
                 let least = *blocks.last()?;
                 if least.key() >= key {
                     return Some((least, blocks.len() - 1));
@@ -158,16 +158,16 @@ impl Bin {
     }
 }
 
-/// Returns how many of some blocks in falling order have at least a key.
+/// Returns how many blocks, sorted in descending order, have at least a key.
 ///
-/// A binary search whose steps are sums: [`slice::partition_point`] is compiled to branches here, half
-/// of which a processor takes wrongly.
+/// A binary search without branches. [`slice::partition_point`] is compiled to branches here, and the processor
+/// mispredicts half of them.
 #[inline]
 fn count_from(blocks: &[FreeBlock], key: u128) -> usize {
     let (mut base, mut len) = (0, blocks.len());
     while len > 1 {
         let half = len / 2;
-        // All ones where the difference is negative.
+        // All ones if the difference is negative.
         let below = (blocks[base + half].key().wrapping_sub(key).cast_signed() >> 127) as usize;
         base += half & !below;
         len -= half;
@@ -177,11 +177,11 @@ fn count_from(blocks: &[FreeBlock], key: u128) -> usize {
         .map_or(0, |block| usize::from(block.key() >= key))
 }
 
-/// Returns the position of the least of some blocks in any order that has at least a key.
+/// Returns the position of the smallest block that has at least a key. The blocks are in any order.
 #[inline(always)]
 fn least_from(blocks: &[FreeBlock], key: u128) -> Option<usize> {
-    // Most often there is one block, and it fits: a processor goes on with it before it has compared. What is
-    // below the key wraps to more than any key.
+    // Usually there is one block, and it fits: the processor continues with it before the comparison is done. The
+    // difference of a block below the key wraps to more than any key.
     let (mut least, mut position) = (blocks.first()?.key().wrapping_sub(key), 0);
     for (index, block) in blocks.iter().enumerate().skip(1) {
         let above = block.key().wrapping_sub(key);

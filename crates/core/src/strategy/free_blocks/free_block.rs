@@ -1,4 +1,4 @@
-//! A free block in a set, and the number that orders it.
+//! A free block in a set, and the key that orders it.
 
 use std::cmp::Ordering;
 
@@ -9,13 +9,13 @@ use crate::units::Bytes;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeBlock {
     pub(crate) size: Bytes,
-    /// Which of several blocks of a size comes first: the one with the lowest. No two in a set share one.
+    /// The order of blocks of the same size: the lowest rank comes first. Ranks in a set are unique.
     pub(crate) rank: u64,
     pub(crate) id: BlockId,
 }
 
 impl FreeBlock {
-    /// Returns what stands for a block in a set where the lowest address comes first.
+    /// Returns the entry of a block in a set that is ordered by address.
     #[inline]
     pub(crate) fn of(id: BlockId, block: &Block) -> FreeBlock {
         FreeBlock {
@@ -25,8 +25,8 @@ impl FreeBlock {
         }
     }
 
-    /// Returns size and rank as one number: comparing two of them takes no branch, and which of two
-    /// blocks is larger is what a processor cannot predict.
+    /// Returns size and rank as one number. Keys are compared without a branch, because the processor cannot
+    /// predict which of two blocks is larger.
     #[inline]
     pub(super) fn key(self) -> u128 {
         key_of(self.size) | u128::from(self.rank)

@@ -8,8 +8,7 @@ use crate::units::Bytes;
 /// The options of `pool`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolConfig {
-    /// How much is asked of the driver at once, `slab_size_mb`: 5 GiB unless set, and less on a device
-    /// that has less.
+    /// The size of one slab (`slab_size_mb`). Default: 5 GiB. Slabs are smaller on a device that has less memory.
     pub slab_size: Bytes,
 }
 

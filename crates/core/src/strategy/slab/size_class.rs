@@ -1,4 +1,4 @@
-//! Size classes: eight to each power of two, so that at most an eighth of a block is not asked for.
+//! Size classes: eight for each power of two, so that at most an eighth of a block is lost to rounding.
 
 use crate::strategy::buddy::arenas::GRANULE;
 use crate::strategy::buddy::forest::Run;
@@ -7,27 +7,25 @@ use crate::units::Bytes;
 /// Each power of two from 4 KiB on is divided into this many classes.
 const STEPS_LOG2: u32 = 3;
 
-/// The step up to 4 KiB, and the distance of the smallest addresses: what the driver's own are
-/// aligned to.
+/// The step between sizes up to 4 KiB, and the smallest alignment: the driver's own addresses have it too.
 const STEP_MIN_LOG2: u32 = 9;
 
 /// Blocks up to this are objects of a slab; larger ones are runs of their own.
 const OBJECT_MAX: Bytes = Bytes::kib(64);
 
-/// No slab is larger. With [`OBJECT_MAX`] this makes at least eight objects of it.
+/// No slab is larger. With [`OBJECT_MAX`], a slab has at least eight objects.
 const SLAB_MAX: Bytes = Bytes::kib(512);
 
-/// The free objects of a slab are the bits of a word.
+/// A slab has at most 64 objects: its free objects are the bits of a word.
 const OBJECTS_MAX_LOG2: u32 = u64::BITS.ilog2();
 
 /// How many classes have slabs.
 pub(super) const OBJECT_CLASSES: usize = SizeClass::of(OBJECT_MAX).index() + 1;
 
-/// The sizes that are rounded up to `units << step_log2` bytes, with up to 16 units.
+/// The class of the sizes that are rounded up to `units << step_log2` bytes, with up to 16 units.
 ///
-/// From 4 KiB on the units are 9 to 16, so rounding adds less than an eighth of the request, and so
-/// less than an eighth of the block. As runs of buddies can be any number of units up to 16, neither
-/// a block nor a slab of 2ⁿ objects has anything left at its end.
+/// From 4 KiB on there are 9 to 16 units, so rounding adds less than an eighth of the request. A run can have any
+/// number of units up to 16, so a block, and a slab of 2ⁿ objects, fills its run exactly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SizeClass {
     units: u64,
@@ -35,7 +33,7 @@ pub(super) struct SizeClass {
 }
 
 impl SizeClass {
-    /// Returns the class of a size, which is not zero and at most [`Bytes::REQUEST_MAX`].
+    /// Returns the class of a size from 1 byte to [`Bytes::REQUEST_MAX`].
     #[inline]
     pub(super) const fn of(size: Bytes) -> SizeClass {
         let last = size.get() - 1;
@@ -57,7 +55,7 @@ impl SizeClass {
         Bytes(self.units << self.step_log2)
     }
 
-    /// Returns the number of the class; those of larger sizes are larger.
+    /// Returns the number of the class. Classes of larger sizes have larger numbers.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -73,8 +71,8 @@ impl SizeClass {
         self.size().get() <= OBJECT_MAX.get()
     }
 
-    /// Returns how many blocks a run of the class holds: one, or as many objects as fit
-    /// [`SLAB_MAX`], a power of two.
+    /// Returns the binary logarithm of how many blocks a run of the class holds: one block, or as many objects as
+    /// fit [`SLAB_MAX`].
     #[inline]
     pub(super) const fn objects_log2(self) -> u32 {
         if !self.has_slabs() {
@@ -88,7 +86,7 @@ impl SizeClass {
         }
     }
 
-    /// Returns the run that is a block of the class, or a slab of them.
+    /// Returns the run of the class: one block, or a slab of them.
     #[inline]
     pub(super) const fn run(self) -> Run {
         Run {
@@ -104,8 +102,8 @@ mod tests {
 
     use super::*;
 
-    /// Checks that a request gets a block that is large enough and, above 4 KiB, at most an eighth
-    /// larger, by either reading: an eighth of the block, or of the request.
+    /// Checks that a request's block is large enough. Above 4 KiB, the excess must be at most an eighth of the
+    /// block and at most an eighth of the request.
     fn check(requested: u64) {
         let class = SizeClass::of(Bytes(requested));
         let size = class.size().get();
@@ -130,7 +128,7 @@ mod tests {
     #[test]
     fn at_most_an_eighth_is_wasted() {
         (1..=1 << 21).for_each(check);
-        // Either side of each class's size, past 32 bits.
+        // Sizes on both sides of each class's size, beyond 32 bits.
         for bit in 9..60 {
             for units in 8..16_u64 {
                 let size = (units << bit) >> 3;
