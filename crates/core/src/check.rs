@@ -1,4 +1,4 @@
-//! What must be true between any two calls.
+//! The invariants that hold between any two calls.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,18 @@ use crate::stats::{PoolStats, Stat};
 use crate::strategy::Strategy;
 use crate::units::Bytes;
 
-/// How much [`Lane::check_invariants`] looks at.
+/// How much [`Lane::check_invariants`] checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CheckLevel {
-    /// The figures: constant time.
+    /// The statistics only. Constant time.
     Figures,
-    /// Every block, segment and list of the strategy too: O(n log n) for n blocks.
+    /// Also every block, segment and list of the strategy. O(n log n) for n blocks.
     Everything,
 }
 
 impl<M: Memory> Lane<M> {
-    /// Checks that the figures add up and, at [`CheckLevel::Everything`], that no two blocks overlap,
-    /// that every block lies in its segment, and that
-    /// `reserved = allocated + pending + free + spare`. The views of the device's handles are counted, too.
+    /// Checks that the statistics add up. At [`CheckLevel::Everything`] it also checks that no two blocks
+    /// overlap, that every block lies in its segment, and that `reserved = allocated + pending + free + spare`.
     ///
     /// # Errors
     ///
@@ -126,7 +125,7 @@ fn check_pool_stats(name: &str, pools: &PoolStats) -> Result<(), String> {
     })
 }
 
-/// Every block lies in its segment, and no two overlap.
+/// Checks that every block lies in its segment and that no two overlap.
 fn check_blocks(heap: &Heap) -> Result<(), String> {
     let mut blocks: Vec<(BlockId, Block)> = heap.blocks.iter().collect();
     blocks.sort_unstable_by_key(|(_, block)| block.address);
@@ -158,7 +157,8 @@ fn check_blocks(heap: &Heap) -> Result<(), String> {
     Ok(())
 }
 
-/// The figures say what the blocks and segments say, and nothing is lost between them.
+/// Checks that the statistics equal the sums over blocks and segments, and that every reserved byte is in one of
+/// them.
 fn check_sums<M: Memory>(heap: &Heap, memory: &M, free: Bytes) -> Result<(), String> {
     let sum = |counts: &dyn Fn(&Block) -> bool, bytes: &dyn Fn(&Block) -> Bytes| -> Bytes {
         let blocks = heap.blocks.iter().map(|(_, block)| block);
@@ -219,7 +219,7 @@ fn check_sums<M: Memory>(heap: &Heap, memory: &M, free: Bytes) -> Result<(), Str
     check_segments_of_pools(heap)
 }
 
-/// Each pool counts its segments.
+/// Checks each pool's count of segments.
 fn check_segments_of_pools(heap: &Heap) -> Result<(), String> {
     let mut counted = BTreeMap::new();
     for (_, segment) in heap.segments.iter() {
@@ -253,7 +253,7 @@ mod tests {
     use crate::strategy::test_driver::TestDriver;
     use crate::units::Stream;
 
-    /// Figures, and the blocks that they are of, contradict each other.
+    /// The statistics contradict each other, or the blocks.
     #[test]
     fn what_cannot_be_is_found() {
         let allocator = || {
@@ -277,7 +277,7 @@ mod tests {
             .count_allocated(kind, size, size);
         let text = "active bytes (34603008) exceed reserved bytes (20971520)";
         assert_eq!(wrongs(&counts), [(); 2].map(|()| Some(text.to_owned())));
-        // What the figures alone do not show.
+        // An error that the statistics alone do not show.
         let mut counts = allocator();
         counts
             .lane_mut()

@@ -1,11 +1,16 @@
-//! Which strategy allocates, and its options, as plain data; and the text form of both. Each strategy's options lie
-//! beside it.
+//! The choice of a strategy and its options, as plain data and as text. Each strategy's options are defined
+//! beside the strategy.
 //!
-//! Every strategy's options are written as PyTorch writes `PYTORCH_CUDA_ALLOC_CONF`: `key:value` pairs
-//! between commas, lists in brackets, white space without meaning, booleans exactly `True` or
-//! `False`. A value that is refused is refused in PyTorch's words.
+//! Every strategy's options use the syntax of `PYTORCH_CUDA_ALLOC_CONF`:
 //!
-//! **Invariant:** nothing here reads the environment. Whoever does passes the text in.
+//! - `key:value` pairs are separated by commas.
+//! - Lists are in brackets.
+//! - White space has no meaning.
+//! - Booleans are exactly `True` or `False`.
+//!
+//! A rejected value gives PyTorch's error message.
+//!
+//! **Invariant:** nothing here reads the environment. Callers pass the text in.
 
 pub(crate) mod error;
 pub(crate) mod options;
@@ -20,7 +25,7 @@ pub use error::ConfigError;
 use options::Options;
 use tokens::Reader;
 
-/// Generates what has a variant or a name for each strategy.
+/// Generates the types that have a variant for each strategy.
 macro_rules! define_config {
     ($($(#[$doc:meta])* $module:ident: $variant:ident($options:ident, $strategy:ident);)*) => {
         /// A strategy and its options. The default is [`Config::Caching`] with PyTorch's own defaults.
@@ -85,26 +90,26 @@ macro_rules! define_config {
 strategies!(define_config);
 
 impl Config {
-    /// Returns the strategy called `strategy` with the options in `conf`; the empty `conf` is every
-    /// default.
+    /// Returns the strategy called `strategy` with the options in `conf`. If `conf` is empty, every option has
+    /// its default.
     ///
     /// # Errors
     ///
-    /// The first thing wrong: an unknown strategy, an unknown key, or a value that is refused.
+    /// The first mistake: an unknown strategy, an unknown key, or a rejected value.
     pub fn parse(strategy: &str, conf: &str) -> Result<Config, ConfigError> {
         let name: StrategyName = strategy.parse()?;
         let tokens = tokens::split(conf);
         Config::read(name, &mut Reader::new(&tokens))
     }
 
-    /// Returns what a text that is given while the strategy runs makes of these options, as PyTorch reads
-    /// one then: `max_split_size_mb`, `roundup_power2_divisions` and `garbage_collection_threshold` go back
-    /// to their defaults first, the others keep what they were. `order` is that of free blocks where no option says.
+    /// Returns these options with `conf` applied while the strategy runs. As in PyTorch, `max_split_size_mb`,
+    /// `roundup_power2_divisions` and `garbage_collection_threshold` are first reset to their defaults; all other
+    /// options keep their values. `order` is the order of free blocks if no option sets one.
     ///
     /// # Errors
     ///
-    /// The first thing wrong, as [`Config::parse`]; that the strategy is not `caching`, the only one whose options
-    /// can be changed; or another `free_block_order`.
+    /// As for [`Config::parse`]. Also if the strategy is not `caching`, the only one whose options can change, or
+    /// if `conf` changes `free_block_order`.
     pub fn reconfigured(
         &self,
         conf: &str,
@@ -128,7 +133,7 @@ impl Config {
         Ok(Config::Caching(changed))
     }
 
-    /// Returns this with an order of free blocks where it is `caching` and says none.
+    /// Returns this configuration. If it is `caching` without an order of free blocks, it gets `order`.
     #[must_use]
     pub fn in_order(mut self, order: Option<FreeBlockOrder>) -> Config {
         if let Config::Caching(options) = &mut self {
@@ -137,8 +142,8 @@ impl Config {
         self
     }
 
-    /// Returns this as it is in a job that lowtide serves: a fault of PyTorch's is not repeated there, unless the
-    /// options say so.
+    /// Returns this configuration for a job that lowtide serves. There `caching` does not repeat a fault of
+    /// PyTorch's (pytorch#189504) unless the options say so ([`CachingConfig::search_after_wait`]).
     #[must_use]
     pub fn in_job(mut self) -> Config {
         if let Config::Caching(options) = &mut self {
@@ -147,12 +152,12 @@ impl Config {
         self
     }
 
-    /// Returns whether freed memory stays with the allocator.
+    /// Returns whether the allocator caches freed memory.
     pub const fn keeps_free_memory(&self) -> bool {
         !matches!(self, Config::Direct(_))
     }
 
-    /// Returns the share of the device's memory that may be reserved, where the options limit it.
+    /// Returns the fraction of the device's memory that may be reserved, if the options limit it.
     pub fn memory_fraction(&self) -> Option<f64> {
         match self {
             Config::Caching(options) => Some(options.per_process_memory_fraction),
@@ -165,9 +170,9 @@ impl Config {
     /// [lanes](crate::Lanes). These need a single lane:
     ///
     /// - BFC: a request may wait for memory that any stream frees.
-    /// - Garbage collection weighs the free segments of all streams.
-    /// - `throw_on_cudamalloc_oom` rejects a request for what all streams reserve.
-    /// - `direct`: freed memory goes to the driver, and serves the next request of any stream.
+    /// - Garbage collection compares the free segments of all streams.
+    /// - `throw_on_cudamalloc_oom` rejects a request by the reserved bytes of all streams.
+    /// - `direct` releases freed memory to the driver, so it can serve the next request of any stream.
     pub fn keeps_streams_apart(&self) -> bool {
         match self {
             Config::Bfc(_) | Config::Direct(_) => false,
@@ -178,7 +183,8 @@ impl Config {
         }
     }
 
-    /// Returns the part of the device's memory above which a request for new memory fails at once, if there is one.
+    /// Returns the fraction of the device's memory above which a request for new memory fails at once, if there
+    /// is one.
     pub(crate) fn rejects_above(&self) -> Option<f64> {
         match self {
             Config::Caching(options) if options.throw_on_cudamalloc_oom => {
@@ -188,13 +194,13 @@ impl Config {
         }
     }
 
-    /// Returns whether memory that is freed in a graph capture may be used again in it, where the graph's
-    /// order allows that.
+    /// Returns whether memory that is freed in a graph capture may be reused in the same capture, if the graph's
+    /// order allows it.
     pub(crate) fn reuses_in_capture(&self) -> bool {
         matches!(self, Config::Caching(options) if options.graph_capture_record_stream_reuse)
     }
 
-    /// Returns how long a request that finds no memory is tried again before it fails, in milliseconds; `None` where it
+    /// Returns how long a request that finds no memory is retried before it fails, in milliseconds. `None` if it
     /// fails at once.
     pub fn retry_wait_ms(&self) -> Option<u64> {
         match self {
@@ -208,7 +214,7 @@ impl Config {
         matches!(self, Config::Caching(options) if options.expandable_segments)
     }
 
-    /// Returns where a request looks for memory once everything that could go back did.
+    /// Returns the last attempt of a request, after all cached memory was released.
     pub(crate) fn last_try(&self) -> LastTry {
         match self {
             Config::Caching(options) if options.search_after_wait == Some(true) => {
@@ -219,10 +225,10 @@ impl Config {
         }
     }
 
-    /// Returns the options that differ from their defaults, in the syntax of [`Config::parse`]; empty
-    /// where none does.
+    /// Returns the options that differ from their defaults, in the syntax of [`Config::parse`]. Empty if none
+    /// differs.
     ///
-    /// Sizes are written in whole MiB, the syntax's only unit: bytes below that are dropped.
+    /// Sizes are written in whole MiB, the syntax's only unit, rounded down.
     pub fn to_conf(&self) -> String {
         self.pairs().join(",")
     }
@@ -250,14 +256,15 @@ impl fmt::Display for Config {
     }
 }
 
-/// Where a request looks for memory once everything that could go back did, because a wait may have made blocks free.
+/// The last attempt of a request, after all cached memory was released. The waits before it may have freed
+/// blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LastTry {
-    /// Among the free blocks, then at the driver.
+    /// Search the free blocks, then call the driver.
     FreeFirst,
-    /// At the driver, then among the free blocks.
+    /// Call the driver, then search the free blocks.
     NewFirst,
-    /// At the driver alone, as PyTorch does (pytorch#189504).
+    /// Call the driver only, as PyTorch does (pytorch#189504).
     NewOnly,
 }
 

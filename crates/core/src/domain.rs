@@ -16,8 +16,8 @@ impl PoolIndex {
     pub(crate) const DEFAULT: PoolIndex = PoolIndex(0);
 }
 
-/// The number of a pair of pool and stream. Free memory is reused only within its domain: another
-/// stream could still be working on it, and a private pool's addresses belong to its graphs.
+/// The number of a pair of pool and stream. Free memory is reused only within its domain: work in another stream
+/// could still use it, and a private pool's addresses belong to its graphs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct DomainId(u16);
 
@@ -58,7 +58,7 @@ pub(crate) struct Domain {
 /// The source of a private pool's segments in place of the driver: `torch.cuda.MemPool` with an allocator of its
 /// own. It is dropped with the pool, after its last segment was released.
 pub trait SegmentSource: Send {
-    /// Returns new memory of at least `size` bytes for work in `stream`, or `None` if there is none.
+    /// Returns new memory of at least `size` bytes for work in `stream`, or `None` if the source has too little.
     ///
     /// On a device with a limit (`is_limited`), the source should take no more than that from the device. The limit
     /// counts the returned memory, not other memory that the source holds.
@@ -583,7 +583,7 @@ mod tests {
         use_once(&mut allocator, MempoolId::DEFAULT, FULL..FULL + 1);
     }
 
-    /// The free memory of a held pool is its own, for other streams and for other pools.
+    /// The free memory of a pool in use serves no other stream and no other pool.
     #[test]
     fn streams_of_a_held_pool_make_room_when_it_is_let_go() {
         let mut allocator = allocator("caching");
@@ -646,7 +646,7 @@ mod tests {
         assert_ne!(past.since, 0);
     }
 
-    /// After a request that no device could serve, a stream of `bfc` asks for a large region next.
+    /// After a request that no device could serve, the next region of a `bfc` stream is large.
     #[test]
     fn a_stream_that_takes_the_place_of_another_starts_as_any_does() {
         let mut allocator = allocator("bfc");

@@ -1,4 +1,4 @@
-//! The only seam between the allocator and a device.
+//! The interface between the allocator and a device. The allocator reaches the device only through it.
 
 use std::fmt;
 
@@ -8,54 +8,56 @@ use crate::units::{Bytes, DeviceAddress, Stream};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Handle(pub u64);
 
-/// A mark in a stream from [`Driver::record_event`].
+/// An event in a stream, from [`Driver::record_event`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EventHandle(pub u64);
 
-/// A piece of work in a graph that is being captured.
+/// A node of a graph that is being captured.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GraphNode(pub u64);
 
-/// Where the next work of a stream that is being captured comes in the graph; from
-/// [`Driver::capture_point`].
+/// The position of a captured stream's next work in the graph, from [`Driver::capture_point`].
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct CapturePoint {
-    /// Which capture: no other of the process has this number.
+    /// The number of the capture, unique in the process.
     pub capture: u64,
-    /// The work that it comes directly after; none at the beginning.
+    /// The nodes that the next work depends on directly; empty at the beginning of the graph.
     pub after: Vec<GraphNode>,
 }
 
 /// How much memory a device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
-    /// What the driver could still hand out.
+    /// Bytes that the driver can still allocate.
     pub free: Bytes,
-    /// All of it.
+    /// All bytes of the device.
     pub total: Bytes,
 }
 
-/// What the allocator asks of one device.
+/// The operations of one device that the allocator needs.
 ///
-/// The allocator keeps the rules of the device's virtual memory (it maps only what it reserved, whole
-/// handles, and unmaps once); an implementation for a real device reports what the device says and
-/// does not check again, the simulator checks everything. A call that returns an error has changed
-/// nothing. Sizes given to `create`, `map` and `unmap` are multiples of [`Driver::granularity`].
+/// The allocator keeps the rules of the device's virtual memory: it maps only addresses that it reserved, maps
+/// whole handles, and unmaps each once. An implementation for a real device reports the device's errors and does
+/// not check these rules again; the simulator checks all of them.
+///
+/// A call that returns an error has changed nothing. Sizes given to `create`, `map` and `unmap` are multiples of
+/// [`Driver::granularity`].
 pub trait Driver {
     /// Returns new memory of at least `size` bytes, readable and writable by the device
     /// (`cudaMalloc`).
     ///
     /// # Errors
     ///
-    /// [`DriverError::OutOfMemory`] when the device has too little left.
+    /// [`DriverError::OutOfMemory`] if the device has too little memory left.
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError>;
 
-    /// Gives memory from [`Driver::allocate`] back (`cudaFree`); waits for the device's work.
+    /// Frees memory from [`Driver::allocate`] (`cudaFree`). Waits for the device's work.
     ///
     /// # Errors
     ///
-    /// What the device says; the memory is then still allocated.
+    /// The driver's error; the memory is then still allocated.
     fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
+
 
     /// Returns whether the calls from [`Driver::reserve`] to [`Driver::unmap`] work. Must not change
     /// for one instance.
@@ -69,7 +71,7 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// [`DriverError::OutOfMemory`] when no such range is left.
+    /// [`DriverError::OutOfMemory`] if no such range is left.
     fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError>;
 
     /// Releases a whole range from [`Driver::reserve`] (`cuMemAddressFree`). Nothing may be mapped in it.
@@ -83,14 +85,14 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// [`DriverError::OutOfMemory`] when the device has too little left.
+    /// [`DriverError::OutOfMemory`] if the device has too little memory left.
     fn create(&mut self, size: Bytes) -> Result<Handle, DriverError>;
 
     /// Releases physical memory (`cuMemRelease`). It is freed on the device once no address maps it.
     ///
     /// # Errors
     ///
-    /// What the device says; the handle is then still valid.
+    /// The driver's error; the handle is then still valid.
     fn release(&mut self, handle: Handle) -> Result<(), DriverError>;
 
     /// Maps all of a handle, `size` bytes, at `address` (`cuMemMap`). It may be used after
@@ -99,7 +101,7 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// What the device says; the range is then not mapped.
+    /// The driver's error; the range is then not mapped.
     fn map(
         &mut self,
         address: DeviceAddress,
@@ -111,21 +113,21 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// What the device says; the range's access is then what it was.
+    /// The driver's error; the range's access is then what it was.
     fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
 
     /// Unmaps a range that holds whole handles (`cuMemUnmap`). Does not wait for the device's work.
     ///
     /// # Errors
     ///
-    /// What the device says; the range is then still mapped.
+    /// The driver's error; the range is then still mapped.
     fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
 
     /// Returns an event that passes when the work now in `stream` is done (`cudaEventRecord`).
     ///
     /// # Errors
     ///
-    /// What the device says; no event exists then.
+    /// The driver's error; no event exists then.
     fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError>;
 
     /// Returns whether the event has passed (`cudaEventQuery`). Not allowed while a stream is being
@@ -133,14 +135,14 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// What the device says; that the event has not passed is not an error.
+    /// The driver's error. An event that has not passed is not an error.
     fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError>;
 
     /// Waits until the event has passed (`cudaEventSynchronize`).
     ///
     /// # Errors
     ///
-    /// What the device says; the event is then still valid.
+    /// The driver's error; the event is then still valid.
     fn synchronize_event(&mut self, event: EventHandle) -> Result<(), DriverError>;
 
     /// Makes work that is queued in `stream` from now on wait for the event (`cudaStreamWaitEvent`). The call
@@ -148,7 +150,7 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// What the device says; the stream then waits for nothing more than before.
+    /// The driver's error; the stream then waits for no further event.
     fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError>;
 
     /// Destroys an event. This cannot fail: if the driver refuses, it keeps the event.
@@ -158,7 +160,7 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// What the device says.
+    /// The driver's error.
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError>;
 
     /// Returns the number of the capture that `stream` is in (`cudaStreamGetCaptureInfo`). `None` if the stream is
@@ -183,7 +185,7 @@ pub trait Driver {
     ///
     /// # Errors
     ///
-    /// What the device says.
+    /// The driver's error.
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError>;
 }
 
@@ -198,7 +200,7 @@ pub enum DriverError {
         /// What was called.
         call: &'static str,
     },
-    /// Anything else; after most of these the device's context is lost.
+    /// Any other error. After most of them the device's context is lost.
     Failed {
         /// What was called.
         call: &'static str,

@@ -1,36 +1,35 @@
-//! What happened, as plain data: the same records whether they come from this allocator or from a
-//! recording of PyTorch's.
+//! The events of an allocator, as plain data. The same type serves this allocator and recordings of PyTorch's.
 
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
-/// What an [`Event`] says. Up to [`Action::OutOfMemory`] the names are PyTorch's.
+/// The kind of an [`Event`]. Up to [`Action::OutOfMemory`] the names are PyTorch's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Action {
-    /// A block was handed out. `size` is the size that was asked for, unrounded.
+    /// A block was allocated. `size` is the requested size, unrounded.
     Alloc,
-    /// The program let go of a block. `size` is the size that was asked for.
+    /// The program freed a block. `size` is the requested size.
     FreeRequested,
     /// A block may be reused: at once after [`Action::FreeRequested`], or when every stream that
     /// used the block has passed its event.
     FreeCompleted,
-    /// A segment came from the driver.
+    /// A segment was allocated by the driver.
     SegmentAlloc,
-    /// A segment went back to the driver.
+    /// A segment was released to the driver.
     SegmentFree,
     /// Physical memory was mapped into an expandable segment.
     SegmentMap,
-    /// Physical memory left an expandable segment.
+    /// Physical memory was unmapped from an expandable segment.
     SegmentUnmap,
-    /// A snapshot was taken. `size` is the sum of the active bytes.
+    /// A snapshot was taken. `size` is the number of active bytes.
     Snapshot,
-    /// A request could not be served. `size` is the rounded request, and `address` holds the bytes
-    /// that were free on the device, as PyTorch's own record has it.
+    /// A request could not be served. `size` is the rounded request. As in PyTorch's recordings, `address` holds
+    /// the bytes that were free on the device.
     OutOfMemory,
-    /// The memory of a segment left the device, as its region was paused. The segment stays, and so do its
-    /// blocks. No allocator of this crate says so: who pauses does.
+    /// The memory of a segment left the device because its region was paused. The segment and its blocks remain.
+    /// No allocator of this crate makes this event; the code that pauses does.
     SegmentPaused,
-    /// The memory of a segment that was paused is back.
+    /// The memory of a paused segment is on the device again.
     SegmentResumed,
 }
 
@@ -50,7 +49,7 @@ impl Action {
         Action::SegmentResumed,
     ];
 
-    /// Returns the name that PyTorch's snapshots give the action, which know of no pauses.
+    /// Returns the action's name in PyTorch's snapshots. The names for pause and resume are lowtide's own.
     pub const fn name(self) -> &'static str {
         match self {
             Action::Alloc => "alloc",
@@ -67,12 +66,12 @@ impl Action {
         }
     }
 
-    /// Returns whether the event concerns memory that is away for a while: to an allocator nothing happened.
+    /// Returns whether the event is a pause or a resume. Neither changes an allocator's state.
     pub const fn is_pause(self) -> bool {
         matches!(self, Action::SegmentPaused | Action::SegmentResumed)
     }
 
-    /// Returns whether the event concerns memory between the allocator and the driver.
+    /// Returns whether memory moved between the allocator and the driver.
     pub const fn is_segment(self) -> bool {
         matches!(
             self,
@@ -81,16 +80,16 @@ impl Action {
     }
 }
 
-/// One thing that an allocator did.
+/// One event of an allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// What happened.
     pub action: Action,
-    /// The pool it happened in; [`MempoolId::DEFAULT`] also where a recording does not say.
+    /// The pool of the block or segment; [`MempoolId::DEFAULT`] also if a recording does not name one.
     pub pool: MempoolId,
-    /// Where. For [`Action::OutOfMemory`], the bytes free on the device.
+    /// The address of the block or segment. For [`Action::OutOfMemory`], the bytes free on the device.
     pub address: DeviceAddress,
-    /// How much.
+    /// The size, in bytes, as [`Action`] describes.
     pub size: Bytes,
     /// The stream that the block or segment belongs to.
     pub stream: Stream,

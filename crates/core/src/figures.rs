@@ -1,4 +1,4 @@
-//! The statistics as they are stored: this module is what a request pays for [`Stats`].
+//! The statistics as they are stored. Their cost per request is in this module; [`Stats`] is computed from them.
 //!
 //! Five statistics change with every request and every free, each of them for a size pool and in total. Values that
 //! follow from others are computed on demand if that is cheaper. Freed is allocated in total minus current. Active
@@ -26,7 +26,7 @@ use crate::units::{Bytes, signed};
 /// How many statistics have a peak.
 pub(crate) const LEVELS: usize = 29;
 
-/// How many statistics there are of allocated memory, and again of active memory.
+/// How many of these statistics are of allocated memory. As many are of active memory.
 pub(crate) const ACTIVE_LEVELS: usize = 6;
 
 /// Every statistic; [`Stats`] defines each.
@@ -345,7 +345,7 @@ mod tests {
     use super::*;
     use crate::stats::PoolStats;
 
-    /// A figure kept the plain way: each of the three is told of every change.
+    /// The reference: applies each change to the size pool and to the total.
     fn change(stats: &mut PoolStats, kind: SizeKind, amount: i64) {
         let of_kind = match kind {
             SizeKind::Small => &mut stats.small_pool,
@@ -389,8 +389,8 @@ mod tests {
         ]
     }
 
-    /// Returns changes of the free blocks that share their segment: of which kind, and how many blocks
-    /// and bytes there are more or fewer.
+    /// Generates a change of the split free blocks: size pool, number of blocks added or removed, bytes added or
+    /// removed.
     fn change_of_free() -> impl Strategy<Value = (SizeKind, i64, i64)> {
         let kind = prop_oneof![Just(SizeKind::Small), Just(SizeKind::Large)];
         (kind, -2..3_i64, -999..1_000_i64)
@@ -404,7 +404,7 @@ mod tests {
     }
 
     proptest! {
-        /// In either direction, but never below zero, in figures whose parts are then added.
+        /// Counts rise and fall but never below zero. Both parts are then added.
         #[test]
         fn a_sum_of_parts_is_what_was_counted_in_each(
             changes in prop::collection::vec((0..2_usize, change_of_free()), 1..100),
@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(counts, [110, 112, 114, 116, 118, 120]);
     }
 
-    /// The figures of blocks: two of those held, two of those active, and what was asked for.
+    /// Statistics of blocks: two of allocated memory, two of active memory, and the requested bytes.
     type Five = [PoolStats; 5];
 
     fn five(stats: &Stats) -> Five {

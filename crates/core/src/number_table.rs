@@ -11,13 +11,13 @@ const BUCKET_LEN: usize = 6;
 /// The smallest number of buckets: 256 bytes.
 const BUCKETS_MIN_LOG2: u32 = 3;
 
-/// A set of numbers, found by the hash of each number's key.
+/// A set of numbers, each found by the hash of its key.
 ///
-/// A bucket is half a cache line, with a byte of the hash for each number. So a key, which is likely in no cache,
-/// is rarely read in vain. A full bucket passes numbers on to the next one and counts them, so nothing has to move
-/// when a number is removed. Compare Knuth, The Art of Computer Programming, volume 3, 6.4, and Abseil's tables,
-/// which compare many such bytes at once. At most three in five places are in use, on average less than half: 13
-/// bytes a number.
+/// A bucket is half a cache line, with a byte of the hash for each number. Keys are likely not in the cache, and
+/// thanks to that byte a wrong key is rarely read. A full bucket passes numbers on to the next one and counts
+/// them, so nothing has to move when a number is removed. Compare Knuth, The Art of Computer Programming, volume
+/// 3, 6.4, and Abseil's tables, which compare many such bytes at once. At most three in five places are in use,
+/// on average less than half: 13 bytes per number.
 #[derive(Debug)]
 pub(crate) struct NumberTable {
     /// A power of two of them.
@@ -25,7 +25,7 @@ pub(crate) struct NumberTable {
     /// A hash shifted right by this is its bucket's index.
     shift: u32,
     len: usize,
-    /// Where the position of the buckets is published.
+    /// Receives the address of the buckets, for prefetches.
     hint: Option<&'static SearchHint>,
 }
 
@@ -33,7 +33,8 @@ pub(crate) struct NumberTable {
 #[derive(Clone, Copy, Default, Debug)]
 #[repr(align(32))]
 struct Bucket {
-    /// A byte for each place, zero if it is vacant. Above them: how many numbers were passed on for lack of room.
+    /// A byte for each place, zero if it is vacant. The bits above count the numbers that were passed on to the
+    /// next bucket.
     control: u64,
     numbers: [u32; BUCKET_LEN],
 }
@@ -321,7 +322,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compared with a map: after each change everything in it is found, and nothing else.
+        /// Compares with a map: after each change, the table finds exactly the numbers in it.
         #[test]
         fn finds_what_a_map_finds(
             changes in prop::collection::vec((any::<bool>(), 0..90_usize), 1..400),
@@ -348,7 +349,7 @@ mod tests {
         }
     }
 
-    /// The same while the table grows.
+    /// Also while the table grows.
     #[test]
     fn a_hint_is_where_a_search_begins() {
         static HINT: SearchHint = SearchHint::new();

@@ -126,7 +126,8 @@ impl Peaks {
             peak = peak.max(self.device[index - ACTIVE_LEVELS]);
         }
         for part in self.parts.iter().filter(|part| part.has_new_peak) {
-            // It may have fallen again within the same call; the other allocators have not changed in that time.
+            // The allocator's value may have fallen again within the same call. The other allocators did not
+            // change in that time.
             if part.tracks_active || !is_active {
                 peak = peak.max(sum - part.current[index] + part.ceiling[index]);
             }
@@ -299,7 +300,7 @@ mod tests {
         }
     }
 
-    /// A job that repeats itself passes no ceiling.
+    /// A job that repeats itself exceeds no ceiling.
     #[test]
     fn head_room_goes_to_who_needed_it() {
         let mut world = World::new();

@@ -1,5 +1,5 @@
-//! The last events of an allocator, kept for an out-of-memory error: the explanation replays the job's recent past
-//! with other settings.
+//! The last events of an allocator. After an out-of-memory error, they are replayed with other settings to
+//! explain it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::domain::{DomainId, Domains};
 use crate::event::{Action, Event};
 use crate::units::{Bytes, DeviceAddress};
 
-/// How many are kept: some steps of a training job, in 512 KiB.
+/// How many events are kept: a few steps of a training job, in 512 KiB.
 const KEPT: usize = 1 << 14;
 
 /// The clock advances once for this many events.
@@ -17,8 +17,8 @@ const PER_TICK: usize = 1 << 6;
 
 /// The clock that orders the events of several allocators of one device.
 ///
-/// It advances with every driver event, so that driver events of all allocators are in order. It also advances once
-/// for some dozens of other events, so that allocators that are busy at the same time are interleaved.
+/// It advances with every driver event, so that driver events of all allocators are in order. It also advances
+/// once per 64 other events, so that the events of allocators that are busy at the same time are interleaved.
 #[derive(Debug, Default)]
 pub struct EventClock {
     is_running: AtomicBool,
@@ -52,9 +52,9 @@ pub(crate) struct RecentEvents {
     count: usize,
     /// The number of the first event that is still needed.
     oldest: usize,
-    /// The time at which the event before it was forgotten.
+    /// The time at which the event before `oldest` was removed.
     forgotten_at: u64,
-    /// The last of them: number `n` at `n % KEPT`.
+    /// The last events: number `n` is at `n % KEPT`.
     records: Vec<Record>,
 }
 
@@ -67,7 +67,7 @@ struct Record {
     action: Action,
 }
 
-/// The known past of one allocator.
+/// The recent events of one allocator.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct RecentPast {
     /// The last events, oldest first, with the time of the [`EventClock`]. A pause or resume of a pool is one event
@@ -94,7 +94,7 @@ impl RecentEvents {
             return;
         };
         self.count += 1;
-        // The lane's lock, and the driver's, put the times in order.
+        // Times are in order because of the lane's lock and the driver's.
         let is_of_driver = action.is_segment() || action.is_pause();
         let time = if is_of_driver || self.count.is_multiple_of(PER_TICK) {
             clock.tick()
@@ -134,19 +134,19 @@ impl RecentEvents {
         debug_assert!(self.records.len() <= KEPT);
     }
 
-    /// Removes all events: some are about a domain that ends.
+    /// Removes all events, because some are about a domain that ends.
     pub(crate) fn forget(&mut self) {
         self.oldest = self.count;
         let clock = self.clock.as_ref();
         self.forgotten_at = clock.map_or(0, |clock| clock.tick());
     }
 
-    /// Returns the number of the first event that is there.
+    /// Returns the number of the first kept event.
     fn first(&self) -> usize {
         self.oldest.max(self.count.saturating_sub(KEPT))
     }
 
-    /// Returns what is known of the past.
+    /// Returns the kept events.
     pub(crate) fn past(&self, domains: &Domains) -> RecentPast {
         let first = self.first();
         let since = if first > self.oldest {
@@ -264,7 +264,7 @@ mod tests {
             let mut recent = recent();
             push(&mut recent, 0..before + 3);
             recent.take_back(before);
-            // The place of the oldest was needed meanwhile.
+            // The oldest events were overwritten meanwhile.
             let first = (before + 3).saturating_sub(KEPT);
             assert_eq!(kept(&recent), (first..before).collect::<Vec<_>>());
             push(&mut recent, before..before + 2);

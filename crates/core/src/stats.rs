@@ -1,18 +1,18 @@
-//! The figures of `torch.cuda.memory_stats`, kept the way PyTorch keeps them.
+//! The statistics of `torch.cuda.memory_stats`, defined as PyTorch defines them.
 
 use crate::units::Bytes;
 
-/// Which of PyTorch's two size pools a segment and its blocks count for.
+/// PyTorch's two size pools: a segment and its blocks count for one of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SizeKind {
     /// Requests of up to 1 MiB.
     Small,
-    /// Everything else.
+    /// Larger requests.
     Large,
 }
 
 impl SizeKind {
-    /// Returns the pool that a size belongs to.
+    /// Returns the size pool of a block of `size` bytes.
     pub(crate) fn of(size: Bytes) -> SizeKind {
         if size <= Bytes::mib(1) {
             SizeKind::Small
@@ -22,21 +22,21 @@ impl SizeKind {
     }
 }
 
-/// A figure that goes up and down.
+/// A statistic that rises and falls, as a count or in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stat {
-    /// What it is.
+    /// The value now.
     pub current: i64,
-    /// The most it has been since the peaks were reset.
+    /// The highest value since the peaks were reset.
     pub peak: i64,
-    /// The sum of everything that was added since the sums were reset.
+    /// The sum of all increases since the sums were reset.
     pub allocated: i64,
-    /// The sum of everything that was taken away since then.
+    /// The sum of all decreases since the sums were reset.
     pub freed: i64,
 }
 
 impl Stat {
-    /// Returns whether that is a new peak.
+    /// Returns whether the new value is a new peak.
     pub(crate) fn increase(&mut self, amount: i64) -> bool {
         self.current += amount;
         self.allocated += amount;
@@ -51,7 +51,7 @@ impl Stat {
         debug_assert!(self.current >= 0, "a figure fell below zero");
     }
 
-    /// Returns whether that is a new peak.
+    /// Returns whether the new value is a new peak.
     pub(crate) fn set(&mut self, current: i64) -> bool {
         if self.current < current {
             self.increase(current - self.current)
@@ -61,7 +61,7 @@ impl Stat {
         }
     }
 
-    /// Adds another part of the figure, whose peak is not that of the sum.
+    /// Adds another part of the statistic. The peak stays: the peak of a sum is not the sum of peaks.
     pub(crate) fn add(&mut self, other: Stat) {
         self.current += other.current;
         self.allocated += other.allocated;
@@ -74,19 +74,19 @@ impl Stat {
     }
 }
 
-/// A [`Stat`] over everything and over each of the two size pools.
+/// A [`Stat`] in total and for each of the two size pools.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PoolStats {
-    /// Over everything.
+    /// Both size pools together.
     pub all: Stat,
-    /// Over the blocks and segments for large requests.
+    /// Blocks and segments for large requests.
     pub large_pool: Stat,
-    /// Over the blocks and segments for small requests.
+    /// Blocks and segments for small requests.
     pub small_pool: Stat,
 }
 
 impl PoolStats {
-    /// Adds the twelve figures under their keys, which begin with `name`.
+    /// Adds the twelve values under their keys, each of which begins with `name`.
     pub(crate) fn push_entries(&self, entries: &mut Vec<(String, i64)>, name: &str) {
         push_stat(entries, &format!("{name}.all"), self.all);
         push_stat(entries, &format!("{name}.large_pool"), self.large_pool);
@@ -94,52 +94,51 @@ impl PoolStats {
     }
 }
 
-/// Everything that `torch.cuda.memory_stats` reports about one device.
+/// The statistics that `torch.cuda.memory_stats` reports for one device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
-    /// Blocks that the program holds.
+    /// Allocated blocks.
     pub allocation: PoolStats,
     /// Segments from the driver; expandable ones are not counted.
     pub segment: PoolStats,
-    /// Blocks that the program holds or that wait for an event.
+    /// Active blocks: allocated, or freed and waiting for an event.
     pub active: PoolStats,
-    /// Free blocks that share their segment with others, so that it cannot go back as a whole;
-    /// those of expandable segments are not counted. Only `caching` counts them; the other
-    /// strategies report 0.
+    /// Free blocks that share their segment with other blocks, so that the segment cannot be released as a whole.
+    /// Those of expandable segments are not counted. Only `caching` counts these blocks; other strategies report
+    /// 0.
     pub inactive_split: PoolStats,
     /// Bytes of the blocks in `allocation`.
     pub allocated_bytes: PoolStats,
-    /// Bytes held from the driver.
+    /// Reserved bytes: obtained from the driver and not released.
     pub reserved_bytes: PoolStats,
     /// Bytes of the blocks in `active`.
     pub active_bytes: PoolStats,
     /// Bytes of the blocks in `inactive_split`.
     pub inactive_split_bytes: PoolStats,
-    /// Bytes that the program asked for, over the blocks in `active`.
+    /// Bytes that the program requested for the blocks in `active`.
     pub requested_bytes: PoolStats,
-    /// Blocks of at least `max_split_size` that the program holds.
+    /// Allocated blocks of at least `max_split_size`.
     pub oversize_allocations: Stat,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Stat,
-    /// Driver allocations tried again after cached memory went back.
+    /// Driver allocations retried after cached memory was released.
     pub num_alloc_retries: i64,
     /// Requests that could not be served.
     pub num_ooms: i64,
-    /// Waits for every stream that blocks were waiting for.
+    /// Waits for every stream that has pending blocks.
     pub num_sync_all_streams: i64,
-    /// Memory obtained from the driver, in calls: allocations and maps.
+    /// Driver calls that obtained memory: allocations and maps.
     pub num_device_alloc: i64,
-    /// Memory given back to the driver, in calls: frees and unmaps.
+    /// Driver calls that released memory: frees and unmaps.
     pub num_device_free: i64,
-    /// Requests refused before the driver was asked.
+    /// Requests rejected without a driver call.
     pub num_oom_rejections: i64,
-    /// The size from which blocks are not split, in bytes; -1 where there is none.
+    /// The size from which blocks are not split, in bytes; -1 if there is no such size.
     pub max_split_size: i64,
 }
 
 impl Stats {
-    /// Returns every figure under the key that `torch.cuda.memory_stats` gives it, in the order of
-    /// the keys.
+    /// Returns every statistic under its key in `torch.cuda.memory_stats`, sorted by key.
     pub fn entries(&self) -> Vec<(String, i64)> {
         let mut entries = Vec::new();
         for (name, stats) in self.pool_stats() {
@@ -165,12 +164,12 @@ impl Stats {
         entries
     }
 
-    /// Returns the bytes held from the driver.
+    /// Returns the reserved bytes.
     pub fn reserved(&self) -> Bytes {
         Bytes(self.reserved_bytes.all.current.unsigned_abs())
     }
 
-    /// Returns the bytes of the blocks that the program holds.
+    /// Returns the allocated bytes.
     pub fn allocated(&self) -> Bytes {
         Bytes(self.allocated_bytes.all.current.unsigned_abs())
     }

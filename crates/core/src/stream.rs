@@ -32,7 +32,7 @@ pub(crate) struct StreamUses {
     outstanding: HashMap<BlockId, usize>,
     /// Blocks freed during a capture, in which no event may be recorded that is queried later.
     deferred: Vec<BlockId>,
-    /// Like `deferred`, for blocks whose uses are all in one graph, which shows when they end. By the block's
+    /// Like `deferred`, for blocks whose uses are all in one graph; the graph shows when they end. By the block's
     /// stream.
     ordered: BTreeMap<Stream, Vec<Ordered>>,
     /// Blocks that wait for no more events.

@@ -5,9 +5,8 @@ use std::ops::{Add, AddAssign, Rem, Sub, SubAssign};
 
 /// A number of bytes of device memory.
 ///
-/// Arithmetic is exact: like the integer types, it panics on overflow in builds with overflow
-/// checks. Every size that enters the allocator is bounded by [`Bytes::REQUEST_MAX`] first, so sums
-/// of a few sizes stay in range.
+/// Arithmetic panics on overflow in builds with overflow checks, as the integer types do. The allocator checks
+/// every size against [`Bytes::REQUEST_MAX`] first, so sums of a few sizes stay in range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
 
@@ -15,10 +14,11 @@ impl Bytes {
     /// No bytes.
     pub const ZERO: Bytes = Bytes(0);
 
-    /// The largest request that is looked at, 1 EiB: PyTorch refuses more with a message of its own.
+    /// The largest request that is not rejected at once, 1 EiB. PyTorch rejects larger ones with a message of its
+    /// own.
     pub const REQUEST_MAX: Bytes = Bytes(1 << 60);
 
-    /// The largest segment, 128 TiB: where a device has no limit, more is refused as if there were none left.
+    /// The largest segment, 128 TiB. A larger one is refused as out of memory, even on a device without a limit.
     pub const SEGMENT_MAX: Bytes = Bytes(1 << 47);
 
     /// Returns `count` KiB.
@@ -46,7 +46,7 @@ impl Bytes {
         self.0 == 0
     }
 
-    /// Returns the smallest multiple of `unit` that is not below `self`.
+    /// Returns `self` rounded up to a multiple of `unit`.
     ///
     /// # Panics
     ///
@@ -55,7 +55,7 @@ impl Bytes {
         Bytes(self.0.div_ceil(unit.0) * unit.0)
     }
 
-    /// Returns the largest multiple of `unit` that is not above `self`.
+    /// Returns `self` rounded down to a multiple of `unit`.
     ///
     /// # Panics
     ///
@@ -64,13 +64,13 @@ impl Bytes {
         Bytes(self.0 / unit.0 * unit.0)
     }
 
-    /// Returns `self - other`, or zero bytes where `other` is larger.
+    /// Returns `self - other`, or zero bytes if `other` is larger.
     pub const fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
 
-    /// Returns `factor` times as many bytes, cut to a whole number as PyTorch cuts its fractions; no
-    /// bytes for a negative factor, the most there are where the product is out of range.
+    /// Returns `factor` times as many bytes, truncated to a whole number as PyTorch does. Returns zero for a
+    /// negative factor and `u64::MAX` bytes if the product is out of range.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -81,7 +81,7 @@ impl Bytes {
         Bytes((factor * self.0 as f64) as u64)
     }
 
-    /// Returns `self + other`, or the largest number of bytes where the sum is out of range.
+    /// Returns `self + other`, or `u64::MAX` bytes if the sum is out of range.
     pub const fn saturating_add(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_add(other.0))
     }
@@ -126,7 +126,7 @@ impl std::iter::Sum for Bytes {
     }
 }
 
-/// Formats for people: `512 bytes`, `1.50 KiB`, `20.00 MiB`, `11.93 GiB`, up to EiB.
+/// Formats in the largest fitting unit: `512 bytes`, `1.50 KiB`, `20.00 MiB`, `11.93 GiB`, up to EiB.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 6] = [
@@ -137,7 +137,7 @@ impl fmt::Display for Bytes {
             (1 << 20, "MiB"),
             (1 << 10, "KiB"),
         ];
-        // What would round up to 1024.00 of a unit is 1.00 of the next.
+        // A size that would round up to 1024.00 of a unit is written as 1.00 of the next.
         let is_reached = |unit: u64| self.0 >= unit - unit / 1024 / 200;
         match UNITS.iter().find(|&&(unit, _)| is_reached(unit)) {
             Some(&(unit, name)) => write!(f, "{:.2} {name}", in_units(*self, unit)),
@@ -178,7 +178,7 @@ impl fmt::Debug for Bytes {
 pub struct DeviceAddress(pub u64);
 
 impl DeviceAddress {
-    /// The address that no memory has. Requests of zero bytes are answered with it.
+    /// The null address, which no memory has. A request of zero bytes returns it.
     pub const NULL: DeviceAddress = DeviceAddress(0);
 
     /// Returns the address as a number.
@@ -224,13 +224,13 @@ impl Stream {
     pub const DEFAULT: Stream = Stream(0);
 }
 
-/// The identity of a memory pool, as PyTorch numbers them: what a CUDA graph capture asked for
-/// (first number) or a `torch.cuda.MemPool` (second number). `(0, 0)` is the device's default pool.
+/// The id of a memory pool, as PyTorch numbers them. The first number is set for pools of CUDA graph captures,
+/// the second for a `torch.cuda.MemPool`. `(0, 0)` is the device's default pool.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct MempoolId(pub u64, pub u64);
 
 impl MempoolId {
-    /// The pool of everything that no private pool asked for.
+    /// The default pool, for all requests that no private pool serves.
     pub const DEFAULT: MempoolId = MempoolId(0, 0);
 
     /// Returns whether this is the device's default pool.
@@ -239,7 +239,7 @@ impl MempoolId {
     }
 }
 
-/// As Python writes the pair.
+/// Formats the pair as Python does.
 impl fmt::Display for MempoolId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "({}, {})", self.0, self.1)
@@ -251,11 +251,11 @@ impl fmt::Display for MempoolId {
 pub struct TorchRelease(pub u32, pub u32);
 
 impl TorchRelease {
-    /// The newest that is known.
+    /// The newest release whose behavior is known.
     pub const NEWEST: TorchRelease = TorchRelease(2, 15);
 }
 
-/// A number of things. Formats with commas between the thousands.
+/// A count. Formats with commas between the thousands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Count(pub u64);
 
@@ -272,7 +272,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// Returns a size as the figures hold it. Sizes are below 2^60.
+/// Returns a size as a signed number, the type of the statistics. Sizes are below 2^60.
 pub(crate) fn signed(size: Bytes) -> i64 {
     size.get().cast_signed()
 }

@@ -1,8 +1,8 @@
-//! Why a configuration was refused.
+//! The reason why a configuration was rejected.
 
 use std::fmt;
 
-/// Why a configuration was refused: one line, in PyTorch's words where PyTorch has some.
+/// The reason why a configuration was rejected: one line. It is PyTorch's own message if PyTorch has one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigError {
     message: String,

@@ -1,15 +1,15 @@
-//! What is asked of a strategy's options.
+//! The trait that a strategy's options implement.
 
 use super::error::ConfigError;
 use super::tokens::Reader;
 
-/// The options of a strategy. Whatever a text does not set has its default.
+/// The options of a strategy. Options that a text does not set have their defaults.
 pub(crate) trait Options: Default {
     /// Returns the options that the text sets.
     ///
     /// # Errors
     ///
-    /// The first thing wrong: an unknown key, or a value that is refused.
+    /// The first mistake: an unknown key or a rejected value.
     fn read(reader: &mut Reader<'_>) -> Result<Self, ConfigError>;
 
     /// Returns the options that differ from their defaults, each as `key:value`.

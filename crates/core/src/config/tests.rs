@@ -18,8 +18,8 @@ fn refusal(strategy: &str, conf: &str) -> String {
     }
 }
 
-/// Every line of the table: what torch accepted we accept with the same values, what it refused we
-/// refuse in words that begin with its own.
+/// Compares each line of the table with PyTorch: the same texts are accepted, with the same values. A rejected
+/// text gives an error that begins with PyTorch's.
 #[test]
 fn agrees_with_torch() {
     let lines = include_str!("torch_2_15_0.tsv").lines();
@@ -60,7 +60,7 @@ fn torch_values(config: &CachingConfig) -> Vec<f64> {
     values
 }
 
-/// Sizes above the largest request are one and the same to us.
+/// Returns the values of a line. Sizes above the largest request count as equal.
 fn detail_values(detail: &str) -> Vec<f64> {
     let limit = Bytes::REQUEST_MAX.get() as f64;
     detail
@@ -93,7 +93,8 @@ fn reads_what_torch_does_not_show() {
     assert!(config.graph_capture_record_stream_reuse);
 }
 
-/// Torch takes any token for a separator; that only hides typing errors, so we refuse as torch 2.8 did.
+/// PyTorch accepts any token as a separator, which only hides typing errors. So it is rejected here, as in
+/// PyTorch 2.8.
 #[test]
 fn refuses_a_wrong_separator() {
     let cases = [
@@ -398,7 +399,7 @@ fn config() -> impl Strategy<Value = Config> {
     ]
 }
 
-/// Text that gets past the first token more often than noise does.
+/// Generates texts that get past the first token more often than random text.
 fn conf_text() -> impl Strategy<Value = String> {
     let words = proptest::sample::select(vec![
         "max_split_size_mb",
@@ -444,7 +445,8 @@ fn a_blocks_size_follows_from_its_request_and_its_place() {
     assert_eq!(size("pool", 1025, mib, gib), Some(2048));
     assert_eq!(size("buddy", 66 << 10, mib, gib), Some(128 << 10));
     assert_eq!(size("slab", 66 << 10, mib, gib), Some(72 << 10));
-    // Arenas may be smaller than they were to be; a segment of a request's own is no power of two, or larger.
+    // An arena may be smaller than its option. A request's own segment is not a power of two, or is larger than
+    // an arena.
     assert_eq!(size("buddy", 5, mib, Bytes::mib(512)), Some(1024));
     let (kept, larger) = (Bytes::mib(1030), Bytes::gib(2));
     for strategy in ["buddy", "slab"] {
@@ -454,7 +456,7 @@ fn a_blocks_size_follows_from_its_request_and_its_place() {
             Some(larger.get())
         );
     }
-    // What is left of a chunk is kept with it if it is smaller than both the request and 128 MiB.
+    // The rest of a chunk is not split off if it is smaller than both the request and 128 MiB.
     assert_eq!(size("bfc", 600, Bytes(1500), gib), Some(1500));
     assert_eq!(size("bfc", 600, Bytes(1536), gib), Some(768));
     assert_eq!(
@@ -513,7 +515,7 @@ fn three_options_go_back_to_their_defaults_while_it_runs() {
         after("expandable_segments:False,per_process_memory_fraction:1.0"),
         "caching:max_non_split_rounding_mb:30"
     );
-    // What follows another option follows it then, too.
+    // A default that depends on another option depends on it here, too.
     assert_eq!(
         after("large_segment_size_mb:40,expandable_segments:False,per_process_memory_fraction:1.0"),
         "caching:large_segment_size_mb:40"

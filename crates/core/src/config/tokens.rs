@@ -1,11 +1,11 @@
-//! PyTorch's configuration syntax: a text becomes words and separators, and a reader hands them out.
+//! PyTorch's configuration syntax: splits a text into words and separators, and reads them in order.
 
 use super::error::ConfigError;
 use crate::units::Bytes;
 
-/// Returns the words of `conf` and its separators `,` `:` `[` `]`, each separator a token of its own.
+/// Returns the tokens of `conf`: its words and the separators `,` `:` `[` `]`.
 ///
-/// White space disappears, inside words too: PyTorch reads `3 0` as `30`.
+/// White space is removed, also inside words: PyTorch reads `3 0` as `30`.
 pub(crate) fn split(conf: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut word = String::new();
@@ -38,10 +38,9 @@ impl<'a> Reader<'a> {
         Reader { tokens, next: 0 }
     }
 
-    /// Gives every key to `set`, which reads the value and returns whether it knows the key.
+    /// Calls `set` with every key. `set` reads the value and returns whether it knows the key.
     ///
-    /// A comma may follow the last pair, as PyTorch allows. `owner` names the configuration in the
-    /// error about an unknown key.
+    /// A comma may follow the last pair, as PyTorch allows. The error about an unknown key names `owner`.
     pub(crate) fn pairs(
         &mut self,
         owner: &str,
@@ -74,8 +73,8 @@ impl<'a> Reader<'a> {
 
     /// Moves past `separator`.
     ///
-    /// PyTorch up to 2.8 refuses anything else; later ones take any token in a separator's place, which
-    /// only hides a typing error.
+    /// Any other token is an error, as in PyTorch up to 2.8. Later releases accept any token in a separator's
+    /// place, which only hides typing errors.
     pub(crate) fn separator(&mut self, separator: &str) -> Result<(), ConfigError> {
         if self.required()? == separator {
             Ok(())
@@ -86,7 +85,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the next token, where there has to be one.
+    /// Returns the next token, or an error at the end.
     pub(crate) fn required(&mut self) -> Result<&'a str, ConfigError> {
         self.word().ok_or_else(|| {
             let last = self.tokens.last().map_or("", String::as_str);
@@ -130,11 +129,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The largest size that is kept, as a number of MiB. PyTorch's limit is 16 EiB; no request passes
-/// [`Bytes::REQUEST_MAX`], so the two behave alike, and sums of sizes stay in range.
+/// The largest size of an option, in MiB; larger values are reduced to it. PyTorch's limit is 16 EiB. No request
+/// exceeds [`Bytes::REQUEST_MAX`], so both limits behave alike, and sums of sizes stay in range.
 const MIB_MAX: u64 = Bytes::REQUEST_MAX.get() >> 20;
 
-/// Returns the number that `token` begins with, as C's `strtoull` reads it: what follows the digits is
+/// Returns the number at the start of `token`, as C's `strtoull` reads it. Characters after the digits are
 /// ignored, and a minus sign wraps around.
 pub(crate) fn whole_number(token: &str) -> Result<u64, ConfigError> {
     let digits = token.strip_prefix(['+', '-']).unwrap_or(token);
@@ -151,16 +150,16 @@ pub(crate) fn whole_number(token: &str) -> Result<u64, ConfigError> {
     })
 }
 
-/// Returns the number that `token` begins with, as C's `strtod` reads it but without its hexadecimal
-/// form: what follows the number is ignored.
+/// Returns the number at the start of `token`, as C's `strtod` reads it, but without the hexadecimal form.
+/// Characters after the number are ignored.
 fn decimal(token: &str) -> Result<f64, ConfigError> {
     token[..decimal_length(token.as_bytes())]
         .parse()
         .map_err(|_| ConfigError::new(format!("stod: '{token}' is not a number")))
 }
 
-/// Returns how many bytes at the start of `token` are sign, digits, point and exponent, or the names of
-/// infinity and of no number.
+/// Returns how many bytes at the start of `token` are a number: sign, digits, point and exponent, or `inf` or
+/// `nan`.
 fn decimal_length(token: &[u8]) -> usize {
     let digits = |from: usize| {
         let rest = token.get(from..).unwrap_or_default();
@@ -187,7 +186,7 @@ fn decimal_length(token: &[u8]) -> usize {
     length
 }
 
-/// Returns a size of one or more MiB, the value of option `key` of the strategy that is called `owner`.
+/// Reads a size of one or more MiB: the value of option `key` of strategy `owner`.
 pub(crate) fn positive_size(
     owner: &str,
     key: &str,
@@ -201,7 +200,7 @@ pub(crate) fn positive_size(
     }
 }
 
-/// Returns an option that is a size as a `key:value` pair in MiB, unless it is the default.
+/// Returns the `key:value` pair of a size in MiB; none if the size is the default.
 pub(crate) fn size_pair(key: &str, size: Bytes, default: Bytes) -> Vec<String> {
     if size == default {
         Vec::new()

@@ -1,4 +1,4 @@
-//! A figure: what there is of something now, its peak, and the sums that PyTorch reports beside them.
+//! One statistic as it is stored: its current value, its peak, and the sums that PyTorch also reports.
 #![expect(
     clippy::inline_always,
     reason = "a call costs a request a fortieth of its time"
@@ -6,10 +6,10 @@
 
 use crate::stats::{PoolStats, SizeKind, Stat};
 
-/// What there is of something, and its peak.
+/// A current value and its peak.
 #[derive(Clone, Copy, Default, Debug)]
 struct Height {
-    /// How far it is below its peak. Negative only in a sum of several parts until it is given its peak.
+    /// Peak minus current value. Negative only in a sum of several parts, until the sum's peak is set.
     head_room: i64,
     peak: i64,
 }
@@ -20,8 +20,8 @@ impl Height {
         self.peak - self.head_room
     }
 
-    /// Adds a change that may go either way, and notes in `has_new_peak` if there is a new peak. A job is
-    /// seldom at its peak, so that this is a branch which is rarely taken.
+    /// Adds a positive or negative amount. Sets `has_new_peak` if the value is a new peak. A job is seldom at its
+    /// peak, so the branch is rarely taken.
     #[inline(always)]
     fn change(&mut self, amount: i64, has_new_peak: &mut bool) {
         self.head_room -= amount;
@@ -39,7 +39,7 @@ impl Height {
         debug_assert!(self.current() >= 0, "a figure fell below zero");
     }
 
-    /// Adds another part of the figure, whose peak is not that of the sum.
+    /// Adds another part of the statistic. The peak stays: the peak of a sum is not the sum of peaks.
     fn add(&mut self, other: &Height) {
         self.head_room -= other.current();
     }
@@ -54,18 +54,19 @@ impl Height {
     }
 }
 
-/// A figure of one size pool.
+/// A statistic of one size pool.
 #[derive(Clone, Copy, Default, Debug)]
 struct Half {
     height: Height,
-    /// The sum of everything that was added since the sums were reset.
+    /// The sum of all increases since the sums were reset.
     added: i64,
-    /// What there was when the sums were reset.
+    /// The current value when the sums were reset.
     base: i64,
 }
 
 impl Half {
-    /// Returns the figure in full, with so many more, and so many more when the sums were reset.
+    /// Returns the statistic. `more` is added to the current value, `base_more` to the value when the sums were
+    /// reset.
     fn stat(&self, more: i64, base_more: i64) -> Stat {
         let current = self.height.current() + more;
         Stat {
@@ -77,7 +78,7 @@ impl Half {
     }
 }
 
-/// A figure over everything and over each of the two size pools.
+/// A statistic in total and for each of the two size pools.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Gauge {
     /// By [`SizeKind`].
@@ -86,7 +87,7 @@ pub(crate) struct Gauge {
 }
 
 impl Gauge {
-    /// As [`Gauge::change`], of an amount that is not negative.
+    /// As [`Gauge::change`], with `amount` added. It is not negative.
     #[inline(always)]
     pub(super) fn increase(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
         debug_assert!(amount >= 0);
@@ -96,7 +97,7 @@ impl Gauge {
         self.all.change(amount, has_new_peak);
     }
 
-    /// As [`Gauge::change`], of the negative of an amount that is not.
+    /// As [`Gauge::change`], with `amount` subtracted. It is not negative.
     #[inline(always)]
     pub(super) fn decrease(&mut self, kind: SizeKind, amount: i64) {
         debug_assert!(amount >= 0);
@@ -104,7 +105,7 @@ impl Gauge {
         self.all.decrease(amount);
     }
 
-    /// Adds a change that may go either way, and notes in `has_new_peak` if there is a new peak.
+    /// Adds a positive or negative amount. Sets `has_new_peak` if a value is a new peak.
     #[inline]
     pub(crate) fn change(&mut self, kind: SizeKind, amount: i64, has_new_peak: &mut bool) {
         let half = &mut self.halves[kind as usize];
@@ -113,18 +114,18 @@ impl Gauge {
         self.all.change(amount, has_new_peak);
     }
 
-    /// Returns what it is over everything.
+    /// Returns the total.
     #[inline]
     pub(crate) fn current(&self) -> i64 {
         self.all.current()
     }
 
-    /// Returns the figure in full.
+    /// Returns the statistic as PyTorch reports it.
     pub(crate) fn stats(&self) -> PoolStats {
         self.stats_with(&Waiting::default())
     }
 
-    /// Returns the figure in full, with what waits.
+    /// Returns the statistic as PyTorch reports it, with the pending blocks included.
     pub(super) fn stats_with(&self, waiting: &Waiting) -> PoolStats {
         let half = |kind: usize| {
             let mut stat = self.halves[kind].stat(waiting.current[kind], waiting.base[kind]);
@@ -145,7 +146,7 @@ impl Gauge {
         }
     }
 
-    /// Adds another part of the figure, whose peaks are not those of the sum.
+    /// Adds another part of the statistic. The peaks stay: the peak of a sum is not the sum of peaks.
     pub(super) fn add(&mut self, other: &Gauge) {
         for (half, other) in self.halves.iter_mut().zip(&other.halves) {
             half.height.add(&other.height);
@@ -172,17 +173,17 @@ impl Gauge {
     }
 }
 
-/// Where a figure is, and its peak.
+/// The current value of a statistic and a way to set its peak.
 #[derive(Debug)]
 pub(crate) struct Level<'a> {
     pub(crate) current: i64,
     peak: &'a mut i64,
-    /// Where a figure that is kept as head room below its peak has that.
+    /// The statistic's headroom, if it is stored that way.
     head_room: Option<&'a mut i64>,
 }
 
 impl<'a> Level<'a> {
-    /// Returns the level of a figure that is kept as it is.
+    /// Returns the level of a statistic that is stored without headroom.
     pub(super) fn plain(current: i64, peak: &'a mut i64) -> Level<'a> {
         Level {
             current,
@@ -209,20 +210,21 @@ impl<'a> Level<'a> {
     }
 }
 
-/// What the blocks that were freed and wait for other streams add to a figure.
+/// The part of a statistic that pending blocks add: freed blocks that wait for other streams.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Waiting {
     /// By [`SizeKind`].
     pub(super) current: [i64; 2],
-    /// What they added when the sums were reset.
+    /// The value of `current` when the sums were reset.
     base: [i64; 2],
-    /// The most that the figure has been while any waited, by [`SizeKind`] and over everything.
+    /// The highest values of the statistic while any block was pending, by [`SizeKind`]; `peak` is that of the
+    /// total.
     peaks: [i64; 2],
     peak: i64,
 }
 
 impl Waiting {
-    /// Raises the peaks of the figure of which `held` is the part that does not wait.
+    /// Raises the peaks of the statistic. `held` is its part without the pending blocks.
     pub(super) fn raise_peaks(&mut self, held: &Gauge, has_new_peak: &mut bool) {
         for level in self.levels(held) {
             *has_new_peak |= *level.peak < level.current;
@@ -241,7 +243,7 @@ impl Waiting {
         ]
     }
 
-    /// Adds another part of the figure, whose peaks are not those of the sum.
+    /// Adds another part of the statistic. The peaks stay: the peak of a sum is not the sum of peaks.
     pub(super) fn add(&mut self, other: &Waiting) {
         for kind in [0, 1] {
             self.current[kind] += other.current[kind];
