@@ -1,4 +1,4 @@
-//! Requests that say where their memory is to lie.
+//! Requests for memory at a given address.
 
 use lowtide_core::{
     Action, AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, StrategyName,
@@ -20,14 +20,14 @@ fn caching(options: &str) -> Allocator {
     allocator(&options.parse().expect("options"))
 }
 
-/// Returns where a block of this many MiB was, which is free.
+/// Allocates and frees a block of `mib` MiB, and returns its address.
 fn freed(allocator: &mut Allocator, mib: u64) -> Result<DeviceAddress, AllocError> {
     let address = allocator.allocate(Bytes::mib(mib), Stream::DEFAULT)?;
     allocator.free(address)?;
     Ok(address)
 }
 
-/// Asks for memory at an address, which is to be refused, and for it to change nothing.
+/// Checks that a request at an address is refused and changes nothing.
 fn refused(allocator: &mut Allocator, address: DeviceAddress, size: Bytes, stream: Stream) {
     let before = allocator.memory_stats();
     let answer = allocator.lane_mut().allocate_where(address, size, stream);
@@ -63,7 +63,7 @@ fn a_request_is_served_within_a_free_block() -> Outcome {
     Ok(())
 }
 
-/// As torch 2.13 and 2.15 do it, whose figures and events these are.
+/// The statistics and events are those of PyTorch 2.13 and 2.15.
 #[test]
 fn what_lies_before_is_taken_for_the_moment() -> Outcome {
     let mut allocator = caching("caching");
@@ -128,7 +128,7 @@ fn memory_that_is_not_free_for_the_request_is_refused() -> Outcome {
     Ok(())
 }
 
-/// What PyTorch would not split is not split for this either.
+/// A block that PyTorch would not split is not split here either.
 #[test]
 fn a_block_that_may_not_be_split_serves_from_its_start_only() -> Outcome {
     let mut allocator = caching("caching:max_split_size_mb:32");
@@ -181,7 +181,7 @@ fn every_strategy_serves_a_request_that_would_go_there() -> Outcome {
     Ok(())
 }
 
-/// Asks for exactly some bytes at an address, which is to be refused, and for it to change nothing.
+/// Checks that a request for exactly `size` bytes at an address is refused and changes nothing.
 fn not_free(allocator: &mut Allocator, address: DeviceAddress, size: Bytes) {
     let before = allocator.memory_stats();
     let answer = allocator.lane_mut().allocate_at(address, size);
@@ -197,7 +197,7 @@ fn a_free_block_is_cut_to_exactly_what_is_wanted() -> Outcome {
     assert_eq!(allocator.lane_mut().allocate_at(start, Bytes(700))?, start);
     assert_eq!(allocator.lane().allocation(start)?.size, Bytes(1024));
     check(&allocator);
-    // What is behind it is free, and is taken as a whole.
+    // The memory behind it is free, and can be taken as a whole.
     let rest = start + Bytes(1024);
     let size = Bytes::mib(20) - Bytes(1024);
     not_free(&mut allocator, rest, size + Bytes(1));
@@ -222,7 +222,7 @@ fn exactly_some_bytes_are_taken_of_a_free_block_only() -> Outcome {
         let too_large = allocator.lane_mut().allocate_at(held, requested);
         assert_eq!(too_large, Err(AllocError::TooLarge { requested }));
         if config.name() != StrategyName::Caching {
-            // Blocks have sizes of their own.
+            // The strategy has fixed block sizes.
             not_free(&mut allocator, held, Bytes::mib(8));
         }
     }

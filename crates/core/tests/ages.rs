@@ -3,7 +3,7 @@
 use lowtide_core::{AllocError, Bytes, DeviceAllocator, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 
-/// A free block ages with each search for a large one.
+/// A free block ages with each search for a large block.
 #[test]
 fn a_segment_that_was_used_a_moment_ago_is_kept() -> Result<(), AllocError> {
     let options = "caching:garbage_collection_threshold:0.3";
@@ -18,7 +18,7 @@ fn a_segment_that_was_used_a_moment_ago_is_kept() -> Result<(), AllocError> {
         young = allocator.allocate(Bytes::mib(30), Stream::DEFAULT)?;
     }
     allocator.free(young)?;
-    // 50 MiB are held, of which 20 are to go: the old segment.
+    // 50 MiB are reserved. The old segment of 20 MiB is to be released.
     allocator.allocate(Bytes::mib(40), Stream::DEFAULT)?;
     assert_eq!(allocator.stats().reserved(), Bytes::mib(30 + 40));
     let again = allocator.allocate(Bytes::mib(30), Stream::DEFAULT)?;

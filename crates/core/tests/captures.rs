@@ -1,8 +1,8 @@
-//! Graphs that are captured: what they used waits for no event, and may serve them again where their order
-//! says that its uses are over.
+//! Graph captures: blocks that only captured work used wait for no event. Such a block may be reused in the
+//! capture if the graph orders all its uses before the reuse.
 //!
-//! The model keeps vector clocks where the allocator follows the graph's nodes. Not covered: programs that
-//! change the order of a captured stream by hand, but for one test.
+//! The model uses vector clocks, while the allocator follows the graph's nodes. Random programs do not change the
+//! order of a captured stream by hand; single tests do.
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, Stream,
@@ -37,7 +37,7 @@ fn end(allocator: &mut DeviceAllocator<SimDriver>) -> Outcome {
     allocator.lane_mut().capture_end()
 }
 
-/// Has captured work of `streams` use a new block of [`OWN`], which is then freed.
+/// Allocates a block of [`OWN`], uses it in captured work of `streams`, and frees it.
 fn use_in(
     allocator: &mut DeviceAllocator<SimDriver>,
     streams: &[Stream],
@@ -48,7 +48,7 @@ fn use_in(
     Ok(block)
 }
 
-/// Has captured work of [`OWN`] use a block, and then that of `streams`, which come after it.
+/// Uses a block in captured work of [`OWN`], then in work of `streams`, which waits for it.
 fn share(
     allocator: &mut DeviceAllocator<SimDriver>,
     block: DeviceAddress,
@@ -63,7 +63,7 @@ fn share(
     Ok(())
 }
 
-/// Returns whether a request now gets `block`; what it gets is freed again.
+/// Returns whether a request now gets `block`. The request's block is freed again.
 fn is_free(
     allocator: &mut DeviceAllocator<SimDriver>,
     block: DeviceAddress,
@@ -73,7 +73,7 @@ fn is_free(
     Ok(taken == block)
 }
 
-/// The graph orders its own streams, so that a block which only a capture shared needs no event.
+/// The graph orders its own streams, so a block that only a capture shared needs no event.
 #[test]
 fn what_only_a_capture_shared_is_free_when_it_ends() -> Outcome {
     let mut allocator = allocator("caching");
@@ -87,7 +87,7 @@ fn what_only_a_capture_shared_is_free_when_it_ends() -> Outcome {
     Ok(())
 }
 
-/// What another stream does while a graph is captured runs at once, and no graph says when it is over.
+/// Work of a stream outside the capture runs at once, and no graph orders it.
 #[test]
 fn work_that_is_not_captured_is_waited_for_after_the_capture() -> Outcome {
     for mut allocator in [allocator("caching"), reusing()] {
@@ -133,7 +133,7 @@ fn without_the_option_a_block_serves_its_capture_once() -> Outcome {
     end(&mut allocator)
 }
 
-/// Graphs that share a pool: the second capture finds free what the first freed, with no request between.
+/// Two graphs share a pool: the second capture reuses a block that the first freed, without a request in between.
 #[test]
 fn the_next_capture_finds_what_the_last_one_freed() -> Outcome {
     for (mut allocator, is_expected) in [(reusing(), true), (allocator("caching"), false)] {
@@ -148,7 +148,7 @@ fn the_next_capture_finds_what_the_last_one_freed() -> Outcome {
     Ok(())
 }
 
-/// Work from before the capture is in no graph, and may still run when the graph does.
+/// Work from before the capture is in no graph, and may still run when the graph is launched.
 #[test]
 fn what_work_outside_the_capture_used_waits_for_an_event() -> Outcome {
     let mut allocator = reusing();
@@ -170,7 +170,7 @@ fn what_work_outside_the_capture_used_waits_for_an_event() -> Outcome {
     Ok(())
 }
 
-/// The program goes on to use a block in a stream that a capture used it in, which has ended.
+/// After a capture has ended, the program uses its block in the same stream again.
 #[test]
 fn what_a_stream_did_between_two_captures_waits_for_an_event() -> Outcome {
     for (mut allocator, joins) in [
@@ -207,7 +207,7 @@ fn what_a_stream_did_between_two_captures_waits_for_an_event() -> Outcome {
     Ok(())
 }
 
-/// As in PyTorch, which takes a place in a graph with nothing before it for none.
+/// As in PyTorch, a position in a graph with no work before it counts as none.
 #[test]
 fn what_is_freed_before_any_captured_work_waits_for_the_end() -> Outcome {
     let mut allocator = reusing();
@@ -224,7 +224,7 @@ fn what_is_freed_before_any_captured_work_waits_for_the_end() -> Outcome {
     Ok(())
 }
 
-/// A node of a later capture may have the name of one of an earlier, while a third goes on.
+/// A node of a later capture may have the name of an earlier capture's node, while a third capture continues.
 #[test]
 fn names_of_nodes_mean_what_they_do_in_their_capture() -> Outcome {
     let mut allocator = reusing();
@@ -250,7 +250,7 @@ fn names_of_nodes_mean_what_they_do_in_their_capture() -> Outcome {
     Ok(())
 }
 
-/// Two captures at once: what comes after what is each one's own affair.
+/// With two captures at once, neither orders the other's work.
 #[test]
 fn a_stream_of_another_capture_keeps_a_block_until_both_have_ended() -> Outcome {
     let mut allocator = reusing();
@@ -271,7 +271,7 @@ fn a_stream_of_another_capture_keeps_a_block_until_both_have_ended() -> Outcome 
     Ok(())
 }
 
-/// `cudaStreamUpdateCaptureDependencies` can take a stream back to before a join.
+/// `cudaStreamUpdateCaptureDependencies` can set a stream's position to before a join.
 #[test]
 fn a_stream_whose_order_is_set_anew_comes_after_less() -> Outcome {
     let mut allocator = reusing();
@@ -287,7 +287,7 @@ fn a_stream_whose_order_is_set_anew_comes_after_less() -> Outcome {
     let first = use_in(&mut allocator, &[SIDE])?;
     assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
     assert!(is_free(&mut allocator, first)?);
-    // From here on the stream does not come after the other's work any more.
+    // From here on the stream's work no longer comes after that of the other stream.
     allocator
         .lane_mut()
         .driver_mut()
@@ -307,7 +307,7 @@ fn a_stream_whose_order_is_set_anew_comes_after_less() -> Outcome {
     end(&mut allocator)
 }
 
-/// The block's own stream counts as much as the others.
+/// The block's own stream counts like the others.
 #[test]
 fn a_stream_whose_order_is_set_anew_may_not_come_after_its_own_work() -> Outcome {
     let mut allocator = reusing();
@@ -330,7 +330,7 @@ fn a_stream_whose_order_is_set_anew_may_not_come_after_its_own_work() -> Outcome
     end(&mut allocator)
 }
 
-/// An event that passed before the capture, and was not asked about again, frees its block in it.
+/// If an event passed before the capture, but was not queried, its block is freed during the capture.
 #[test]
 fn what_had_passed_before_a_capture_is_free_in_it() {
     let alloc = |stream| Op::Alloc {
@@ -363,7 +363,7 @@ fn what_had_passed_before_a_capture_is_free_in_it() {
     }
 }
 
-/// An event that cannot be recorded leaves the block to the next request.
+/// If an event cannot be recorded, the next request frees the block.
 #[test]
 fn a_failure_at_the_end_of_a_capture_loses_nothing() -> Outcome {
     let mut allocator = reusing();
@@ -380,7 +380,7 @@ fn a_failure_at_the_end_of_a_capture_loses_nothing() -> Outcome {
     Ok(())
 }
 
-/// Operations of a program that is all capture, on three streams.
+/// Generates operations for programs on three streams whose work is mostly captured.
 fn captured_ops() -> impl Strategy<Value = Op> {
     let stream = || (0..3u64).prop_map(Stream);
     let size = prop::sample::select(vec![Bytes(512), Bytes::kib(700), Bytes::mib(3)]);
@@ -406,7 +406,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// The model objects to memory that serves again before the graph says that its uses are over.
+    /// The model rejects a reuse of memory that the graph does not order after all its uses.
     #[test]
     fn captures_reuse_only_what_their_order_allows(
         program in prop::collection::vec(captured_ops(), 1..if cfg!(miri) { 8 } else { 150 }),

@@ -1,6 +1,6 @@
-//! Pools that are brought back to what they held before.
+//! Private pools that are restored to a checkpoint.
 //!
-//! Random programs with checkpoints are in `programs.rs`; here is what is asked of each case by name.
+//! Random programs with checkpoints are in `programs.rs`; this file tests single cases.
 
 use lowtide_core::{
     Action, AllocError, Allocation, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator,
@@ -37,7 +37,7 @@ fn addresses(blocks: &[Allocation]) -> Vec<DeviceAddress> {
     blocks.iter().map(|block| block.address).collect()
 }
 
-/// Returns addresses of blocks of these sizes, in MiB eighths, from the pool.
+/// Allocates blocks of these sizes, in units of 128 KiB, from the pool and returns their addresses.
 fn take(allocator: &mut Allocator, eighths: &[u64]) -> Result<Vec<DeviceAddress>, AllocError> {
     let take = |&eighths| allocator.allocate_in(POOL, Bytes::kib(128 * eighths), Stream::DEFAULT);
     eighths.iter().map(take).collect()
@@ -60,7 +60,7 @@ fn blocks_come_back_where_they_were() -> Outcome {
             .collect();
         assert_eq!(known.len(), held.len() - 1);
 
-        // Others lie across what was held, and in memory that is new since.
+        // Other blocks overlap the earlier ones, or are in segments that are newer than the checkpoint.
         if !is_direct(&config) {
             for index in [1, 2, 4, 6, 7] {
                 allocator.free(held[index])?;
@@ -104,7 +104,7 @@ fn blocks_come_back_where_they_were() -> Outcome {
     Ok(())
 }
 
-/// Objects of a slab whose place another class has taken since.
+/// Objects of a slab whose place is now used by another class.
 #[test]
 fn slabs_come_back() -> Outcome {
     let mut allocator = allocator(&"slab".parse().expect("a strategy"));
@@ -125,7 +125,7 @@ fn slabs_come_back() -> Outcome {
     Ok(())
 }
 
-/// PyTorch hands every block of a restored segment out, and takes the free ones back.
+/// PyTorch allocates every block of a restored segment, and frees the free ones again.
 #[test]
 fn the_events_are_those_of_pytorch() -> Outcome {
     let mut allocator = allocator(&Config::default());
@@ -173,7 +173,7 @@ fn an_expandable_segment_may_have_grown() -> Outcome {
     assert_eq!(addresses(&restored.allocated), held);
     assert!(addresses(&restored.freed).contains(&later[0]));
     check(&allocator);
-    // What the pool has got since is free in it.
+    // Memory that the pool got after the checkpoint is now free in it.
     assert_eq!(take(&mut allocator, &[800])?, later[..1]);
     Ok(())
 }
@@ -190,7 +190,7 @@ fn what_went_back_to_the_driver_does_not_come_back() -> Outcome {
         allocator.lane_mut().empty_pool(POOL)?;
         let ended = allocator.lane_mut().restore(&checkpoint).unwrap_err();
         assert_eq!(ended, AllocError::NoSuchPool { pool: POOL }, "{config}");
-        // A pool of the same name, whose memory may be at the same addresses.
+        // Another pool with the same id, whose memory may be at the same addresses.
         let other = take(&mut allocator, &[24])?;
         let before = allocator.stats();
         let refused = allocator.lane_mut().restore(&checkpoint).unwrap_err();
@@ -213,7 +213,7 @@ fn direct_restores_what_is_still_held() -> Outcome {
     let held = take(&mut allocator, &[24, 8])?;
     let checkpoint = allocator.lane().checkpoint(POOL)?;
     let later = take(&mut allocator, &[16])?;
-    // The driver does not take the later block back: it goes with the next request.
+    // The driver refuses to free the later block. It is freed with the next request.
     let lost = DriverError::Failed {
         call: "free",
         code: 1,
@@ -262,13 +262,13 @@ fn other_streams_are_waited_for_unless_a_capture_forbids_it() -> Outcome {
     let restored = allocator.lane_mut().restore(&checkpoint)?;
     assert!(allocator.lane().driver().now_ns() >= done_ns);
     assert_eq!(addresses(&restored.allocated), held);
-    // They start without uses, as any block does.
+    // Restored blocks are used by no other stream, like new ones.
     allocator.free(held[0])?;
     assert_eq!(allocator.stats().active.all.current, 1);
     Ok(())
 }
 
-/// A wait that fails leaves the block with its uses: the next free waits for them.
+/// If a wait fails, the block's uses stay recorded, and the next free waits for them.
 #[test]
 fn a_wait_that_fails_changes_nothing() -> Outcome {
     let mut allocator = allocator(&Config::default());
@@ -292,7 +292,7 @@ fn a_wait_that_fails_changes_nothing() -> Outcome {
     Ok(())
 }
 
-/// As PyTorch does it: not all free blocks of all segments are in use at once.
+/// As in PyTorch: the free blocks of different segments are not allocated at the same time.
 #[test]
 fn segments_are_restored_one_after_the_other() -> Outcome {
     let mut allocator = allocator(&Config::default());

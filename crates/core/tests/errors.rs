@@ -1,4 +1,4 @@
-//! What users read when a request fails: PyTorch's words, with figures that are true.
+//! The messages of failed requests: PyTorch's words, with correct numbers.
 
 use std::error::Error;
 use std::sync::{Arc, LazyLock};
@@ -29,7 +29,7 @@ fn out_of_memory(result: Result<DeviceAddress, AllocError>) -> OutOfMemory {
     }
 }
 
-/// What PyTorch's message ends with.
+/// The end of PyTorch's message.
 const ADVICE: &str = "If reserved but unallocated memory is large try setting \
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for \
     Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html\
@@ -71,7 +71,7 @@ fn running_out_reads_as_in_pytorch() -> Result<(), AllocError> {
     Ok(())
 }
 
-/// What the wheels of each release say.
+/// The texts are those of each release's wheels.
 #[test]
 fn the_advice_is_that_of_the_release() {
     let old = "pytorch.org/docs/stable/notes/cuda.html#environment-variables)";
@@ -284,7 +284,7 @@ fn a_failing_driver_is_quoted() {
     );
 }
 
-/// Memory of a region, which the driver has at the addresses that it says.
+/// A region's source of memory: consecutive addresses from this one on.
 struct OfRegion(DeviceAddress);
 
 impl SegmentSource for OfRegion {

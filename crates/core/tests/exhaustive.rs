@@ -1,13 +1,12 @@
-//! Every program of up to six operations, from alphabets of six, on a device with room for two large
-//! segments of PyTorch's; for options that are not a strategy's defaults, of up to five.
+//! Every program of up to six operations from an alphabet of six. The device has memory for two large segments of
+//! PyTorch's. With options that are not a strategy's defaults, programs have up to five operations.
 //!
-//! Four alphabets, each about one thing: sizes, streams, pools, failures. Programs that name a block
-//! where none is held are left out, being programs of fewer operations. After each operation the
-//! answer, the events and the figures are checked; after the last, everything, and that the device gets
-//! everything back.
+//! There are four alphabets: sizes, streams, pools, failures. Programs with an operation that does nothing are
+//! left out, because they equal shorter programs. Results, events and statistics are checked after each
+//! operation. After the last one everything is checked, and that all memory is released to the device.
 //!
-//! Not covered: what takes seven operations, or two of these alphabets at once; `programs.rs` and
-//! `million.rs` look there at random.
+//! Not covered: programs of seven operations, or with two of these alphabets at once. `programs.rs` and
+//! `million.rs` test such programs at random.
 
 use lowtide_core::{Bytes, Config, MempoolId, Stream};
 use lowtide_sim::program::{Effect, Op, Runner, configs};
@@ -98,7 +97,7 @@ fn run_all(config: &Config, alphabet: &[Op; LETTERS], length: usize) -> u64 {
                 programs += 1;
                 length - 1
             }
-            // Nothing that begins like this says anything new.
+            // All programs with this beginning are skipped.
             Ok(Some(idle)) => {
                 letters[idle + 1..].fill(0);
                 idle
@@ -116,7 +115,7 @@ fn run_all(config: &Config, alphabet: &[Op; LETTERS], length: usize) -> u64 {
     }
 }
 
-/// Executes a program, or returns the place of the first operation that does nothing.
+/// Executes a program. Returns the index of the first operation that does nothing, if there is one.
 fn run(config: &Config, program: impl Iterator<Item = Op>) -> Result<Option<usize>, String> {
     let mut runner = Runner::new(config, CAPACITY);
     for (place, op) in program.enumerate() {
@@ -132,7 +131,7 @@ fn run(config: &Config, program: impl Iterator<Item = Op>) -> Result<Option<usiz
 fn length_max(config: &Config) -> usize {
     match config.to_conf().as_str() {
         _ if cfg!(miri) => 2,
-        // Another strategy in all but name.
+        // Expandable segments are practically a strategy of their own.
         "" | "expandable_segments:True" => 6,
         _ => 5,
     }

@@ -1,4 +1,4 @@
-//! Which free block serves a request where segments grow.
+//! The choice of a free block in expandable segments.
 
 use lowtide_core::{BlockStatus, Bytes, Config, DeviceAddress, DeviceAllocator, Stream};
 use lowtide_sim::{Call, SimConfig, SimDriver};
@@ -15,15 +15,15 @@ fn allocator() -> Allocator {
     DeviceAllocator::new(driver, 0, &config)
 }
 
-/// Returns where a large request goes, if memory that is mapped serves it: of the free blocks that fit, in the
-/// order of their sizes and addresses, the first that could not grow to more than the next.
+/// Returns the address of the next large request, if mapped memory serves it. It goes to the first free block,
+/// sorted by size and address, that fits and could not grow larger than the next.
 fn expected(allocator: &Allocator, request: Bytes) -> Option<DeviceAddress> {
     let segments = allocator.segments();
     let mapped: Vec<_> = { segments.iter() }.filter(|part| part.is_large).collect();
     let mut fitting = Vec::new();
     for (index, part) in mapped.iter().enumerate() {
         let end = part.address + part.size;
-        // Behind the last part there are more addresses than anything here needs.
+        // Behind the last part there are more addresses than any request needs.
         let next = mapped.get(index + 1).map(|next| next.address);
         let room = next.map_or(Bytes::gib(64), |next| next.offset_from(end));
         for block in &part.blocks {
@@ -48,7 +48,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Blocks come and go, and free pages go back in between, so that there is room in the middle, too.
+    /// Blocks are allocated and freed, and free pages are unmapped meanwhile, so that there are gaps in the
+    /// middle, too.
     #[test]
     fn a_block_that_could_grow_is_passed_over_for_a_larger_one_that_could_not(
         steps in prop::collection::vec((0..8_u8, 2..70_u64, any::<prop::sample::Index>()), 1..80),
@@ -73,8 +74,9 @@ proptest! {
     }
 }
 
-/// As with PyTorch: a range that was reserved for a request which the card then had no memory for stays, and what
-/// comes next is mapped there if it lies lowest. Where nothing is mapped in any other, it goes.
+/// As in PyTorch: an address range is reserved for a request, but the device has no memory for it. The range
+/// stays, and the next memory is mapped there if it is the lowest. If no other range has mapped memory, it is
+/// released.
 #[test]
 fn a_range_that_nothing_was_mapped_into_stays() {
     let driver = SimDriver::new(SimConfig {
@@ -86,7 +88,7 @@ fn a_range_that_nothing_was_mapped_into_stays() {
     let first = allocator
         .allocate(Bytes::mib(100), Stream::DEFAULT)
         .unwrap();
-    // 180 MiB are reserved, of which 80 are left.
+    // The first range has 180 MiB, and 80 MiB of it are not mapped.
     let refused = allocator.allocate(Bytes::mib(100), Stream::DEFAULT);
     assert!(refused.is_err());
     let counted = |allocator: &Allocator| {

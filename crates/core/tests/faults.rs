@@ -1,11 +1,10 @@
-//! Every driver call of a program fails once, for lack of memory and otherwise.
+//! Every driver call of a program fails once, with out-of-memory and with another error.
 //!
-//! After the operation in which it fails, the program's blocks are where they were, the device may touch
-//! them, and everything adds up; the rest of the program runs, and at the end the device has
-//! everything back.
+//! After the failed operation, the program's blocks are at the same addresses, the device may access them, and
+//! the statistics add up. The rest of the program runs, and at the end all memory is released to the device.
 //!
-//! Two failures in one operation are tried while pages are mapped (`million.rs` has more). Not covered: a
-//! driver that does something although it says that it failed.
+//! Two failures in one operation are tried while pages are mapped (`million.rs` has more). Not covered: a driver
+//! call that has an effect although it returns an error.
 
 use lowtide_core::{
     AllocError, BlockSnapshot, BlockStatus, Bytes, CheckLevel, Config, DeviceAddress,
@@ -25,7 +24,7 @@ fn alloc(size: Bytes, stream: u64) -> Op {
     }
 }
 
-/// Fills the device, frees, and asks for what fits only after cached memory went back.
+/// Fills the device, frees, and allocates a block that fits only after cached memory is released.
 fn tight_program() -> Vec<Op> {
     let mut program = vec![alloc(Bytes::mib(30), 0); 4];
     program.push(alloc(Bytes::kib(3), 1));
@@ -43,7 +42,7 @@ fn tight_program() -> Vec<Op> {
     program
 }
 
-/// Blocks that other streams use, freed in and out of a capture.
+/// Blocks that other streams use, freed during and outside of a capture.
 fn stream_program() -> Vec<Op> {
     let shared = |index| Op::RecordStream {
         index,
@@ -100,7 +99,7 @@ fn pool_program() -> Vec<Op> {
     ]
 }
 
-/// Random programs with no failures but those that are planned here.
+/// Random programs without failures of their own.
 fn random_programs() -> impl Iterator<Item = Vec<Op>> {
     let plain = |op: &Op| !matches!(op, Op::Fault { .. });
     (0..RANDOM_PROGRAMS).map(move |seed| {
@@ -159,7 +158,7 @@ fn in_random_programs() {
     }
 }
 
-/// Addresses are reserved before the memory behind them is created, which may fail.
+/// Addresses are reserved before their memory is created, and that may fail.
 #[test]
 fn addresses_without_memory_go_back() {
     let config = "caching:expandable_segments:True".parse().unwrap();
@@ -167,7 +166,7 @@ fn addresses_without_memory_go_back() {
     assert_eq!(Runner::run(&config, CAPACITY, &program), Ok(()));
 }
 
-/// A driver that will neither make pages usable nor unmap them may do so later.
+/// The driver refuses to make pages accessible and to unmap them, but allows both later.
 #[test]
 fn pages_that_are_neither_mapped_nor_unmapped_go_back() -> Result<(), AllocError> {
     let config: Config = "caching:expandable_segments:True".parse().unwrap();
@@ -186,7 +185,7 @@ fn pages_that_are_neither_mapped_nor_unmapped_go_back() -> Result<(), AllocError
             .lane_mut()
             .driver_mut()
             .set_faults(FaultPlan::none());
-        // The same pages are mapped anew.
+        // The same pages are mapped again.
         let more = more.or_else(|_| allocator.allocate(Bytes::mib(70), Stream(1)))?;
         allocator.free(more)?;
         allocator.free(block)?;
@@ -196,7 +195,7 @@ fn pages_that_are_neither_mapped_nor_unmapped_go_back() -> Result<(), AllocError
     Ok(())
 }
 
-/// Pages that the driver will neither map nor unmap are in the way of their segment alone.
+/// Pages that the driver neither maps nor unmaps block only their own segment.
 #[test]
 fn a_segment_that_is_half_mapped_is_passed_over() -> Result<(), AllocError> {
     let config: Config = "caching:expandable_segments:True".parse().unwrap();
@@ -243,7 +242,7 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
     )
 }
 
-/// Returns the picture of a job with free blocks and, where segments expand, a hole in one.
+/// Returns the snapshot of a job with free blocks and, with expandable segments, a hole in one.
 fn recorded_job(config: &Config) -> Result<Vec<SegmentSnapshot>, AllocError> {
     let mut allocator = allocator(config);
     let mut blocks = Vec::new();
@@ -258,7 +257,7 @@ fn recorded_job(config: &Config) -> Result<Vec<SegmentSnapshot>, AllocError> {
     Ok(allocator.snapshot())
 }
 
-/// What a picture shows but for addresses, which are the driver's to choose.
+/// Returns the contents of a snapshot without addresses, because the driver chooses those.
 fn shape(segments: &[SegmentSnapshot]) -> Vec<(Stream, Bytes, BlockStatus)> {
     let of_segment = |segment: &SegmentSnapshot| {
         let stream = segment.stream;
@@ -316,8 +315,7 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
     Ok(())
 }
 
-/// A picture of 3 MiB, in use or not, where memory comes in pages of 2 and of 20 MiB: what the pages
-/// hold beyond it is free.
+/// A snapshot of 3 MiB, active or free, with pages of 2 and of 20 MiB: the rest of the last page is free.
 #[test]
 fn what_whole_pages_hold_beyond_a_picture_is_free() -> Result<(), AllocError> {
     let config = "caching:expandable_segments:True".parse().expect("valid");

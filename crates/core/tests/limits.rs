@@ -1,4 +1,4 @@
-//! Limits from the configuration, which only the device can turn into bytes.
+//! Limits that are configured as a fraction of the device's memory.
 #![expect(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
 use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Driver, Stream};
@@ -34,7 +34,7 @@ fn a_fraction_in_the_configuration_limits_what_is_reserved() {
     allocator.allocate(Bytes::gib(3), Stream::DEFAULT).unwrap();
 }
 
-/// As in PyTorch 2.10 and newer: a request above all of the device is then rejected, and not out of memory.
+/// As in PyTorch from 2.10 on: a request above all of the device's memory is then rejected, not out of memory.
 #[test]
 fn all_of_the_device_is_no_limit() {
     let mut allocator = allocator("throw_on_cudamalloc_oom:True");
@@ -51,7 +51,7 @@ fn all_of_the_device_is_no_limit() {
     assert_eq!((stats.num_ooms, stats.num_oom_rejections), (1, 2));
 }
 
-/// Of what is cached some goes back before a request needs it only where there are both a limit and a threshold.
+/// Cached memory is released before a request needs it only if there are both a limit and a threshold.
 #[test]
 fn garbage_is_collected_above_a_part_of_a_limit() {
     let (threshold, fraction) = (
@@ -89,7 +89,8 @@ fn a_limit_set_by_the_program_replaces_the_configured_one() {
     assert_eq!(allocator.limit(), None);
 }
 
-/// As in PyTorch 2.12 and newer, the limit comes first, and what would pass it has the cache go back.
+/// As in PyTorch from 2.12 on, the limit is checked first, and a request that would exceed it releases cached
+/// memory.
 #[test]
 fn what_the_device_is_not_to_hold_is_rejected() {
     let mut allocator = allocator("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
@@ -100,7 +101,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
     let stats = allocator.stats();
     assert_eq!((stats.num_device_free, stats.num_oom_rejections), (1, 0));
 
-    // The program may set another limit; what is configured stays.
+    // The program may set another limit; the configured one stays in force.
     allocator.set_memory_fraction(1.0).unwrap();
     allocator.lane_mut().record_events(true);
     let refused = allocator.allocate(Bytes::gib(3), Stream::DEFAULT);
@@ -113,7 +114,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
     assert_eq!(allocator.lane_mut().take_events().count(), 0);
 }
 
-/// Whether it was rejected is what happened, and not what would happen now that the cache is empty.
+/// The error says whether the request was rejected, not whether it would be now, with an empty cache.
 #[test]
 fn a_request_that_had_the_cache_released_was_not_rejected() {
     let mut allocator = allocator("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
@@ -121,7 +122,7 @@ fn a_request_that_had_the_cache_released_was_not_rejected() {
     allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
     let cached = allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
     allocator.free(cached).unwrap();
-    // Above nine tenths with the cache, above a half without it, and the driver has less.
+    // The request exceeds nine tenths with the cache, a half without it, and the driver's free memory.
     allocator
         .lane_mut()
         .driver_mut()

@@ -1,14 +1,14 @@
-//! A million events of seeded random programs for every strategy: no overlap, no lost byte, and
-//! figures that add up.
+//! A million events of seeded random programs for every strategy: no overlap, no lost byte, and statistics that
+//! add up.
 //!
-//! After each operation the answer, the new block's place, the events and the figures are checked;
-//! everything that takes longer is checked every some thousand operations and at the end.
+//! After each operation the result, the new block's address, the events and the statistics are checked. All
+//! slower checks run every few thousand operations and at the end.
 
 use lowtide_core::{Config, StrategyName};
 use lowtide_sim::program::{CAPACITY, Runner, configs, random_program};
 
 const EVENTS: u64 = if cfg!(miri) { 20 } else { 1_000_000 };
-/// A program ends and another begins, so that what one long life hides has a chance.
+/// The length of a program. Many programs find errors that one long program hides.
 const OPERATIONS: usize = 50_000;
 const OPERATIONS_BETWEEN_CHECKS: usize = 2_500;
 

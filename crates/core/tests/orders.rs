@@ -1,4 +1,4 @@
-//! Which of several free blocks of a size `caching` takes, as PyTorch's releases do.
+//! The order of free blocks of the same size in `caching`, as in PyTorch's releases.
 
 #![expect(
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use lowtide_sim::{AddressSource, FirstFit, SimConfig, SimDriver};
 
 const ORDERS: [FreeBlockOrder; 3] = FreeBlockOrder::ALL;
 
-/// Takes the lowest address for a segment; reserves ranges 1 TiB apart.
+/// Allocates segments at the lowest free address, and reserves address ranges 1 TiB apart.
 struct Apart {
     segments: FirstFit,
     reserved: u64,
@@ -56,8 +56,7 @@ fn allocate(allocator: &mut DeviceAllocator<SimDriver<Apart>>, size: Bytes) -> D
     allocator.allocate(size, Stream::DEFAULT).unwrap()
 }
 
-/// Runs one program of the table and returns, for each of its allocations, what each order answers and what
-/// PyTorch did.
+/// Runs one program of the table and returns the address of each allocation, with `order` and in PyTorch.
 fn addresses(program: &str, order: FreeBlockOrder) -> (Vec<String>, Vec<String>) {
     let (header, steps) = program.split_once('\n').unwrap();
     let conf = header.split_once(' ').map_or("", |(_, conf)| conf);
@@ -106,7 +105,8 @@ fn random_programs_get_the_addresses_of_each_release() {
         for (order, (ours, theirs)) in ORDERS.into_iter().zip(&answers) {
             assert_eq!(ours, theirs, "{order:?}");
         }
-        // The table tells them apart, but for the addresses and the ages of the one segment that grows.
+        // The table distinguishes the orders. In a single expandable segment, address and segment age give the
+        // same.
         let grows = program.contains("expandable_segments");
         assert!(answers[0] != answers[1] && answers[1] != answers[2]);
         assert!(grows || answers[0] != answers[2]);
@@ -150,7 +150,7 @@ fn of_two_blocks_of_a_segment_2_12_takes_the_one_that_was_cut_last() {
     }
 }
 
-/// As where a recording does not say how old they are.
+/// For recordings that do not have the ages of blocks.
 #[test]
 fn blocks_can_be_said_to_be_older() {
     for (order, has_ages) in ORDERS.into_iter().zip([false, true, false]) {
@@ -189,7 +189,7 @@ fn blocks_can_be_said_to_be_older() {
             taken,
             "{order:?}"
         );
-        // What begins later is younger than all of them.
+        // A later block is younger than all of them.
         allocator.free(taken).unwrap();
         let part = allocate(&mut allocator, Bytes::kib(256));
         let newest = allocator
@@ -238,7 +238,7 @@ fn releases_have_their_orders() {
     assert_eq!(orders, [address, address, block, segment, segment]);
 }
 
-/// PyTorch has 31 bits for them.
+/// PyTorch has 31 bits for the number of a segment.
 #[test]
 fn segments_are_numbered_one_by_one_however_large() {
     let mut allocator = caching(FreeBlockOrder::SegmentAge, "");

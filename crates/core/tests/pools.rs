@@ -42,7 +42,7 @@ fn reserved_in(allocator: &mut DeviceAllocator<SimDriver>, pool: MempoolId) -> B
 
 #[test]
 fn requests_go_where_they_are_routed() -> Outcome {
-    // BFC without growth gives the first stream all memory there is.
+    // BFC without growth gives the first stream all memory.
     let grow = |config: &Config| config.to_conf() != "allow_growth:False";
     for config in configs().into_iter().filter(grow) {
         let mut allocator = allocator(&config);
@@ -108,7 +108,7 @@ fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
     Ok(())
 }
 
-/// The driver neither makes usable what it mapped nor unmaps it.
+/// The driver refuses to make mapped memory accessible and to unmap it.
 #[test]
 fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
     let mut allocator = allocator(&"caching:expandable_segments:True".parse().unwrap());
@@ -120,7 +120,7 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
     allocator.lane_mut().release_pool(POOL)?;
     allocator.empty_cache()?;
     assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0));
-    // Looks at the pool of every block.
+    // This call reads the pool of every block.
     assert_eq!(
         allocator.lane().held_blocks(MempoolId::DEFAULT),
         Ok(Vec::new())
@@ -149,7 +149,7 @@ fn a_held_pool_keeps_its_free_memory() -> Outcome {
     Ok(())
 }
 
-/// Found by a random program: the route then led to a pool that was no more, or to another.
+/// Found by a random program: requests were then routed to a removed pool, or to another.
 #[test]
 fn a_pool_that_requests_are_routed_to_does_not_end() -> Outcome {
     for config in configs() {
@@ -165,7 +165,7 @@ fn a_pool_that_requests_are_routed_to_does_not_end() -> Outcome {
     Ok(())
 }
 
-/// Found by a random program: the default pool ended.
+/// Found by a random program: the default pool was removed.
 #[test]
 fn releasing_the_default_pool_changes_nothing() -> Outcome {
     for config in configs() {
@@ -178,7 +178,7 @@ fn releasing_the_default_pool_changes_nothing() -> Outcome {
     Ok(())
 }
 
-/// Found by a random program: the pool ended while its own request made room.
+/// Found by a random program: the pool was removed while its own request released memory.
 #[test]
 fn a_request_in_a_pool_holds_it() -> Outcome {
     for config in configs() {
@@ -195,7 +195,7 @@ fn a_request_in_a_pool_holds_it() -> Outcome {
     Ok(())
 }
 
-/// Asks for what is refused, or needs no memory, in a pool.
+/// Makes requests in a pool that are refused or need no memory.
 fn ask_in_vain(allocator: &mut DeviceAllocator<SimDriver>) {
     let nothing = allocator.allocate_in(POOL, Bytes::ZERO, OTHER);
     assert_eq!(nothing, Ok(DeviceAddress::NULL));
@@ -215,7 +215,7 @@ fn ask_in_vain(allocator: &mut DeviceAllocator<SimDriver>) {
 fn a_request_that_is_refused_up_front_leaves_its_pool_as_it_was() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
-        // A block that waits, so that the device is asked before anything else.
+        // A pending block, so that the driver is called before anything else.
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         allocator.lane_mut().record_stream(block, OTHER)?;
         allocator.lane_mut().driver_mut().launch(OTHER, 1_000_000);
@@ -298,7 +298,7 @@ fn the_latest_route_that_matches_decides() -> Outcome {
     Ok(())
 }
 
-/// Fills the device from a private pool, frees that, and asks for some of it from outside.
+/// Fills the device from a private pool, frees the blocks, and allocates some of that memory from another pool.
 fn ask_from_outside(config: &Config, use_on_oom: bool) -> Result<DeviceAddress, AllocError> {
     let mut allocator = allocator(config);
     let inside = allocator.allocate_in(POOL, Bytes::mib(100), ROUTED)?;
@@ -332,7 +332,7 @@ fn a_pool_without_splitting_hands_blocks_out_whole() -> Outcome {
     Ok(())
 }
 
-/// What a captured graph needs: the addresses of its pool stay its own between replays.
+/// A captured graph needs this: between its replays, nothing else gets the addresses of its pool.
 #[test]
 fn a_graphs_memory_is_its_own_until_the_graph_is_gone() -> Outcome {
     for config in configs() {
@@ -357,7 +357,7 @@ fn a_graphs_memory_is_its_own_until_the_graph_is_gone() -> Outcome {
     Ok(())
 }
 
-/// The numbers of pools and of their streams are used again, and nothing remembers who had them.
+/// The numbers of pools and domains are reused, and no state of the previous ones remains.
 #[test]
 fn a_new_pool_takes_the_place_of_one_that_ended() -> Result<(), AllocError> {
     for config in configs() {
@@ -379,7 +379,7 @@ fn a_new_pool_takes_the_place_of_one_that_ended() -> Result<(), AllocError> {
     Ok(())
 }
 
-/// PyTorch counts and waits where it has something to give back.
+/// As in PyTorch, a wait happens, and is counted, only if there is memory to release.
 #[test]
 fn emptying_a_pool_that_is_held_does_nothing() -> Outcome {
     let mut allocator = allocator(&Config::default());
@@ -395,7 +395,7 @@ fn emptying_a_pool_that_is_held_does_nothing() -> Outcome {
     Ok(())
 }
 
-/// PyTorch's order: of the default pool large segments go first, of another the small ones.
+/// PyTorch's order: large segments of the default pool are released first, but small ones of a private pool.
 #[test]
 fn small_segments_of_a_pool_go_first() -> Outcome {
     for (pool, expected) in [(MempoolId::DEFAULT, [20, 2]), (POOL, [2, 20])] {

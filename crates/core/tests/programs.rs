@@ -1,6 +1,6 @@
 //! Programs of random operations, shrunk when they fail, on every configuration of every strategy.
 //!
-//! What is checked after each operation is in `lowtide_sim::program`, and so is what is not covered.
+//! `lowtide_sim::program` says what is checked after each operation, and what is not covered.
 
 use lowtide_sim::program::{CAPACITY, ENCODED_SIZE, Op, Runner, configs};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn programs() -> impl Strategy<Value = Vec<Op>> {
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: if cfg!(miri) { 1 } else { 200 },
-        // A failure becomes a test of its own instead.
+        // A failing program is added as a test of its own instead.
         failure_persistence: None,
         max_shrink_iters: 20_000,
         ..ProptestConfig::default()

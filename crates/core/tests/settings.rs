@@ -30,7 +30,7 @@ fn segments_of_both_kinds_coexist() -> Outcome {
     let mut config = Config::default();
     let mut allocator = allocator(&config);
     let mut blocks = Vec::new();
-    // Each is too large for what the ones before it left.
+    // Each block is too large for the rest of the earlier segments.
     for (conf, mib) in [("True", 3), ("False", 18), ("True", 19), ("False", 19)] {
         let text = format!("expandable_segments:{conf}");
         config = config.reconfigured(&text, None).expect("an option");
@@ -47,7 +47,7 @@ fn segments_of_both_kinds_coexist() -> Outcome {
         allocator.free(block)?;
         check(&allocator);
     }
-    // With the option off, what is free in expandable segments is passed over.
+    // With the option off, free blocks of expandable segments are skipped.
     let block = take(&mut allocator, 25)?;
     assert!(!allocator.lane().allocation(block)?.is_expandable);
     allocator.free(block)?;
@@ -107,7 +107,8 @@ fn a_fraction_is_told_before_it_is_a_limit() -> Outcome {
     Ok(())
 }
 
-/// One of them cannot go back alone; PyTorch then looks at the smaller ones.
+/// The oversize block of the expandable segment cannot be released on its own. PyTorch then releases smaller
+/// ones.
 #[test]
 fn what_is_oversize_goes_back_beside_expandable_segments() -> Outcome {
     let config = Config::default().reconfigured("max_split_size_mb:20", None);

@@ -1,4 +1,4 @@
-//! Pools whose segments come from elsewhere than the driver.
+//! Private pools whose segments come from a source of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,12 +11,12 @@ use lowtide_sim::program::configs;
 use lowtide_sim::{Call, SimConfig, SimDriver};
 
 const POOL: MempoolId = MempoolId(0, 1);
-/// Where the simulated driver has nothing.
+/// An address at which the simulated driver has no memory.
 const START: u64 = 1 << 50;
 
 type Outcome = Result<(), AllocError>;
 
-/// What a test sees of its source.
+/// The calls of a source that a test can read.
 #[derive(Default)]
 struct Seen {
     given: AtomicU64,
@@ -25,7 +25,7 @@ struct Seen {
     held: Mutex<Vec<(DeviceAddress, Bytes)>>,
 }
 
-/// Hands out addresses as long as it has some bytes.
+/// Allocates consecutive addresses until its bytes are used up.
 struct Source {
     seen: Arc<Seen>,
     left: Bytes,
@@ -92,7 +92,7 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
 
 #[test]
 fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
-    // BFC without growth gives the first stream all memory there is.
+    // BFC without growth gives the first stream all memory.
     let grow = |config: &Config| config.to_conf() != "allow_growth:False";
     for config in configs().into_iter().filter(grow) {
         let mut allocator = allocator(&config);
@@ -139,7 +139,7 @@ fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
     Ok(())
 }
 
-/// Whoever is told has to let go of the memory first, and it is the source's own afterwards.
+/// Observers must deregister the memory first. Only then is it released to the source.
 #[test]
 fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
     for config in configs() {
@@ -185,7 +185,7 @@ fn a_source_without_memory_is_a_pool_without_memory() -> Outcome {
     assert!(error.unwrap_err().is_out_of_memory());
     allocator.allocate(Bytes::mib(18), Stream::DEFAULT)?;
     allocator.free(block)?;
-    // The pool is held: nothing of it goes back, and its own memory serves it.
+    // The pool is in use: none of its memory is released, and it serves only the pool.
     let again = allocator.allocate_in(POOL, Bytes::mib(17), Stream::DEFAULT)?;
     assert_eq!(again, block);
     assert_eq!(seen.taken.load(Ordering::Relaxed), 0);
@@ -248,8 +248,8 @@ fn bytes_after_trim(allocator: &DeviceAllocator<SimDriver>, held: HeldPool) -> B
     bytes_of(&segments.expect("the pool is there"))
 }
 
-/// While the memory of a pool is away nothing is handed out and nothing goes back by itself; the limit does not
-/// count it, and blocks are freed as ever.
+/// While a pool is paused, no block is allocated in it and no memory is released automatically. The limit does
+/// not count its memory. Blocks can be freed as usual.
 #[test]
 fn a_paused_pool_stays_as_it_is() {
     for config in configs() {
@@ -342,7 +342,7 @@ fn the_last_events_have_the_pauses_of_pools() {
     assert_eq!(pauses(&allocator), [], "it has no memory");
     let block = allocator.allocate_in(POOL, Bytes::mib(60), Stream::DEFAULT);
     let block = block.expect("there is room");
-    // Pausing twice is one pause.
+    // Pausing twice counts as one pause.
     for region in [Some("kv".into()), Some("kv".into()), None, None] {
         set(&mut allocator, PoolSetting::Paused(region));
     }
@@ -387,7 +387,7 @@ fn the_limit_does_not_count_what_is_away() {
     );
 }
 
-/// A region's route decides last, whenever it began.
+/// A region's route is tried after all others, whenever it began.
 #[test]
 fn a_route_that_is_to_be_last_is() {
     let mut allocator = allocator(&Config::default());
@@ -422,7 +422,7 @@ fn a_route_that_is_to_be_last_is() {
     assert_eq!(again, Err(AllocError::PoolInUse { pool: POOL }));
 }
 
-/// PyTorch takes such a pool for one without expandable segments, whatever the option says.
+/// PyTorch uses no expandable segments in such a pool, whatever the option says.
 #[test]
 fn its_blocks_are_split_as_those_of_plain_segments() -> Outcome {
     let config = "caching:expandable_segments:True".parse().expect("options");

@@ -1,4 +1,4 @@
-//! The figures: PyTorch's keys, what they say, and what resetting does to them.
+//! The statistics: PyTorch's keys, their values, and the effect of resets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,7 @@ use lowtide_core::{
 use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
 use lowtide_sim::{SimConfig, SimDriver};
 
-/// The keys of `torch.cuda.memory_stats()` in PyTorch 2.12 and later, but for those that it adds for
-/// private pools by name.
+/// The keys of `torch.cuda.memory_stats()` in PyTorch 2.12 and later, without the keys of single private pools.
 fn pytorch_keys() -> BTreeSet<String> {
     let by_pool = [
         "active",
@@ -51,7 +50,7 @@ fn the_keys_are_pytorchs_in_order() {
     assert_eq!(keys, expected.iter().collect::<Vec<_>>());
 }
 
-/// Each entry is the figure that its key names, told apart by giving every field another value.
+/// Each entry has the value that its key names. Every field has another value, so a mix-up would show.
 #[test]
 fn entries_are_the_fields_they_are_named_after() {
     let mut stats = Stats::default();
@@ -123,7 +122,7 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
     )
 }
 
-/// What PyTorch 2.11 reports for the same calls.
+/// The values are those of PyTorch 2.11 for the same calls.
 #[test]
 fn the_figures_of_a_small_job() -> Result<(), AllocError> {
     let mut allocator = allocator(&"caching:max_split_size_mb:30".parse().unwrap());
@@ -196,7 +195,7 @@ fn only_caching_counts_free_blocks_that_share_their_segment() -> Result<(), Allo
     Ok(())
 }
 
-/// What is used again does not raise a peak.
+/// Reused memory does not raise a peak.
 #[test]
 fn a_peak_rises_only_above_the_last_one() -> Result<(), AllocError> {
     let mut allocator = allocator(&Config::default());
@@ -206,7 +205,7 @@ fn a_peak_rises_only_above_the_last_one() -> Result<(), AllocError> {
         allocator.allocate(size, Stream::DEFAULT)?,
     ];
     for has_new_peak in [true, false] {
-        // The first time there are more free blocks than ever.
+        // The first time, there are more free blocks than before.
         allocator.free(first)?;
         assert_eq!(allocator.allocate(size, Stream::DEFAULT)?, first);
         assert_eq!(allocator.lane().news().has_new_peak, has_new_peak);
@@ -217,7 +216,7 @@ fn a_peak_rises_only_above_the_last_one() -> Result<(), AllocError> {
     Ok(())
 }
 
-/// A block stays noted until its memory is handed out again, and others are not.
+/// A block is watched until it is freed. Other blocks are not watched.
 #[test]
 fn blocks_are_noted_one_by_one() -> Result<(), AllocError> {
     let mut allocator = allocator(&Config::default());

@@ -1,7 +1,7 @@
 //! Many streams at once: work queued everywhere, blocks shared between streams, captures.
 //!
-//! The model keeps its own clocks and objects to memory that is handed out, or given back to the
-//! driver, while work may still touch it. Not covered: streams that are destroyed.
+//! The model has its own clocks. It rejects memory that is allocated again, or released to the driver, while work
+//! may still access it. Not covered: streams that are destroyed.
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, MempoolId, PoolSetting, Stream,
@@ -13,8 +13,8 @@ const STREAMS: usize = 9;
 const OPERATIONS: usize = if cfg!(miri) { 10 } else { 6_000 };
 const SEEDS: u64 = if cfg!(miri) { 1 } else { 3 };
 
-/// A random program in which every request is for another stream than the last, every block is used by
-/// a third one, and streams are behind by hundreds of microseconds.
+/// A random program. Every request is for another stream than the last, a third stream uses every block, and
+/// streams are hundreds of microseconds behind.
 fn busy_program(seed: u64) -> impl Iterator<Item = Op> {
     random_program(seed)
         .enumerate()
@@ -85,7 +85,7 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
     )
 }
 
-/// Returns how often the driver was asked whether an event has passed, or to wait for one.
+/// Returns the number of event queries and waits at the driver.
 fn questions(allocator: &DeviceAllocator<SimDriver>) -> u64 {
     let count = |call| allocator.lane().driver().stats(call).count;
     count(Call::QueryEvent) + count(Call::SynchronizeEvent)
@@ -127,7 +127,7 @@ fn a_busy_stream_holds_up_no_other() -> Result<(), AllocError> {
     Ok(())
 }
 
-/// Asking about an event while a stream is captured ends the capture with an error.
+/// An event query while a stream is captured would invalidate the capture.
 #[test]
 fn no_event_is_asked_about_during_a_capture() -> Result<(), AllocError> {
     for config in configs() {
@@ -155,8 +155,8 @@ fn no_event_is_asked_about_during_a_capture() -> Result<(), AllocError> {
 
 const OWN: Stream = Stream(1);
 
-/// Returns a full device on which a block of 18 MiB is free once another stream is done with it: in the default pool,
-/// or in `pool`, which lends. It lies beside a block in use, so that its segment cannot go back.
+/// Returns a full device with a pending block of 18 MiB, and the block. It is in `pool`, which has `use_on_oom`
+/// unless it is the default pool. A block in use lies beside it, so its segment cannot be released.
 fn with_block_that_waits(
     config: &str,
     pool: MempoolId,
@@ -185,7 +185,7 @@ fn with_block_that_waits(
     Ok((allocator, waits))
 }
 
-/// PyTorch refuses it: pytorch#189504.
+/// PyTorch refuses the request: pytorch#189504.
 #[test]
 fn what_a_wait_made_free_serves_the_request_in_a_job() -> Result<(), AllocError> {
     let in_job = Config::default().in_job().to_string();
@@ -197,7 +197,7 @@ fn what_a_wait_made_free_serves_the_request_in_a_job() -> Result<(), AllocError>
             let (mut allocator, _) = with_block_that_waits(as_pytorch, pool)?;
             let refused = allocator.allocate(Bytes::mib(18), OWN).unwrap_err();
             assert!(refused.is_out_of_memory(), "{refused}");
-            // The next one finds it.
+            // The next request finds the block.
             allocator.allocate(Bytes::mib(18), OWN)?;
         }
     }
@@ -206,14 +206,14 @@ fn what_a_wait_made_free_serves_the_request_in_a_job() -> Result<(), AllocError>
     Ok(())
 }
 
-/// As PyTorch places it: only what it would refuse goes elsewhere.
+/// The placement is PyTorch's, except for requests that PyTorch would refuse.
 #[test]
 fn new_memory_comes_before_what_a_wait_made_free() -> Result<(), AllocError> {
     let in_job = Config::default().in_job().to_string();
     let (mut allocator, waits) = with_block_that_waits(&in_job, MempoolId::DEFAULT)?;
     let cached = allocator.allocate(Bytes::mib(10), Stream(3))?;
     allocator.free(cached)?;
-    // The wait gives the other stream's segment back, too.
+    // The wait also releases the other stream's segment.
     assert_ne!(allocator.allocate(Bytes::mib(10), OWN)?, waits);
     Ok(())
 }
