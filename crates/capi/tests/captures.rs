@@ -1,4 +1,4 @@
-//! Graph captures through the exported functions, with streams that the stand-in driver really captures.
+//! Graph captures through the exported functions. The stand-in driver captures the streams.
 #![expect(unsafe_code, reason = "calls C functions")]
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
@@ -12,7 +12,7 @@ use lowtide::*;
 const REUSES: (&str, &str) = ("LOWTIDE_CONF", "graph_capture_record_stream_reuse:True");
 const SHARED_SIZE: usize = 3 << 20;
 
-/// During a capture, freed memory that other streams used waits for its end.
+/// A block that other streams used and that is freed during a capture waits for the capture's end.
 #[test]
 fn a_capture_asks_no_event() {
     isolated("a_capture_asks_no_event", &[], |fake| {
@@ -22,7 +22,7 @@ fn a_capture_asks_no_event() {
     });
 }
 
-/// What another stream does during a capture is not in the graph, and may still run when that has ended.
+/// Work of a stream outside the capture is not in the graph, and may still run after the capture.
 #[test]
 fn work_beside_a_capture_is_waited_for() {
     isolated("work_beside_a_capture_is_waited_for", &[], |fake| {
@@ -44,8 +44,8 @@ fn work_beside_a_capture_is_waited_for() {
     });
 }
 
-/// As PyTorch's `graph_capture_record_stream_reuse`: freed memory serves the same capture again where its
-/// graph says that all work on it comes before.
+/// As with PyTorch's `graph_capture_record_stream_reuse`: freed memory is reused in the same capture if the graph
+/// orders all its uses before.
 #[test]
 fn a_capture_reuses_what_its_order_allows() {
     isolated(
@@ -60,7 +60,7 @@ fn a_capture_reuses_what_its_order_allows() {
     );
 }
 
-/// A graph that does not say what comes after what costs memory, and nothing else.
+/// If the driver does not report the order of a graph, memory stays pending. Nothing else happens.
 #[test]
 fn a_call_about_a_graph_that_fails_only_puts_reuse_off() {
     let test = "a_call_about_a_graph_that_fails_only_puts_reuse_off";
@@ -72,7 +72,7 @@ fn a_call_about_a_graph_that_fails_only_puts_reuse_off() {
                 let other = allocate_on(SHARED_SIZE, 0, stream).unwrap();
                 assert_eq!(lowtide_deallocate(other), Status::Ok);
             });
-            // A stream that was not known to be captured is waited for as one that was not.
+            // A stream whose capture was not reported is waited for like one outside the capture.
             assert!(fake.synchronize(side));
             let both = [(); 2].map(|()| allocate_on(SHARED_SIZE, 0, own));
             assert!(both.contains(&Ok(memory)), "{both:?} without {memory:?}");
@@ -81,8 +81,9 @@ fn a_call_about_a_graph_that_fails_only_puts_reuse_off() {
     }
 }
 
-/// Captures work on a block in its own stream and another, frees it before they meet again, looks that it is
-/// not free, lets them meet, does as `joined` says, and ends the capture. Returns the block and the streams.
+/// Captures work on a block in its own stream and in another, and frees the block before the streams join. Checks
+/// that the block is not free, joins the streams, calls `joined`, and ends the capture. Returns the block and the
+/// streams.
 fn use_in_capture(
     fake: &Fake,
     joined: fn(*mut c_void, *mut c_void),

@@ -1,5 +1,5 @@
-//! Every driver call that a small program makes fails once, each in a process of its own: the request
-//! says so, the next one works, and nothing is lost. Two failures in one run are not covered.
+//! Every driver call of a small program fails once, each in a process of its own. The request returns an error,
+//! the next one succeeds, and nothing is lost. Two failures in one run are not covered.
 #![expect(unsafe_code, reason = "calls C functions")]
 
 mod common;
@@ -10,8 +10,8 @@ use std::ptr;
 use common::{Fake, allocate, check, fill, isolated, last_error, stat};
 use lowtide::*;
 
-/// What the program calls, and which of the calls are made to fail. The first of those for memory are for
-/// the page by which `lowtide-cuda` finds out what the device allows.
+/// The driver functions that the program calls, and which calls of each are made to fail. The first calls for
+/// memory are for a test page, with which `lowtide-cuda` finds out what the device supports.
 const CALLS: [(&str, RangeInclusive<u64>); 23] = [
     ("cuInit", 1..=1),
     ("cuDriverGetVersion", 1..=1),
@@ -63,7 +63,7 @@ fn a_call_that_fails_once_loses_nothing_of_segments() {
     }
 }
 
-/// Every step that fails is tried once more, and must work then.
+/// Runs the program. A step that fails is repeated once and must then succeed.
 fn program(fake: &Fake) {
     let (name, nth) = fault();
     let mut failures = 0;
@@ -94,7 +94,7 @@ fn program(fake: &Fake) {
             Err(status) => status,
         });
     }
-    // CUDA's name for the thread's own default stream: another than the one that memory is taken for.
+    // CUDA's value for the thread's own default stream, which differs from the stream of the requests.
     let stream = ptr::without_provenance_mut(2);
     again(&mut || lowtide_record_stream(held[1].0, stream));
     let (mut free, mut total) = (0, 0);
@@ -104,7 +104,7 @@ fn program(fake: &Fake) {
         check(memory, size, seed);
         again(&mut || lowtide_deallocate(memory));
         if seed == 1 {
-            // Looks whether the other stream has passed.
+            // This request queries the other stream's event.
             again(&mut || match allocate(1 << 10, 0) {
                 Ok(memory) => lowtide_deallocate(memory),
                 Err(status) => status,
@@ -113,7 +113,7 @@ fn program(fake: &Fake) {
     }
     restore_pool(&mut again);
     again(&mut || lowtide_reset());
-    // What the driver did not take back the first time goes back now.
+    // Memory that the driver refused to release the first time is released now.
     assert_eq!(lowtide_reset(), Status::Ok, "{}", last_error());
     assert!(failures <= 1, "one call failed, {failures} steps did");
     assert!(
@@ -133,7 +133,7 @@ fn program(fake: &Fake) {
     assert_eq!(fake.used_bytes(0), 0);
 }
 
-/// Brings a pool back to a checkpoint, with blocks that another stream uses.
+/// Restores a pool to a checkpoint, with blocks that another stream uses.
 fn restore_pool(again: &mut dyn FnMut(&mut dyn FnMut() -> Status)) {
     let pool = Mempool {
         capture: 1,
@@ -162,10 +162,10 @@ fn restore_pool(again: &mut dyn FnMut(&mut dyn FnMut() -> Status)) {
     again(&mut || lowtide_deallocate(held[1]));
     // SAFETY: the checkpoint is not released.
     again(&mut || unsafe { lowtide_restore_pool(0, checkpoint, None, None, ptr::null_mut()) });
-    // SAFETY: as above, and it is used no more.
+    // SAFETY: as above, and it is no longer used.
     unsafe { lowtide_release_checkpoint(checkpoint) };
     let mut is_equal = false;
-    // SAFETY: two pointers are there, and `is_equal` may be written to.
+    // SAFETY: `held` has two pointers, and `is_equal` may be written to.
     again(&mut || unsafe { lowtide_check_live(0, pool, held.as_ptr(), 2, &raw mut is_equal) });
     assert!(is_equal);
     let mut size = 0;
@@ -180,7 +180,7 @@ fn restore_pool(again: &mut dyn FnMut(&mut dyn FnMut() -> Status)) {
     again(&mut || lowtide_empty_pool(0, pool));
 }
 
-/// Returns which call of the driver's is to fail.
+/// Returns the driver function and the number of its call that is to fail.
 fn fault() -> (String, u64) {
     let fault = std::env::var("FAKECUDA_FAIL").expect("the test sets it");
     let (name, nth) = fault.split_once(':').expect("it has a number");

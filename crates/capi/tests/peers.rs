@@ -11,7 +11,7 @@ use lowtide::*;
 const TWO: (&str, &str) = ("FAKECUDA_DEVICES", "2");
 const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
 
-/// Returns whether work of a device's stream may write to memory. If not, its context is lost.
+/// Returns whether work of a stream may write to memory. If not, the stream's context is lost.
 fn can_write(fake: &Fake, memory: *mut c_void, stream: *mut c_void) -> bool {
     fake.set_bytes(memory, 4096, stream);
     fake.synchronize(stream)
@@ -31,7 +31,7 @@ fn a_peer_uses_what_there_is_and_what_comes() {
             assert!(can_write(fake, before, stream));
             let after = allocate(100 << 20, 0).unwrap();
             assert!(can_write(fake, after, stream));
-            // One direction is one call.
+            // Each call enables one direction.
             let other = allocate(3 << 20, 1).unwrap();
             assert!(!can_write(fake, other, fake.stream_of(0)));
         });
@@ -72,7 +72,7 @@ fn a_call_that_fails_once_does_not_keep_peers_apart() {
     });
 }
 
-/// A block that another device's stream used is not handed out before that stream is done.
+/// A block that another device's stream used is not reused before that stream's work is done.
 #[test]
 fn a_block_is_recorded_on_another_devices_stream() {
     let test = "a_block_is_recorded_on_another_devices_stream";
@@ -98,12 +98,12 @@ fn a_block_is_recorded_on_another_devices_stream() {
             assert_eq!(lowtide_deallocate(memory), Status::Ok);
         }
         assert_eq!(stat(0, "active.all.current"), 0);
-        // Its event was another context's, and is not used again.
+        // The event belonged to another context, and is not reused.
         assert_eq!(fake.live().events, 1);
     });
 }
 
-/// A process that uses one of eight devices must not take a context's memory of the others.
+/// A process that uses one of eight devices must not create contexts, which take memory, on the others.
 #[test]
 fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
     let test = "a_device_that_nothing_was_asked_of_is_not_started_by_questions";
@@ -112,7 +112,7 @@ fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
         "per_process_memory_fraction:0.5,max_split_size_mb:64",
     );
     isolated(test, &[TWO, options], |fake| {
-        // Nor is the driver, which a child that is forked could not use then.
+        // The driver is not started either, because a forked child could not use it then.
         assert_eq!(lowtide_empty_cache(1), Status::Ok);
         assert_eq!(lowtide_reset_peak_stats(1), Status::Ok);
         assert_eq!(stat(1, "reserved_bytes.all.peak"), 0);
@@ -134,7 +134,7 @@ fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
         let status = unsafe { lowtide_get_memory_fraction(1, &raw mut fraction) };
         assert_eq!((status, fraction), (Status::Ok, 0.5));
         assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), 1);
-        // Every device in use, of which there is one.
+        // -1 means every device in use. There is one.
         assert_eq!(lowtide_empty_cache(-1), Status::Ok);
         assert_eq!(lowtide_reset_peak_stats(-1), Status::InvalidArgument);
         assert_eq!(fake.calls("cuDevicePrimaryCtxRetain"), 1);
@@ -142,7 +142,7 @@ fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
             assert_eq!(lowtide_empty_cache(device), Status::InvalidArgument);
             assert_eq!(lowtide_reset_peak_stats(device), Status::InvalidArgument);
         }
-        // It has the same figures once it is in use.
+        // The device has the same statistics once it is in use.
         let names = || [0, 1].map(count_stats);
         let before = names();
         lowtide_free(memory, 0, 0, std::ptr::null_mut());
@@ -152,7 +152,7 @@ fn a_device_that_nothing_was_asked_of_is_not_started_by_questions() {
     });
 }
 
-/// Each thread has one of its own, and a question makes none.
+/// Each thread has a current context of its own, and the query creates none.
 #[test]
 fn a_thread_works_on_the_device_whose_context_it_has() {
     let test = "a_thread_works_on_the_device_whose_context_it_has";
@@ -205,10 +205,10 @@ fn a_call_that_fails_once_does_not_hide_the_device_for_long() {
     });
 }
 
-/// Returns how many figures a device has.
+/// Returns the number of a device's statistics.
 fn count_stats(device: i32) -> usize {
     let mut count = 0;
-    // SAFETY: a capacity of 0 asks for the room.
+    // SAFETY: with a capacity of 0, only the count is written.
     let status = unsafe { lowtide_memory_stats(device, std::ptr::null_mut(), 0, &raw mut count) };
     assert_eq!(status, Status::TooSmall);
     count

@@ -1,6 +1,7 @@
-//! What others plant in a directory that they may write to, where a job of another user writes its files.
+//! Attacks on a job that writes its files to a directory in which other users may plant files.
 //!
-//! As root the attacker is the user `nobody`. Any other user plants for himself what is refused whoever owns it.
+//! If the test runs as root, the attacker is the user `nobody`. Otherwise the test's own user plants only files
+//! that are refused from every owner.
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
 use std::env;
@@ -20,13 +21,13 @@ mod located;
 
 const NOBODY: u32 = 65534;
 
-/// What no job has to do with: each line makes what `$1` names.
+/// The planted files: each line creates `$1`.
 const LINK: &str = "ln -s ../home/victim \"$1\"";
 const DANGLING_LINK: &str = "ln -s ../home/new \"$1\"";
 const FIFO: &str = "mkfifo -m 666 \"$1\"";
 const OTHERS: &str = ": > \"$1\"; chmod 666 \"$1\"";
 
-/// A directory that others may write to, beside one of the victim's own.
+/// A directory that others may write to, and beside it one of the victim's own.
 struct Shared {
     job: Rc<Job>,
     place: PathBuf,
@@ -66,8 +67,8 @@ impl Shared {
         names
     }
 
-    /// Runs a job once the attacker has planted something by `line` as `name`, where `$$` is the number of the job's
-    /// process. A job that waits for somebody is killed.
+    /// Runs a job after the attacker planted a file: `line` creates it as `name`, in which `$$` is the job's
+    /// process number. A job that hangs is killed.
     fn attack(&self, line: &str, name: &str, acts: &[&str], variables: &[(&str, &str)]) -> Output {
         let attacker = if is_root() {
             "setpriv --reuid=65534 --regid=65534 --clear-groups "
@@ -94,7 +95,7 @@ impl Shared {
         command.envs(variables.iter().copied()).output().unwrap()
     }
 
-    /// Checks that a job went on, and that nothing that is not its own was written to. Returns what was said.
+    /// Checks that a job succeeded and wrote to no file of others. Returns its output.
     #[track_caller]
     fn check(&self, output: &Output) -> String {
         let text =
@@ -118,7 +119,7 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// What is planted: all that only another user can plant needs one.
+/// Returns the planted files and the reasons in the refusals. A file of another user needs root.
 fn plants() -> Vec<(&'static str, &'static str)> {
     let mut plants = vec![
         (LINK, "is a symbolic link"),
@@ -131,7 +132,8 @@ fn plants() -> Vec<(&'static str, &'static str)> {
     plants
 }
 
-/// Directories of everybody's, with and without the sticky bit, and of a group.
+/// Returns directories that everybody may write to, with and without the sticky bit, and one that a group may
+/// write to.
 fn shared(test: &str) -> Vec<Shared> {
     let mut modes = vec![0o777, 0o1777];
     if is_root() {
@@ -142,7 +144,7 @@ fn shared(test: &str) -> Vec<Shared> {
     modes.map(|mode| Shared::new(test, mode, &job)).collect()
 }
 
-/// The job, in a directory with the libraries that it needs, which is removed with this.
+/// The job, in a directory with the libraries that it needs. The directory is removed on drop.
 struct Job(PathBuf);
 
 impl Job {
@@ -211,7 +213,7 @@ fn a_recording_is_written_to_no_planted_file() {
     }
 }
 
-/// An earlier recording may have been for everybody to read, and may have another name.
+/// An earlier recording may be readable for everybody, and may have a second name (a hard link).
 #[test]
 fn a_recording_is_a_new_file_for_its_user_alone() {
     for shared in shared("earlier") {
@@ -243,14 +245,14 @@ fn metrics_are_written_to_no_planted_file() {
             assert!(text.starts_with(&expected), "{text}");
             assert_eq!(text.lines().count(), 1, "{text}");
             fs::remove_file(&path).unwrap();
-            // Where no other job takes the name, the job has it all the same.
+            // A file that is planted under a name with the job's process number has no effect.
             assert_eq!(shared.check(&run("job.prom.$$")), "");
             assert_eq!(shared.names().len(), 1, "{:?}", shared.names());
         }
     }
 }
 
-/// What cannot have its name has the process's number in it.
+/// A file whose name is taken gets the process number in its name.
 #[test]
 fn a_dump_is_written_beside_what_is_planted() {
     for (line, _) in plants() {
@@ -281,7 +283,7 @@ fn a_dump_is_written_beside_what_is_planted() {
     }
 }
 
-/// Less fits on a disk than a report needs, and than a snapshot does.
+/// The disk has less space than a report needs, or than a snapshot needs.
 #[test]
 fn a_dump_that_does_not_fit_leaves_no_part_of_a_file() {
     let job = Rc::new(Job::new("full"));
@@ -296,7 +298,7 @@ fn a_dump_that_does_not_fit_leaves_no_part_of_a_file() {
     }
 }
 
-/// NFS gives the files of a machine's root to `nobody`, mostly.
+/// NFS usually changes the owner of root's files to `nobody`.
 #[test]
 fn a_job_replaces_its_own_file_where_the_file_system_gives_it_to_another() {
     if !is_root() {
@@ -321,7 +323,7 @@ fn a_job_replaces_its_own_file_where_the_file_system_gives_it_to_another() {
     assert_eq!(shared.names(), ["job.lowtide"]);
 }
 
-/// A directory that another user's link leads to is not the one that the job's user named.
+/// If another user's symbolic link is part of the path, the directory is not the one that the job's user meant.
 #[test]
 fn a_job_goes_through_no_link_of_another_user() {
     if !is_root() {

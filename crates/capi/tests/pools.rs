@@ -1,4 +1,4 @@
-//! Memory pools through the exported functions: life, sources, checkpoints; and settings at run time.
+//! Private pools through the exported functions: lifetime, sources, checkpoints. Also settings at run time.
 #![expect(unsafe_code, reason = "calls C functions")]
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
@@ -68,7 +68,7 @@ fn a_pool_lives_as_long_as_it_is_held() {
     });
 }
 
-/// A pool that is there is not said to be absent.
+/// The error for an existing pool does not say that the pool does not exist.
 #[test]
 fn what_is_wrong_with_a_pool_is_said_of_it() {
     isolated("what_is_wrong_with_a_pool_is_said_of_it", &[], |_| {
@@ -85,7 +85,7 @@ fn what_is_wrong_with_a_pool_is_said_of_it() {
     });
 }
 
-/// A device's context takes hundreds of MiB.
+/// A context takes hundreds of MiB, so a device is not initialized needlessly.
 #[test]
 fn a_device_is_not_started_for_a_pool_that_it_cannot_have() {
     let test = "a_device_is_not_started_for_a_pool_that_it_cannot_have";
@@ -130,7 +130,7 @@ fn a_pool_serves_others_where_it_may() {
     });
 }
 
-/// What a source of segments did.
+/// The calls of a source of segments.
 #[derive(Default)]
 struct Seen {
     held: Mutex<Vec<(usize, usize)>>,
@@ -143,20 +143,20 @@ unsafe extern "C" fn give(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: it is the test's.
+    // SAFETY: `context` is the test's own value.
     let seen = unsafe { &*context.cast::<Seen>() };
     assert!(device == 0 && stream.is_null());
     if size > 64 << 20 {
         return ptr::null_mut();
     }
-    // SAFETY: any size may be asked for.
+    // SAFETY: any size may be requested.
     let memory = unsafe { libc::malloc(size) };
     seen.held.lock().unwrap().push((memory.addr(), size));
     memory
 }
 
 unsafe extern "C" fn take(context: *mut c_void, memory: *mut c_void, size: usize, device: c_int) {
-    // SAFETY: it is the test's.
+    // SAFETY: `context` is the test's own value.
     let seen = unsafe { &*context.cast::<Seen>() };
     assert_eq!(device, 0);
     let mut held = seen.held.lock().unwrap();
@@ -164,12 +164,12 @@ unsafe extern "C" fn take(context: *mut c_void, memory: *mut c_void, size: usize
         .iter()
         .position(|&known| known == (memory.addr(), size));
     held.remove(known.expect("it was given so"));
-    // SAFETY: it came from `malloc` above, and goes back once.
+    // SAFETY: it came from `malloc` above, and is freed once.
     unsafe { libc::free(memory) };
 }
 
 unsafe extern "C" fn end(context: *mut c_void) {
-    // SAFETY: it is the test's.
+    // SAFETY: `context` is the test's own value.
     let seen = unsafe { &*context.cast::<Seen>() };
     assert!(seen.held.lock().unwrap().is_empty(), "it ends last");
     seen.ended.fetch_add(1, Ordering::Relaxed);
@@ -177,7 +177,7 @@ unsafe extern "C" fn end(context: *mut c_void) {
 
 fn set_source(pool: Mempool, seen: &'static Seen) -> Status {
     let context = ptr::from_ref(seen).cast_mut().cast();
-    // SAFETY: the three functions take such a context, which stays.
+    // SAFETY: the three functions expect this context, which is never freed.
     unsafe { lowtide_set_pool_source(0, pool, Some(give), Some(take), context, Some(end)) }
 }
 
@@ -235,14 +235,14 @@ fn segments_come_from_the_programs_source() {
     });
 }
 
-/// Where the segments of another package's pool come from: the driver.
+/// A source of another package, which allocates from the driver.
 unsafe extern "C" fn give_of_driver(
     context: *mut c_void,
     size: usize,
     _device: c_int,
     _stream: *mut c_void,
 ) -> *mut c_void {
-    // SAFETY: it is the test's.
+    // SAFETY: `context` is the test's own value.
     let fake = unsafe { &*context.cast::<Fake>() };
     fake.allocate(size).unwrap_or(ptr::null_mut())
 }
@@ -261,7 +261,7 @@ fn a_source_may_call_the_driver() {
         assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
         assert_eq!(fake.current_device(), None);
         let context = ptr::from_ref(fake).cast_mut().cast();
-        // SAFETY: the functions take such a context, which stays as long as the process asks for memory.
+        // SAFETY: the functions expect this context, which lives as long as the process requests memory.
         let set = unsafe {
             lowtide_set_pool_source(0, POOL, Some(give_of_driver), Some(keep), context, None)
         };
@@ -271,7 +271,7 @@ fn a_source_may_call_the_driver() {
     });
 }
 
-/// What a restore told: whether a block was freed or handed out, where, and how long it is.
+/// The calls of a restore: whether a block was freed or allocated, its address and its size.
 type Told = Vec<(&'static str, usize, usize)>;
 
 unsafe extern "C" fn freed(
@@ -281,9 +281,9 @@ unsafe extern "C" fn freed(
     stream: *mut c_void,
 ) {
     assert!(stream.is_null());
-    // No lock is held.
+    // This works because no lock is held.
     let _ = stat(0, "allocation.all.current");
-    // SAFETY: it is the test's.
+    // SAFETY: `context` is the test's own value.
     unsafe { &mut *context.cast::<Told>() }.push(("freed", memory.addr(), size));
 }
 
@@ -293,7 +293,7 @@ unsafe extern "C" fn allocated(
     size: usize,
     _stream: *mut c_void,
 ) {
-    // SAFETY: it is the test's.
+    // SAFETY: `context` is the test's own value.
     unsafe { &mut *context.cast::<Told>() }.push(("allocated", memory.addr(), size));
 }
 
@@ -324,7 +324,7 @@ fn restore(device: c_int, checkpoint: *const Checkpoint) -> Result<Told, Status>
 fn is_live(expected: &[*mut c_void]) -> bool {
     let mut is_equal = false;
     let (pointer, count) = (expected.as_ptr(), expected.len());
-    // SAFETY: 1. so many pointers are there. 2. `is_equal` may be written to.
+    // SAFETY: 1. `expected` has `count` pointers. 2. `is_equal` may be written to.
     let status = unsafe { lowtide_check_live(0, POOL, pointer, count, &raw mut is_equal) };
     assert_eq!(status, Status::Ok);
     is_equal
@@ -368,7 +368,7 @@ fn restores_a_pool() {
     assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
     assert_eq!(restore(0, taken), Err(Status::Pool));
     for checkpoint in [taken, ptr::null_mut()] {
-        // SAFETY: it is null, or from `lowtide_checkpoint_pool` and used no more.
+        // SAFETY: it is null, or from `lowtide_checkpoint_pool` and no longer used.
         unsafe { lowtide_release_checkpoint(checkpoint) };
     }
 }
@@ -389,7 +389,7 @@ fn reconfigure(settings: &CStr) -> Status {
 fn config() -> &'static str {
     let text = lowtide_config();
     assert!(!text.is_null(), "{}", last_error());
-    // SAFETY: the text is valid for ever.
+    // SAFETY: the text is never freed.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap()
 }
 

@@ -1,4 +1,4 @@
-//! What a process lives through: configuration, machines without a driver, forks, its end.
+//! The life of a process: configuration, machines without a driver, forks, its end.
 #![expect(unsafe_code, reason = "calls C functions")]
 
 mod common;
@@ -42,7 +42,7 @@ fn the_configuration_is_settled_by_the_first_request() {
     });
 }
 
-/// Of four quarters of a segment, the one that 2.12 takes where the first and the last are free.
+/// If the first and the last quarter of a segment are free, PyTorch 2.12 takes the last.
 #[test]
 fn blocks_of_a_size_are_taken_as_the_programs_pytorch_takes_them() {
     let test = "blocks_of_a_size_are_taken_as_the_programs_pytorch_takes_them";
@@ -67,7 +67,7 @@ fn blocks_of_a_size_are_taken_as_the_programs_pytorch_takes_them() {
     });
 }
 
-/// Returns what the text of an error for want of memory advises.
+/// Returns the advice in the text of an out-of-memory error.
 fn advice() -> String {
     assert_eq!(allocate(1 << 50, 0), Err(Status::OutOfMemory));
     let text = last_error();
@@ -75,7 +75,7 @@ fn advice() -> String {
     advice.expect("as in PyTorch").1.to_owned()
 }
 
-/// PyTorch advises to turn expandable segments on where they are on up to 2.13, and the newest does not.
+/// PyTorch up to 2.13 advises to enable expandable segments even if they are enabled. The newest does not.
 #[test]
 fn the_text_of_an_error_is_that_of_the_programs_pytorch() {
     let test = "the_text_of_an_error_is_that_of_the_programs_pytorch";
@@ -191,8 +191,8 @@ fn a_configuration_that_is_refused_is_not_settled() {
     );
 }
 
-/// Returns what lowtide says on standard error when a test of this file runs by itself, as a child that is
-/// told so by a variable, with a strategy that does not exist.
+/// Returns lowtide's lines on standard error from a child process. It runs one test of this file with the
+/// variable `child` set, and with an unknown strategy.
 fn told_by(test: &str, child: &str) -> Vec<String> {
     let output = Command::new(std::env::current_exe().expect("a test is a program"))
         .args(["--exact", test, "--nocapture"])
@@ -210,7 +210,7 @@ fn lines_of_lowtide(output: &Output) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// A variable that is 0 or 1 and has another value is not passed over without a word.
+/// A variable must be 0 or 1. Another value gives a warning.
 #[test]
 fn what_is_neither_0_nor_1_is_told_once() {
     const TEST: &str = "what_is_neither_0_nor_1_is_told_once";
@@ -249,7 +249,7 @@ fn what_is_neither_0_nor_1_is_told_once() {
     }
 }
 
-/// PyTorch does not ask why its pluggable allocator returned null.
+/// PyTorch does not query why its pluggable allocator returned null.
 #[test]
 fn a_malloc_that_fails_says_why_on_standard_error() {
     const CHILD: &str = "LOWTIDE_TEST_MALLOC_FAILS";
@@ -265,7 +265,7 @@ fn a_malloc_that_fails_says_why_on_standard_error() {
     );
 }
 
-/// Nor what became of its hooks, which it may call a thousand times a second.
+/// PyTorch does not check the results of its hooks either, and may call them a thousand times a second.
 #[test]
 fn a_hook_that_fails_says_why_once_a_kind() {
     const CHILD: &str = "LOWTIDE_TEST_HOOKS_FAIL";
@@ -277,7 +277,7 @@ fn a_hook_that_fails_says_why_once_a_kind() {
             let status = lowtide_hook_set_memory_fraction(2.0, 0);
             assert_eq!(status, Status::InvalidArgument);
             assert_eq!(lowtide_hook_set_memory_fraction(0.5, 0), Status::Config);
-            // Those whose caller is told by the status.
+            // These report to their caller by the status.
             let status = lowtide_record_stream(ptr::without_provenance_mut(8192), ptr::null_mut());
             assert_eq!(status, Status::NotAllocated);
             let status = lowtide_set_memory_fraction(3.0, 0);
@@ -347,7 +347,7 @@ fn a_snapshot_can_be_read() {
             // SAFETY: both may be written to.
             let status = unsafe { lowtide_snapshot(&raw mut bytes, &raw mut length) };
             assert_eq!(status, Status::Ok);
-            // SAFETY: so many bytes are there until they are released.
+            // SAFETY: `length` bytes are valid until they are released.
             let pickle = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
             let snapshot = lowtide_trace::read_from(pickle).unwrap();
             // SAFETY: they come from `lowtide_snapshot`.
@@ -386,11 +386,11 @@ fn the_child_of_a_fork_is_told() {
             assert_eq!(configure(None, None), Status::Forked);
             refuses_new_functions(memory);
         };
-        // SAFETY: the child calls only what follows, and ends with `_exit`.
+        // SAFETY: the child calls only the functions below, and ends with `_exit`.
         match unsafe { libc::fork() } {
             0 => {
                 let code = i32::from(std::panic::catch_unwind(in_child).is_err());
-                // SAFETY: nothing of the parent is to be ended here.
+                // SAFETY: the child must not run the parent's exit handlers.
                 unsafe { libc::_exit(code) }
             }
             child => {
@@ -447,11 +447,11 @@ fn refuses_new_functions(memory: *mut c_void) {
 fn a_fork_before_the_driver_starts_is_fine() {
     isolated("a_fork_before_the_driver_starts_is_fine", &[], |_| {
         assert_eq!(configure(Some(c"bfc"), None), Status::Ok);
-        // SAFETY: the child calls only what follows, and ends with `_exit`.
+        // SAFETY: the child calls only the functions below, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let code = i32::from(allocate(1, 0).is_err());
-            // SAFETY: nothing of the parent is to be ended here.
+            // SAFETY: the child must not run the parent's exit handlers.
             unsafe { libc::_exit(code) }
         }
         let mut status = -1;
@@ -461,7 +461,7 @@ fn a_fork_before_the_driver_starts_is_fine() {
     });
 }
 
-/// Memory that other libraries give back when the process ends, after the driver has.
+/// Other libraries may free memory when the process ends, after the driver has shut down.
 #[test]
 fn memory_may_be_given_back_after_the_driver_has_ended() {
     static LATE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -476,21 +476,21 @@ fn memory_may_be_given_back_after_the_driver_has_ended() {
     }
     let test = "memory_may_be_given_back_after_the_driver_has_ended";
     isolated(test, &[("LOWTIDE_STRATEGY", "direct")], |_| {
-        // Before the driver's own handler, so that it runs after it.
-        // SAFETY: the function is there until the end.
+        // Registered before the driver's own handler, so that it runs after it.
+        // SAFETY: the function exists until the process ends.
         assert_eq!(unsafe { libc::atexit(give_back) }, 0);
         LATE.store(allocate(1 << 20, 0).unwrap(), Ordering::Relaxed);
     });
 }
 
-/// Threads of its own run in it, and the process's allocators are in it.
+/// The library has threads that run, and the process's allocators.
 #[test]
 fn whoever_closes_the_library_leaves_it_loaded() {
     isolated("whoever_closes_the_library_leaves_it_loaded", &[], |_| {
         let path = std::env::current_exe()
             .unwrap()
             .with_file_name("liblowtide.so");
-        // SAFETY: loading it runs what runs wherever it is loaded.
+        // SAFETY: its initializers may run in any process.
         let library = unsafe { libloading::Library::new(&path) }.unwrap();
         library.close().unwrap();
         let path = CString::new(path.into_os_string().into_vec()).unwrap();
@@ -501,7 +501,7 @@ fn whoever_closes_the_library_leaves_it_loaded() {
     });
 }
 
-/// The C program calls what is in the header, on the shared object itself.
+/// The C program calls the functions of the header in the shared object.
 #[test]
 fn a_c_program_runs() {
     let directory = std::env::current_exe().unwrap();

@@ -1,5 +1,5 @@
-//! Requests through the exported functions, on the stand-in driver: contents, devices, threads, streams,
-//! pools. Kernels are not covered, as there are none.
+//! Requests through the exported functions, on the stand-in driver: contents, devices, threads, streams, pools.
+//! Kernels are not covered: the stand-in has none.
 #![expect(unsafe_code, reason = "calls C functions")]
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
@@ -68,7 +68,7 @@ fn a_request_may_say_where_its_memory_is() {
         assert_eq!(take(start, 5 << 20), Status::NotFree);
         assert_eq!(take(within, usize::MAX), Status::OutOfMemory);
         assert_eq!(take(within, 0), Status::Ok);
-        // Another stream's memory is another's, as at each request.
+        // Memory of one stream does not serve another, as for every request.
         let elsewhere = fake.stream();
         let answer = lowtide_allocate_at(start, 2 << 20, 0, elsewhere);
         assert_eq!(answer, Status::NotFree);
@@ -83,7 +83,7 @@ fn a_request_may_say_where_its_memory_is() {
     });
 }
 
-/// Runs `body` in a thread that has no context before it.
+/// Runs `body` in a new thread without a current context.
 fn in_new_thread(fake: &Fake, body: impl FnOnce() + Send) {
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -104,7 +104,7 @@ fn a_miss_makes_a_context_current_where_none_is() {
         ];
         isolated(test, &variables, |fake| {
             assert_eq!(lowtide_init(5), Status::Ok);
-            // The first request of each device is a miss whatever the strategy.
+            // The first request of each device is a miss in every strategy.
             for [first, second] in [[0, 1], [3, 2]] {
                 in_new_thread(fake, || {
                     allocate(1 << 20, first).unwrap();
@@ -211,7 +211,7 @@ fn threads_share_a_device() {
     });
 }
 
-/// Takes and gives back 10,000 blocks, some of which it holds for a while.
+/// Allocates and frees 10,000 blocks, and holds some of them for a while.
 fn work(number: usize) {
     let mut held = [None; 16];
     for step in 0..10_000 {
@@ -251,7 +251,7 @@ fn memory_waits_for_the_streams_that_use_it() {
     });
 }
 
-/// PyTorch refuses it (pytorch#189504).
+/// PyTorch refuses such a request (pytorch#189504).
 #[test]
 fn what_a_request_waited_for_serves_it() {
     let test = "what_a_request_waited_for_serves_it";
@@ -270,8 +270,9 @@ fn what_a_request_waited_for_serves_it() {
     }
 }
 
-/// Fills the device, asks for as much as a block has that another stream uses until the request waits for it, and returns
-/// what came of it and where that block is. Its segment has a block in use, too, so that it cannot go back.
+/// Fills the device. Then requests the size of a pending block, whose stream continues once the request waits.
+/// Returns the result of the request, and the pending block's address. Its segment also has a block in use, so it
+/// cannot be released.
 fn request_while_another_stream_works(
     fake: &common::Fake,
 ) -> (Result<*mut c_void, Status>, *mut c_void) {
@@ -300,7 +301,7 @@ fn request_while_another_stream_works(
     (served, freed)
 }
 
-/// Puts a task into a stream: the event of a stream without work passes at once.
+/// Queues work in a stream, because an event of a stream without work passes at once.
 fn put_work(fake: &common::Fake, stream: *mut c_void) {
     let scratch = allocate(512, 0).expect("there is room");
     fake.set_bytes(scratch, 512, stream);

@@ -1,8 +1,8 @@
-//! 16 threads that free each other's blocks, through the exported functions, on memory that is real.
+//! 16 threads free each other's blocks through the exported functions, on real memory.
 //!
-//! ThreadSanitizer (`cargo xtask tsan`) sees what they write into their blocks as it sees all memory, so
-//! that a block which reaches a second thread without the allocator having ordered the two is a data race.
-//! What it cannot see is which bytes a block has between its ends: `crates/shared/tests/stress.rs` does.
+//! ThreadSanitizer (`cargo xtask tsan`) sees the writes to the blocks. If a block reaches a second thread and the
+//! allocator did not order the two, it reports a data race. Only the ends of a block are written;
+//! `crates/shared/tests/stress.rs` checks that blocks do not overlap.
 //!
 //! `LOWTIDE_STRESS_OPERATIONS` sets how many requests each thread makes.
 #![expect(
@@ -25,24 +25,24 @@ use common::{Fake, allocate, allocate_on, command, isolated, stat};
 use lowtide::*;
 
 const THREADS: usize = 16;
-/// How many blocks a thread holds: up to so many at first, then so many at most.
+/// Each thread first allocates this many blocks, and later holds at most [`HELD_MAX`].
 const HELD_AT_FIRST: u64 = 100;
 const HELD_MAX: usize = 40;
 const OPERATIONS: &str = "LOWTIDE_STRESS_OPERATIONS";
 
-/// A block in somebody's hands.
+/// A block that a thread holds.
 struct Block {
     memory: *mut c_void,
     words: usize,
-    /// Who was given it, and which of the thread's requests that was.
+    /// The thread that allocated it, and the number of that request.
     stamp: u64,
 }
 
-// SAFETY: a block is its holder's alone, whichever thread that is.
+// SAFETY: only the thread that holds a block uses it.
 unsafe impl Send for Block {}
 
 impl Block {
-    /// Writes the stamp to both ends, in no way that orders threads.
+    /// Writes the stamp to both ends, without ordering threads.
     fn mark(&self) {
         for word in self.ends() {
             // SAFETY: the word lies within the block, which is the caller's.
@@ -64,20 +64,20 @@ impl Block {
     }
 }
 
-/// What all threads of a test share.
+/// The state that all threads of a test share.
 struct Stress {
-    /// As numbers: the threads' own where there are as many.
+    /// As numbers. If there are as many as threads, each thread has its own.
     streams: Vec<usize>,
-    /// Where blocks wait for whichever thread finds them.
+    /// Blocks for any thread to take.
     places: Vec<Mutex<Option<Block>>>,
-    /// What the observer of events, if there is one, reads.
+    /// The context of the observer of events, if there is one.
     observed: Mutex<Option<Box<u64>>>,
-    /// Where threads wait until all hold their first blocks.
+    /// Threads wait here until all hold their first blocks.
     peak: Barrier,
     operations: u64,
 }
 
-/// What an observer finds in its context.
+/// The value that an observer must find in its context.
 const OBSERVED: u64 = 0x6f62_7365_7276_6564;
 
 unsafe extern "C" fn observe(context: *mut c_void, _event: *const Event) {
@@ -99,14 +99,14 @@ fn pick(bits: u64, count: usize) -> usize {
 }
 
 impl Stress {
-    /// What one thread does: holds some blocks, swaps some with a place that all threads share.
+    /// The work of one thread: it holds some blocks, and swaps some with the shared places.
     fn work(&self, number: usize) {
         let (mut seed, mut held) = (number as u64 + 1, Vec::new());
         for operation in 0..self.operations {
             let choice = random(&mut seed);
             held.push(self.allocate(number, operation, choice));
-            // All threads hold more at first than ever after. Without that many a request would be the
-            // device's peak, for which all figures are looked at, and threads would mostly wait.
+            // All threads first hold more than ever after. Otherwise many requests would be new peaks of the
+            // device. Each would sync the statistics of all lanes, and threads would mostly wait.
             if operation < HELD_AT_FIRST {
                 continue;
             } else if operation == HELD_AT_FIRST {
@@ -146,7 +146,7 @@ impl Stress {
         };
         block.mark();
         if choice >> 24 & 0xfff == 0 {
-            // Used on another stream, and freed later by whichever thread finds it.
+            // Used on another stream, and freed later by any thread.
             let other = self.stream(pick(choice >> 36, self.streams.len()));
             assert_eq!(lowtide_record_stream(memory, other), Status::Ok);
         }
@@ -157,7 +157,7 @@ impl Stress {
         ptr::without_provenance_mut(self.streams[index])
     }
 
-    /// Now and then, what concerns all of the device.
+    /// Sometimes makes a call that concerns all of the device.
     fn manage(&self, choice: u64) {
         match choice & 0xffff {
             0 => assert_eq!(lowtide_empty_cache(0), Status::Ok),
@@ -172,8 +172,8 @@ impl Stress {
         }
     }
 
-    /// Has events observed, or not any more. The observer that there was is not called after that, so that
-    /// its context may end.
+    /// Sets or removes the observer of events. The previous observer is not called after that, so its context may
+    /// be dropped.
     fn change_observer(&self) {
         let mut observed = self.observed.lock().unwrap();
         let mut next = observed.is_none().then(|| Box::new(OBSERVED));
@@ -250,7 +250,7 @@ fn threads_on_streams_of_their_own() {
     stress(test, ["caching", ""], |fake| run(fake, THREADS));
 }
 
-/// More streams than there are lanes, each used by all threads.
+/// More streams than lanes, each used by all threads.
 #[test]
 fn threads_on_any_of_forty_streams() {
     let test = "threads_on_any_of_forty_streams";
@@ -278,9 +278,9 @@ fn threads_on_size_classes() {
     stress(test, settings, |fake| run(fake, THREADS));
 }
 
-/// What the tests above rely on: nothing but the allocator orders two threads that have the same block one
-/// after the other, which is enough; and where a thread writes to a block that it gave back, so that nothing
-/// orders them, ThreadSanitizer reports that.
+/// The tests above rely on two facts. If two threads have the same block one after the other, only the allocator
+/// orders them, and that is enough. If a thread writes to a block after it freed it, nothing orders the two, and
+/// ThreadSanitizer reports a race.
 #[test]
 fn a_race_is_reported_and_nothing_else() {
     const IS_LATE: &str = "RACE_IS_LATE";
@@ -294,7 +294,7 @@ fn a_race_is_reported_and_nothing_else() {
     };
     let output = run("false");
     assert!(output.status.success(), "{output:?}");
-    // `cargo xtask tsan` says that there must be a sanitizer. Without one a race means nothing.
+    // `cargo xtask tsan` sets the variable. Without a sanitizer no race is reported.
     if env::var_os("LOWTIDE_TSAN").is_some() {
         let output = run("true");
         let report = String::from_utf8_lossy(&output.stderr);
@@ -303,17 +303,17 @@ fn a_race_is_reported_and_nothing_else() {
     }
 }
 
-/// Has a thread give back a block that the next one is then given. Both write to it, the first before it gives
-/// it back or, which no program may, when the other has it.
+/// One thread frees a block, and the next one allocates it. Both write to it. The first writes before its free
+/// or, if `is_late`, when the other has the block, which no program may do.
 fn hand_on(is_late: bool) {
     let _fake = Fake::load();
     let address = allocate(512, 0).unwrap().expose_provenance();
     let memory = || ptr::with_exposed_provenance_mut::<c_void>(address);
     let write = |value| {
-        // SAFETY: it is mapped and has the room. A late write is a race, which is what this process is for.
+        // SAFETY: it is mapped and large enough. A late write is a race, which this process is to show.
         unsafe { memory().cast::<u64>().write(value) };
     };
-    // Neither flag orders anything.
+    // Neither flag orders the threads.
     let [is_free, is_taken] = [const { AtomicBool::new(false) }; 2];
     let wait_for = |flag: &AtomicBool| {
         while !flag.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! What a program is told: events, what is held, shortages, running out.
+//! What a program can observe: events, segments and blocks, shortages, out-of-memory errors and dumps.
 #![expect(unsafe_code, reason = "calls C functions")]
 #![expect(clippy::unwrap_used, reason = "in what the tests share")]
 
@@ -74,7 +74,7 @@ fn events_are_told_for_devices_in_use_and_later_ones() {
     });
 }
 
-/// While threads allocate, the observer comes and goes; nothing is told twice.
+/// While threads allocate, the observer is set and removed. No event is reported twice.
 #[test]
 fn an_observer_may_change_under_way() {
     static TOLD: AtomicUsize = AtomicUsize::new(0);
@@ -107,7 +107,7 @@ fn an_observer_may_change_under_way() {
     });
 }
 
-/// What was shown of each segment: its address and size, and its blocks.
+/// The visited segments, each with its blocks.
 type Shown = Vec<(Segment, Vec<Block>)>;
 
 unsafe extern "C" fn show(
@@ -116,11 +116,11 @@ unsafe extern "C" fn show(
     blocks: *const Block,
     count: usize,
 ) {
-    // SAFETY: it is the test's.
+    // SAFETY: `context` is the test's own value.
     let shown = unsafe { &mut *context.cast::<Shown>() };
     // SAFETY: it is lowtide's, and valid for the call.
     let segment = unsafe { *segment };
-    // SAFETY: there are so many.
+    // SAFETY: `blocks` points to `count` blocks.
     let blocks = unsafe { slice::from_raw_parts(blocks, count) };
     shown.push((segment, blocks.to_vec()));
 }
@@ -210,7 +210,7 @@ fn usage_is_told_without_the_other_figures() {
         assert_eq!(fake.calls("cuInit"), 0, "to look starts nothing");
         let small = allocate(1000, 0).unwrap();
         assert_eq!(usage(0), (1024, 2 << 20));
-        // Streams are counted together.
+        // The sums are over all streams.
         let stream = fake.stream();
         let large = allocate_on(30 << 20, 0, stream).unwrap();
         assert_eq!(usage(0), ((30 << 20) + 1024, 32 << 20));
@@ -295,8 +295,8 @@ fn last_out_of_memory() -> Result<OutOfMemory, Status> {
     }
 }
 
-/// Returns what is said after a request for 30 MiB, of which 20 are left, and twice 18 MiB in pieces, as in a
-/// job whose first steps were larger.
+/// Requests 30 MiB on a fragmented device, and returns the error's text. The device has 20 MiB free, and two
+/// segments have 18 MiB free each. A job whose first steps were larger is in such a state.
 fn run_out_of_pieces() -> String {
     for memory in [40 << 20, 40 << 20].map(|size| allocate(size, 0).unwrap()) {
         assert_eq!(lowtide_deallocate(memory), Status::Ok);
@@ -330,7 +330,7 @@ fn running_out_says_where_memory_is_and_what_would_have_fitted() {
     });
 }
 
-/// Everything was tried before the last events were kept, and no setting takes memory from a pool that lives.
+/// No setting helps: none uses the memory of a live private pool for other requests.
 #[test]
 fn what_a_live_pool_keeps_would_have_fitted_nowhere() {
     let test = "what_a_live_pool_keeps_would_have_fitted_nowhere";
@@ -440,7 +440,7 @@ fn running_out_leaves_a_snapshot_and_a_report_once() {
         let [trace] = &read.traces[..] else {
             panic!("{} devices", read.traces.len())
         };
-        // The past is there too, since little of the device is left.
+        // The recent events are in the snapshot too, because little of the device was free.
         assert_eq!((trace.allocs(), trace.initial.blocks.len()), (2, 2));
         for file in [&snapshot, &report] {
             let mode = fs::metadata(file).unwrap().permissions().mode();
@@ -472,7 +472,7 @@ fn what_another_knows_of_the_process_is_left_instead() {
         ))
         .unwrap();
         for part in pickle.chunks(1000) {
-            // SAFETY: there are so many bytes.
+            // SAFETY: the slice has so many bytes.
             unsafe { write(to, part.as_ptr().cast(), part.len()) };
         }
         true
@@ -497,7 +497,7 @@ fn what_another_knows_of_the_process_is_left_instead() {
         assert_eq!(files(&directory), ["oom.rank3.html", "oom.rank3.pickle"]);
         let read = lowtide_trace::read(&directory.join("oom.rank3.pickle")).unwrap();
         assert!(read.traces[0].allocs() > 50_000);
-        // The snapshot has all; the report, which the program waits for, the end of it.
+        // The snapshot has all events. The report has only the last ones, because the program waits for it.
         let left_out = "the last 100,000 of 160,745 events";
         assert!(
             text.ends_with(&format!("oom.rank3.html, which shows {left_out}.")),
@@ -518,7 +518,7 @@ fn a_snapshot_that_takes_long_to_read_is_left_without_a_report() {
         to: *mut c_void,
     ) -> bool {
         let pickle = vec![0_u8; LENGTH];
-        // SAFETY: there are so many bytes.
+        // SAFETY: the slice has so many bytes.
         unsafe { write(to, pickle.as_ptr().cast(), pickle.len()) };
         true
     }
@@ -557,7 +557,7 @@ fn a_directory_may_have_any_name() {
     isolated(test, &[("FAKECUDA_CAPACITY", "104857600")], |_| {
         let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_anywhere");
         let directory = parent.join(OsStr::from_bytes(b"any\xffname"));
-        // SAFETY: no other thread is there yet that looks at the environment.
+        // SAFETY: no other thread reads the environment yet.
         unsafe { env::set_var("LOWTIDE_OOM_DUMP", &directory) };
         assert!(run_out_of_pieces().contains("\nWritten: "));
         assert_eq!(files(&directory), ["oom.html", "oom.pickle"]);

@@ -1,5 +1,5 @@
-//! A process of its own for each test, with the stand-in driver in it: the allocators of a process, once
-//! made, stay.
+//! Runs each test in a process of its own, with the stand-in driver: the allocators of a process exist until it
+//! ends.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -19,10 +19,10 @@ pub(crate) use located::{Live, library_path};
 
 use lowtide::*;
 
-/// Set in the process that a test started for itself.
+/// The variable that is set in the process that a test starts for itself.
 const CHILD: &str = "LOWTIDE_TEST_CHILD";
 
-/// Runs `body` in a new process with these variables, and fails if it does.
+/// Runs `body` in a new process with these environment variables. Fails if the process fails.
 pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
     if env::var_os(CHILD).is_some() {
         body(&Fake::load());
@@ -33,7 +33,7 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) 
         .envs(variables.iter().copied())
         .output()
         .unwrap();
-    // Where no test has the name, that is success to the test's own process.
+    // If no test has the name, the process succeeds too, so its output is checked.
     let has_run = String::from_utf8_lossy(&output.stdout).contains("running 1 test");
     assert!(
         output.status.success() && has_run,
@@ -44,7 +44,7 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) 
     );
 }
 
-/// Returns what runs one test in a process of its own, in which nothing of ours is set.
+/// Returns a command that runs one test in a process of its own, without our environment variables.
 pub(crate) fn command(test: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
@@ -92,16 +92,16 @@ impl Fake {
 
     pub(crate) fn used_bytes(&self, device: c_int) -> u64 {
         let used = self.function::<unsafe extern "C" fn(c_int) -> u64>("fakecuda_used_bytes");
-        // SAFETY: any number may be asked for.
+        // SAFETY: any number may be passed.
         unsafe { used(device) }
     }
 
-    /// Returns a new stream of device 0, whose context the thread has from now on.
+    /// Returns a new stream of device 0, and makes the device's context current.
     pub(crate) fn stream(&self) -> *mut c_void {
         self.stream_of(0)
     }
 
-    /// Returns a new stream of a device, whose context the thread has from now on.
+    /// Returns a new stream of a device, and makes the device's context current.
     pub(crate) fn stream_of(&self, device: c_int) -> *mut c_void {
         self.use_device(device);
         let mut stream = ptr::null_mut();
@@ -112,15 +112,15 @@ impl Fake {
         stream
     }
 
-    /// Ends a device's context, whoever holds it.
+    /// Resets a device's primary context, even if it is retained.
     pub(crate) fn reset(&self, device: c_int) {
         let reset =
             self.function::<unsafe extern "C" fn(c_int) -> c_int>("cuDevicePrimaryCtxReset_v2");
-        // SAFETY: the callers use nothing of it any more.
+        // SAFETY: the callers no longer use its resources.
         assert_eq!(unsafe { reset(device) }, 0);
     }
 
-    /// Makes a device's context the thread's.
+    /// Makes a device's context current in this thread.
     pub(crate) fn use_device(&self, device: c_int) {
         let mut context = ptr::null_mut();
         let retain = self.function::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(
@@ -133,7 +133,7 @@ impl Fake {
         assert_eq!(unsafe { set(context) }, 0);
     }
 
-    /// Returns the device of the context that is current in this thread; `None` where there is none.
+    /// Returns the device of this thread's current context; `None` if there is none.
     pub(crate) fn current_device(&self) -> Option<c_int> {
         let mut context = ptr::null_mut();
         let get =
@@ -150,7 +150,7 @@ impl Fake {
         Some(device)
     }
 
-    /// Returns memory from the driver itself, or the code of its refusal.
+    /// Allocates memory directly from the driver. Returns its address, or the error code.
     pub(crate) fn allocate(&self, size: usize) -> Result<*mut c_void, c_int> {
         let mut address = 0;
         let allocate =
@@ -169,7 +169,7 @@ impl Fake {
         assert!(self.sets_bytes(memory, size, stream));
     }
 
-    /// Sets bytes in stream order, and returns whether the driver took the work.
+    /// Sets bytes in stream order. Returns whether the driver queued the work.
     pub(crate) fn sets_bytes(&self, memory: *mut c_void, size: usize, stream: *mut c_void) -> bool {
         type SetBytes = unsafe extern "C" fn(*mut c_void, u8, usize, *mut c_void) -> c_int;
         let set = self.function::<SetBytes>("cuMemsetD8Async");
@@ -177,7 +177,7 @@ impl Fake {
         unsafe { set(memory, 1, size, stream) == 0 }
     }
 
-    /// Waits for the work of a stream, and returns whether it did what it may.
+    /// Waits for the work of a stream. Returns whether all of it was allowed.
     pub(crate) fn synchronize(&self, stream: *mut c_void) -> bool {
         type Synchronize = unsafe extern "C" fn(*mut c_void) -> c_int;
         let synchronize = self.function::<Synchronize>("cuStreamSynchronize");
@@ -185,7 +185,7 @@ impl Fake {
         unsafe { synchronize(stream) == 0 }
     }
 
-    /// Waits for all work of device 0, whose context the thread has from now on, and returns whether it did what it may.
+    /// Makes device 0 current and waits for all its work. Returns whether all of it was allowed.
     pub(crate) fn synchronize_device(&self) -> bool {
         self.use_device(0);
         let synchronize = self.function::<unsafe extern "C" fn() -> c_int>("cuCtxSynchronize");
@@ -193,7 +193,7 @@ impl Fake {
         unsafe { synchronize() == 0 }
     }
 
-    /// Ends a stream, whose work is done.
+    /// Destroys a stream whose work is done.
     pub(crate) fn destroy_stream(&self, stream: *mut c_void) {
         type Destroy = unsafe extern "C" fn(*mut c_void) -> c_int;
         let destroy = self.function::<Destroy>("cuStreamDestroy_v2");
@@ -201,7 +201,7 @@ impl Fake {
         assert_eq!(unsafe { destroy(stream) }, 0);
     }
 
-    /// Begins to capture a stream, as PyTorch does where a program does not choose.
+    /// Begins to capture a stream in the mode that PyTorch uses by default.
     pub(crate) fn begin_capture(&self, stream: *mut c_void) {
         let begin = self
             .function::<unsafe extern "C" fn(*mut c_void, u32) -> c_int>("cuStreamBeginCapture_v2");
@@ -209,17 +209,17 @@ impl Fake {
         assert_eq!(unsafe { begin(stream, 0) }, 0);
     }
 
-    /// Ends the capture of a stream, which no call may have spoiled.
+    /// Ends the capture of a stream, and checks that no call invalidated it.
     pub(crate) fn end_capture(&self, stream: *mut c_void) {
         assert!(self.ends_capture(stream));
     }
 
-    /// Ends the capture of a stream, and returns whether no call has spoiled it.
+    /// Ends the capture of a stream. Returns whether it was still valid.
     pub(crate) fn ends_capture(&self, stream: *mut c_void) -> bool {
         self.end_capture_of(stream) == 0
     }
 
-    /// Begins to capture a stream, beside which every thread may do what it likes, and returns the driver's code.
+    /// Begins to capture a stream in relaxed mode, in which all calls are allowed. Returns the driver's code.
     pub(crate) fn begin_relaxed_capture(&self, stream: *mut c_void) -> c_int {
         let begin = self
             .function::<unsafe extern "C" fn(*mut c_void, u32) -> c_int>("cuStreamBeginCapture_v2");
@@ -227,7 +227,7 @@ impl Fake {
         unsafe { begin(stream, 2) }
     }
 
-    /// Ends the capture of a stream and the graph that it made, and returns the driver's code.
+    /// Ends the capture of a stream and destroys its graph. Returns the driver's code.
     pub(crate) fn end_capture_of(&self, stream: *mut c_void) -> c_int {
         type End = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
         let end = self.function::<End>("cuStreamEndCapture");
@@ -236,13 +236,13 @@ impl Fake {
         let code = unsafe { end(stream, &raw mut graph) };
         let destroy = self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuGraphDestroy");
         if code == 0 {
-            // SAFETY: nobody else has the graph. One that the driver keeps takes a number there.
+            // SAFETY: nothing else uses the graph. Without this it would stay in the driver's table.
             unsafe { destroy(graph) };
         }
         code
     }
 
-    /// Has the work that comes to a stream wait for what is now in another, as `wait_stream` does.
+    /// Makes later work of a stream wait for the work now in `other`, like `wait_stream`.
     pub(crate) fn wait(&self, stream: *mut c_void, other: *mut c_void) {
         let mut event = ptr::null_mut();
         let create =
@@ -259,7 +259,7 @@ impl Fake {
         assert_eq!(unsafe { wait(stream, event, 0) }, 0);
         let destroy =
             self.function::<unsafe extern "C" fn(*mut c_void) -> c_int>("cuEventDestroy_v2");
-        // SAFETY: the event is used no more.
+        // SAFETY: the event is no longer used.
         assert_eq!(unsafe { destroy(event) }, 0);
     }
 
@@ -274,7 +274,7 @@ impl Fake {
         assert_eq!(unsafe { hold(stream) }, 0);
     }
 
-    /// Has the `nth` call of a function from now fail with a code.
+    /// Makes the `nth` call of a function from now on fail with a code.
     pub(crate) fn fail(&self, name: &str, nth: u64, code: c_int) {
         type Fail = unsafe extern "C" fn(*const c_char, u64, c_int) -> c_int;
         let fail = self.function::<Fail>("fakecuda_fail");
@@ -283,14 +283,14 @@ impl Fake {
         assert_eq!(unsafe { fail(name.as_ptr(), nth, code) }, 0);
     }
 
-    /// Has so many of a million calls fail from now on, at random by a seed.
+    /// Makes `per_million` of a million calls fail from now on, chosen at random by a seed.
     pub(crate) fn fail_at_random(&self, seed: u64, per_million: u64) {
         let fail = self.function::<unsafe extern "C" fn(u64, u64)>("fakecuda_fail_at_random");
         // SAFETY: takes numbers only.
         unsafe { fail(seed, per_million) };
     }
 
-    /// Has streams do their work as late as they can, or not any more.
+    /// Sets whether streams do their work as late as possible.
     pub(crate) fn set_lazy(&self, is_lazy: bool) {
         let set = self.function::<unsafe extern "C" fn(c_int) -> c_int>("fakecuda_set_lazy");
         // SAFETY: takes a number only.
@@ -304,12 +304,12 @@ impl Fake {
 }
 
 pub(crate) fn last_error() -> String {
-    // SAFETY: the text is this thread's, in which no call is under way.
+    // SAFETY: the text belongs to this thread, and no call is running in it.
     let text = unsafe { CStr::from_ptr(lowtide_last_error()) };
     text.to_str().unwrap().to_owned()
 }
 
-/// Returns memory of a device, on its default stream.
+/// Allocates memory of a device on its default stream.
 pub(crate) fn allocate(size: usize, device: c_int) -> Result<*mut c_void, Status> {
     allocate_on(size, device, ptr::null_mut())
 }
@@ -331,7 +331,7 @@ pub(crate) fn allocate_on(
     }
 }
 
-/// Returns the block that the program holds at an address.
+/// Returns the allocated block at an address.
 pub(crate) fn find(memory: *mut c_void) -> Result<Allocation, Status> {
     let mut found = std::mem::MaybeUninit::uninit();
     // SAFETY: `found` may be written to.
@@ -342,10 +342,10 @@ pub(crate) fn find(memory: *mut c_void) -> Result<Allocation, Status> {
     }
 }
 
-/// Returns one of a device's figures.
+/// Returns one statistic of a device.
 pub(crate) fn stat(device: c_int, key: &str) -> i64 {
     let mut count = 0;
-    // SAFETY: a capacity of 0 asks for the room.
+    // SAFETY: with a capacity of 0, only the count is written.
     let status = unsafe { lowtide_memory_stats(device, ptr::null_mut(), 0, &raw mut count) };
     assert_eq!(status, Status::TooSmall);
     let mut stats = vec![
@@ -366,12 +366,12 @@ pub(crate) fn stat(device: c_int, key: &str) -> i64 {
     found.unwrap().value
 }
 
-/// Writes a pattern to device memory, which is the host's here.
+/// Writes a pattern to device memory. Here it is host memory.
 pub(crate) fn fill(memory: *mut c_void, size: usize, seed: usize) {
     for index in 0..size / 8 {
         // SAFETY: the word lies within the block.
         let word = unsafe { memory.cast::<usize>().add(index) };
-        // SAFETY: the block is the test's alone.
+        // SAFETY: only the test uses the block.
         unsafe { word.write(seed.wrapping_mul(0x9e37_79b9) ^ index) };
     }
 }
@@ -381,7 +381,7 @@ pub(crate) fn check(memory: *mut c_void, size: usize, seed: usize) {
     for index in 0..size / 8 {
         // SAFETY: the word lies within the block.
         let word = unsafe { memory.cast::<usize>().add(index) };
-        // SAFETY: the block is the test's alone, and was written.
+        // SAFETY: only the test uses the block, and it was written.
         let found = unsafe { word.read() };
         assert_eq!(
             found,

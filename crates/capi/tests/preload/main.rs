@@ -1,8 +1,8 @@
-//! Programs in C that know nothing of lowtide, run with it in `LD_PRELOAD`: linked with a stand-in for CUDA's
-//! runtime, and with the same in the program itself.
+//! C programs that know nothing of lowtide, run with it in `LD_PRELOAD`. A stand-in for CUDA's runtime is linked
+//! as a library, or is part of the program itself.
 //!
-//! What a card's own runtime and driver do is not tested here: the stand-in looks the driver up as NVIDIA's
-//! was seen to.
+//! NVIDIA's own runtime and driver are not tested here. The stand-in looks the driver up in the way that was
+//! observed of NVIDIA's.
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
 #[path = "../../../fakecuda/src/located.rs"]
@@ -21,14 +21,14 @@ use std::process::{Command, Output};
 
 use lowtide_core::Action;
 
-/// The program's two forms.
+/// The two forms of the program.
 const FORMS: [Form; 2] = [Form::Shared, Form::Static];
 
 #[derive(Clone, Copy, Debug)]
 enum Form {
     /// Linked with the runtime's library.
     Shared,
-    /// With the runtime in it, and debugging information.
+    /// Contains the runtime and debugging information.
     Static,
 }
 
@@ -56,7 +56,7 @@ impl Machine {
         Machine(directory)
     }
 
-    /// Puts a driver in front of the stand-in, which it is linked with.
+    /// Puts another driver in front of the stand-in, and links it with the stand-in.
     fn put_in_front(&self, source: &str) {
         let [thin, behind] = ["libcuda.so.1", "libcuda.so.1.1"].map(|name| self.0.join(name));
         let driver = fs::read_link(&thin).unwrap();
@@ -64,7 +64,8 @@ impl Machine {
         let source = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("tests/c")
             .join(source);
-        // What it is linked with has the name of the one behind it, which the driver's own file has not.
+        // The library that it is linked with needs the name of the driver behind it, which the driver's own file
+        // does not have.
         let options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1.1"];
         compile(&[&source], &behind, &options);
         let options = ["-shared", "-fPIC", "-Wl,--no-as-needed"];
@@ -73,7 +74,7 @@ impl Machine {
         symlink(driver, &behind).unwrap();
     }
 
-    /// Returns what runs a check of the program, with lowtide in front of it or not.
+    /// Returns a command that runs a check of the program, with or without lowtide preloaded.
     fn command(&self, check: &str, preload: bool) -> Command {
         let mut command = Command::new(self.0.join("program"));
         command.arg(check);
@@ -103,7 +104,7 @@ impl Drop for Machine {
     }
 }
 
-/// Returns where cargo puts the shared objects.
+/// Returns the directory in which cargo puts the shared objects.
 fn libraries() -> PathBuf {
     let program = env::current_exe().unwrap();
     program.parent().unwrap().to_owned()
@@ -134,7 +135,7 @@ fn compile(inputs: &[&Path], output: &Path, options: &[&str]) {
     assert!(compiled.status.success(), "{text}");
 }
 
-/// Runs a check that must pass, and returns what it printed and what stands on standard error.
+/// Runs a check that must pass. Returns its standard output and standard error.
 fn run(mut command: Command) -> (String, String) {
     let Output {
         status,
@@ -146,7 +147,7 @@ fn run(mut command: Command) -> (String, String) {
     (printed, told)
 }
 
-/// Runs a check in both forms, with these variables, and returns what was told of each.
+/// Runs a check in both forms, with these environment variables. Returns the standard error of each.
 fn check(name: &str, variables: &[(&str, &str)]) -> [String; 2] {
     FORMS.map(|form| {
         let machine = Machine::new(name, form);
@@ -156,7 +157,7 @@ fn check(name: &str, variables: &[(&str, &str)]) -> [String; 2] {
     })
 }
 
-/// A program that knows nothing of lowtide is recorded by its environment.
+/// A program that knows nothing of lowtide is recorded because of its environment.
 #[test]
 fn a_program_is_recorded() {
     for form in FORMS {
@@ -177,8 +178,8 @@ fn a_program_is_recorded() {
     }
 }
 
-/// A request has the program's own functions, where Python has none: with their lines as far as the program was
-/// built with debugging information, and by its symbols otherwise.
+/// Without Python, the stack of a request has the program's own functions. They have line numbers if the program
+/// has debugging information; otherwise only names from its symbols.
 #[test]
 fn a_program_is_recorded_with_stacks() {
     for (form, has_lines) in [(Form::Shared, false), (Form::Static, true)] {
@@ -270,7 +271,7 @@ fn contents_stay_whatever_the_strategy_and_the_thread() {
 #[test]
 fn odd_arguments_have_cudas_answers() {
     check("odd_arguments", &[]);
-    // The program expects what it gets without lowtide.
+    // The program expects the same results without lowtide.
     let machine = Machine::new("odd", Form::Shared);
     run(machine.command("odd_arguments", false));
 }
@@ -286,7 +287,7 @@ fn memory_of_others_is_left_to_them() {
     }
 }
 
-/// What the driver serves is counted as it is freed: a call for each.
+/// Memory that the driver serves counts a call for its allocation and one for its free.
 #[test]
 fn what_the_driver_serves_is_counted_with_its_frees() {
     for form in FORMS {
@@ -334,7 +335,7 @@ fn captures_are_spoiled_by_what_spoils_them_without_lowtide() {
 
 #[test]
 fn work_that_failed_is_told_by_its_code() {
-    // The second question is the one of the free.
+    // The second query is the one in the free.
     check(
         "failed_work",
         &[("FAKECUDA_FAIL", "cuStreamIsCapturing:2:700")],
@@ -445,7 +446,7 @@ fn the_summary_is_for_standard_error_alone() {
 fn without_preloading_everything_is_passed_on() {
     let machine = Machine::new("passed", Form::Shared);
     let mut command = machine.command("passes_on", false);
-    // The marker alone, as a child may inherit it.
+    // Only the variable is set, as in a child that inherits it.
     command
         .env("TEST_LIBRARY", lowtide())
         .env("LOWTIDE_PRELOAD", "1");

@@ -1,4 +1,4 @@
-//! What threads do with blocks of their own.
+//! The work of threads with blocks of their own.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -26,7 +26,7 @@ impl Block {
             stamp,
         };
         for word in block.stamped() {
-            // SAFETY: the word lies within the block, which is the thread's.
+            // SAFETY: the word lies within the block, which only this thread uses.
             unsafe { word.write(stamp) };
         }
         block
@@ -47,7 +47,7 @@ impl Block {
     }
 }
 
-/// What one thread does.
+/// The work of one thread.
 pub(crate) fn work(phase: &Phase<'_>, thread: usize) {
     let mut random = Random::new(phase.seed ^ (thread as u64 + 1) << 32);
     let mut held: Vec<Block> = Vec::new();
@@ -67,7 +67,7 @@ pub(crate) fn work(phase: &Phase<'_>, thread: usize) {
     }
 }
 
-/// Returns a new block, if there is one: a request that fails is not repeated.
+/// Allocates a block. A request that fails is not repeated.
 fn allocate(phase: &Phase<'_>, thread: usize, random: &mut Random, stamp: u64) -> Option<Block> {
     let words = 1 + match random.below(64) {
         0 => random.below(MIB / 2),
@@ -88,7 +88,7 @@ fn free(phase: &Phase<'_>, random: &mut Random, block: Block) {
     insist("free", || lowtide_deallocate(block.memory));
 }
 
-/// Now and then, what is not a request or a free. What fails is left.
+/// Sometimes makes a call that is not a request or a free. Failures are ignored.
 fn manage(phase: &Phase<'_>, thread: usize, random: &mut Random) {
     match random.below(2_000) {
         0..5 => drop(lowtide_empty_cache(0)),
@@ -99,7 +99,7 @@ fn manage(phase: &Phase<'_>, thread: usize, random: &mut Random) {
             let _ = unsafe { lowtide_memory_info(0, &raw mut free, &raw mut total) };
         }
         16..18 => {
-            // More than there is.
+            // More than the device has.
             let refused = allocate_on(2 * CAPACITY, 0, phase.stream(thread));
             assert!(refused.is_err());
         }
@@ -118,7 +118,7 @@ fn take_snapshot() {
     }
 }
 
-/// Allocates from a private pool, which ends after that.
+/// Allocates from a private pool, and releases the pool.
 fn use_pool(phase: &Phase<'_>, thread: usize, random: &mut Random) {
     let user = random.next() >> 8 | 1;
     let pool = Mempool { capture: 0, user };
@@ -141,7 +141,8 @@ fn use_pool(phase: &Phase<'_>, thread: usize, random: &mut Random) {
     let _ = lowtide_empty_pool(0, pool);
 }
 
-/// Does so while the thread's stream is captured. What other streams used meanwhile waits for the end of that.
+/// Does the same while the thread's stream is captured. Blocks that other streams used wait for the capture's
+/// end.
 fn capture(phase: &Phase<'_>, thread: usize, random: &mut Random) {
     /// The driver's codes of calls that fail at random.
     const AT_RANDOM: [i32; 2] = [2, 999];
@@ -149,7 +150,8 @@ fn capture(phase: &Phase<'_>, thread: usize, random: &mut Random) {
     insist("begin a capture", || lowtide_capture_begin(0));
     let is_captured = phase.fake.begin_relaxed_capture(stream) == 0;
     use_pool(phase, thread, random);
-    // Giving memory back spoils a capture of the stream that used it, which then ends with an error.
+    // Releasing memory invalidates the capture of a stream that used it. Ending that capture then returns an
+    // error.
     while is_captured && AT_RANDOM.contains(&phase.fake.end_capture_of(stream)) {}
     insist("end a capture", || lowtide_capture_end(0));
 }

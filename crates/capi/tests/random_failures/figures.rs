@@ -1,16 +1,17 @@
-//! How much of the host's memory the process has, by who has it.
+//! The host memory of the process, by owner.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, which counts what lowtide and the test hold. The stand-in driver has one of its own.
+/// The system's allocator with a counter of live bytes of lowtide and the test. The stand-in driver has its own
+/// allocator.
 pub(crate) struct Counted;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator does all.
+// SAFETY: the system's allocator does the work.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
@@ -25,13 +26,14 @@ unsafe impl GlobalAlloc for Counted {
     }
 }
 
-/// Bytes of the host's memory.
+/// Bytes of host memory.
 pub(crate) struct Figures {
-    /// What lowtide and the test hold.
+    /// Live bytes of lowtide and the test.
     pub(crate) heap: usize,
-    /// All that `malloc` has handed out: with what the stand-in driver holds.
+    /// All bytes allocated by `malloc`, including those of the stand-in driver.
     malloc: usize,
-    /// What is resident: of files, which are the stand-in's devices, and of no file.
+    /// Resident bytes of shared memory, which is that of the stand-in's devices. `anonymous` is the other
+    /// resident memory, without files.
     shared: usize,
     pub(crate) anonymous: usize,
 }

@@ -1,13 +1,14 @@
-//! A job whose driver fails at random, under every strategy: what its blocks hold is checked, and that the host's memory
-//! does not grow.
+//! A job whose driver calls fail at random, with every strategy. The contents of its blocks are checked, and that
+//! host memory does not grow.
 //!
-//! Threads allocate, free, use blocks on other streams, take pools, capture, pause and resume, in phases. After each
-//! all is given back, without failures, and nothing may be left. A normal run has a few short phases.
+//! Threads allocate, free, use blocks on other streams, use pools, capture, pause and resume, in phases. After
+//! each phase all memory is freed and released without failures, and nothing may be left. A normal run has a few
+//! short phases.
 //!
 //! ```text
-//! LOWTIDE_FAILURES_SECONDS=600     so long for each strategy, in phases of many operations
-//! LOWTIDE_FAILURES_SEED=7          which failures; a failure of the test names its seed
-//! LOWTIDE_FAILURES_PER_MILLION=0   how many of a million calls of the driver fail; 50,000 without it
+//! LOWTIDE_FAILURES_SECONDS=600     this long for each strategy, in phases of many operations
+//! LOWTIDE_FAILURES_SEED=7          the seed of the failures; a failing test prints its seed
+//! LOWTIDE_FAILURES_PER_MILLION=0   how many of a million driver calls fail; default: 50,000
 //! ```
 #![expect(
     unsafe_code,
@@ -39,14 +40,14 @@ use lowtide::*;
 static HEAP: figures::Counted = figures::Counted;
 
 const MIB: usize = 1 << 20;
-/// The device's memory: more than all threads hold, less than they ask for now and then.
+/// The device's memory: more than all threads hold, but less than single requests need.
 const CAPACITY: usize = 1 << 30;
-/// Threads beside the one that pauses and resumes.
+/// The number of threads, without the one that pauses and resumes.
 const THREADS: usize = 3;
-/// Each thread's own, and others that use its blocks.
+/// One stream for each thread, and as many others that use its blocks.
 const STREAMS: usize = 2 * THREADS;
 
-/// Set in the process of one strategy.
+/// The variable that is set in the process of one strategy.
 const CHILD: &str = "LOWTIDE_FAILURES_CHILD";
 const SECONDS: &str = "LOWTIDE_FAILURES_SECONDS";
 const SEED: &str = "LOWTIDE_FAILURES_SEED";
@@ -76,10 +77,10 @@ impl Random {
     }
 }
 
-/// What the threads of a phase share.
+/// The state that the threads of a phase share.
 struct Phase<'a> {
     fake: &'a Fake,
-    /// As numbers, which threads may share.
+    /// As numbers, because threads can share those.
     streams: &'a [usize],
     seed: u64,
     operations: usize,
@@ -90,7 +91,7 @@ impl Phase<'_> {
         ptr::without_provenance_mut(self.streams[index])
     }
 
-    /// Has work of another stream use a block, which may be freed after that.
+    /// Uses a block in work of another stream. The block may be freed after that.
     fn use_elsewhere(&self, memory: *mut c_void, size: usize, stream: *mut c_void) {
         insist("set bytes", || {
             if self.fake.sets_bytes(memory, size, stream) {
@@ -105,10 +106,10 @@ impl Phase<'_> {
 
 /// How many calls failed.
 static FAILURES: AtomicU64 = AtomicU64::new(0);
-/// The process ends, and the driver with it.
+/// Whether the process is ending, and the driver with it.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Makes a call until it does not fail. No failure lasts.
+/// Repeats a call until it succeeds. Every failure is temporary.
 fn insist(what: &str, mut call: impl FnMut() -> Status) {
     const TRIES: usize = 100_000;
     for _ in 0..TRIES {
@@ -128,10 +129,10 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// What a strategy's process does.
+/// The job of a strategy's process.
 fn job() -> ! {
     let fake = Fake::load();
-    // What may fail when a device is first used, `faults.rs` has fail call by call.
+    // Failures at a device's first use are tested call by call in `faults.rs`.
     give_all_back(&fake, 0);
     let streams: Vec<usize> = (0..STREAMS).map(|_| fake.stream().addr()).collect();
     let seed = number(SEED).unwrap();
@@ -165,7 +166,7 @@ fn job() -> ! {
         }
         at_rest.push(figures);
     }
-    // Tables that grow to their size in the first phases stay, as do the last events of each lane, 512 KiB, once memory
+    // Tables grow in the first phases and then stay. So do the recent events of each lane, 512 KiB, once memory
     // is short.
     if let [_, warm, .., last] = &at_rest[..] {
         let has_grown =
@@ -176,7 +177,7 @@ fn job() -> ! {
     end_at_work(fake, streams, seed, per_million)
 }
 
-/// Ends the process while its threads are at work and calls fail.
+/// Ends the process while its threads work and calls fail.
 fn end_at_work(fake: Fake, streams: Vec<usize>, seed: u64, per_million: u64) -> ! {
     const COPIES: &str = "cuMemcpyDtoHAsync_v2";
     let phase: &Phase<'static> = Box::leak(Box::new(Phase {
@@ -191,8 +192,8 @@ fn end_at_work(fake: Fake, streams: Vec<usize>, seed: u64, per_million: u64) -> 
         thread::spawn(move || blocks::work(phase, thread));
     }
     let regions = thread::spawn(|| regions::work(phase));
-    // Where there is no memory for a region's blocks, or so many calls fail that no pause reaches its copies, the
-    // process ends at other work.
+    // If there is no memory for a region's blocks, or so many calls fail that no pause reaches its copies, the
+    // process ends during other work.
     let limit = Instant::now() + Duration::from_secs(10);
     while phase.fake.calls(COPIES) < before + 10 && Instant::now() < limit {
         assert!(
@@ -207,7 +208,7 @@ fn end_at_work(fake: Fake, streams: Vec<usize>, seed: u64, per_million: u64) -> 
 
 /// Runs all threads while calls fail.
 fn run(phase: &Phase<'_>, number: usize, per_million: u64) {
-    // In every other phase work is as late as it can be.
+    // In every other phase, streams work as late as possible.
     phase.fake.set_lazy(number % 2 == 1);
     phase.fake.fail_at_random(phase.seed, per_million);
     thread::scope(|scope| {
@@ -220,9 +221,9 @@ fn run(phase: &Phase<'_>, number: usize, per_million: u64) {
     phase.fake.set_lazy(false);
 }
 
-/// Gives back what nobody uses, which is all, and checks that nothing is left.
+/// Releases all memory, none of which is in use, and checks that nothing is left.
 fn give_all_back(fake: &Fake, streams: usize) {
-    // What the driver refused to take back is offered to it with whatever goes back next.
+    // Memory that the driver refused to release is released again with the next release.
     let memory = allocate(MIB, 0).unwrap();
     assert_eq!(lowtide_deallocate(memory), Status::Ok);
     assert_eq!(lowtide_release_backups(), Status::Ok, "{}", last_error());

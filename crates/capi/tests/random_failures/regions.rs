@@ -1,4 +1,4 @@
-//! What the thread does that pauses and resumes.
+//! The work of the thread that pauses and resumes.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -7,7 +7,7 @@ use lowtide::*;
 use crate::common::{allocate, check, fill};
 use crate::{MIB, Phase, Random, THREADS, insist};
 
-/// The regions, and where their contents go.
+/// The regions, and their backups.
 const REGIONS: [(&CStr, Backup); 4] = [
     (c"weights", Backup::Host),
     (c"optimizer", Backup::Host),
@@ -15,7 +15,7 @@ const REGIONS: [(&CStr, Backup); 4] = [
     (c"kv", Backup::None),
 ];
 
-/// How many blocks are in them.
+/// The largest number of blocks in all regions.
 const HELD_MAX: usize = 12;
 
 struct Block {
@@ -47,7 +47,7 @@ pub(crate) fn work(phase: &Phase<'_>) {
     }
 }
 
-/// Gives back what no block of the regions uses.
+/// Releases the memory of the regions that no block uses.
 pub(crate) fn trim_all() {
     for (tag, backup) in REGIONS {
         // SAFETY: the text ends with a zero byte.
@@ -57,7 +57,7 @@ pub(crate) fn trim_all() {
     }
 }
 
-/// Returns a new block of a region, if there is one.
+/// Allocates a block in a region. A request that fails is not repeated.
 fn allocate_in(random: &mut Random, seed: usize) -> Option<Block> {
     let region = random.below(REGIONS.len());
     let (tag, backup) = REGIONS[region];
@@ -85,7 +85,7 @@ fn cycle(random: &mut Random, held: &mut Vec<Block>) {
     let (tag, backup) = REGIONS[region];
     let drops = random.one_in(8);
     for _ in 0..1 + random.below(3) {
-        // What fails is tried again, or left.
+        // A call that fails is repeated or ignored.
         let _ = if drops {
             // SAFETY: the text ends with a zero byte.
             unsafe { lowtide_pause_and_drop(tag.as_ptr()) }
@@ -102,7 +102,7 @@ fn cycle(random: &mut Random, held: &mut Vec<Block>) {
     }
     // SAFETY: as above.
     insist("resume", || match unsafe { lowtide_resume(tag.as_ptr()) } {
-        // Nothing was ever allocated in it.
+        // No block was ever allocated in the region.
         Status::InvalidArgument => Status::Ok,
         status => status,
     });
@@ -123,7 +123,7 @@ fn free(phase: &Phase<'_>, random: &mut Random, block: Block) {
     insist("free in a region", || lowtide_deallocate(block.memory));
 }
 
-/// Now and then, what becomes of memory between backups.
+/// Sometimes changes what happens to host memory between backups.
 fn settings(random: &mut Random) {
     match random.below(24) {
         0 => insist("retain", || lowtide_retain_backups(true)),

@@ -1,4 +1,4 @@
-//! What the recorder does where the system refuses.
+//! The recorder when a system call fails.
 
 use std::ffi::{c_int, c_void};
 use std::fs;
@@ -23,7 +23,7 @@ fn a_file_that_cannot_be_written_to_ends_the_recording_and_not_the_job() {
         assert_eq!(start(&full), Status::Ok);
         DISK_IS_FULL.store(true, Ordering::Relaxed);
         let mut program = Program::new(fake, 3, 0, 2);
-        // More than the queue holds.
+        // More events than the queue holds.
         program.run(100_000);
         assert_eq!(lowtide_record_stop(), Status::File);
         DISK_IS_FULL.store(false, Ordering::Relaxed);
@@ -48,11 +48,11 @@ type PthreadCreate = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// Takes the place of the C library's in this program.
+/// Replaces the C library's function in this program.
 ///
 /// # Safety
 ///
-/// As of the C library's.
+/// As for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -60,7 +60,7 @@ unsafe extern "C" fn pthread_create(
     start: extern "C" fn(*mut c_void) -> *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    // The driver's are those of another object.
+    // Threads of the stand-in driver start in another shared object.
     let is_of_this_program =
         object(start as *const c_void) == object(pthread_create as *const c_void);
     if is_of_this_program && HAS_NO_THREADS.load(Ordering::Relaxed) {
@@ -75,35 +75,35 @@ unsafe extern "C" fn pthread_create(
     unsafe { next(thread, attributes, start, argument) }
 }
 
-/// Returns where the object is that has a function.
+/// Returns the address of the shared object that contains a function.
 fn object(function: *const c_void) -> *mut c_void {
     let mut info = mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: it may be written to.
     assert_ne!(unsafe { libc::dladdr(function, info.as_mut_ptr()) }, 0);
-    // SAFETY: all zeros are one, and so is what was written.
+    // SAFETY: all zeros are a valid value, and so is what was written.
     unsafe { info.assume_init() }.dli_fbase
 }
 
-/// Whether the disk has no room for what lowtide writes.
+/// Whether writes to files fail because the disk is full.
 static DISK_IS_FULL: AtomicBool = AtomicBool::new(false);
 
-/// Takes the place of the C library's in this program.
+/// Replaces the C library's function in this program.
 ///
 /// # Safety
 ///
-/// As of the C library's.
+/// As for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write(file: c_int, bytes: *const c_void, length: usize) -> isize {
     let mut status = mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: it may be written to.
     let is_known = unsafe { libc::fstat(file, status.as_mut_ptr()) } == 0;
-    // SAFETY: all zeros are one, and so is what was written.
+    // SAFETY: all zeros are a valid value, and so is what was written.
     let mode = unsafe { status.assume_init() }.st_mode;
     let is_on_disk = is_known && mode & libc::S_IFMT == libc::S_IFREG;
     if is_on_disk && DISK_IS_FULL.load(Ordering::Relaxed) {
         // SAFETY: takes nothing.
         let errno = unsafe { libc::__errno_location() };
-        // SAFETY: the place is this thread's.
+        // SAFETY: the location belongs to this thread.
         unsafe { *errno = libc::ENOSPC };
         return -1;
     }
@@ -160,7 +160,7 @@ fn a_disk_that_is_full_at_once_ends_the_recording() {
     });
 }
 
-/// What the environment asks for and cannot be had is said once, and the program goes on.
+/// If the recording that the environment asks for fails, one line says so, and the program continues.
 #[test]
 fn a_recording_that_the_environment_asks_for_may_fail() {
     const TEST: &str = "failures::a_recording_that_the_environment_asks_for_may_fail";

@@ -1,4 +1,4 @@
-//! Recordings: read back, and replayed to the addresses that the program was given.
+//! Recordings: they are read back, and replayed to the addresses that the program got.
 #![expect(unsafe_code, reason = "calls C functions")]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
@@ -27,10 +27,10 @@ use lowtide_history::{BlockSizes, CURVES, History};
 use lowtide_replay::{Job, Options};
 use lowtide_trace::{JobStart, RecordedText, Snapshot, Trace};
 
-/// Set in a process that a test started for itself: what it is to do there.
+/// The variable with the role of a process that a test starts for itself.
 const ROLE: &str = "LOWTIDE_TEST_RECORD_ROLE";
 
-/// A directory of this process's.
+/// Returns a directory of this process.
 fn directory() -> PathBuf {
     let name = format!("lowtide-record-{}", std::process::id());
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -82,7 +82,7 @@ impl Program {
 
     fn run(&mut self, steps: usize) {
         for _ in 0..steps {
-            // About half of what is asked for is let go, and this much is held.
+            // About half of the blocks are freed, up to 500 stay allocated.
             let choice = match self.held.len() {
                 500.. => 99,
                 _ => self.random.below(100),
@@ -111,7 +111,7 @@ impl Program {
 }
 
 impl Program {
-    /// Allocates so often, and frees on the way all but 40.
+    /// Allocates `allocations` blocks, and frees all but about 40 meanwhile.
     fn churn(&mut self, allocations: usize) {
         for _ in 0..allocations {
             let size = 1 << self.random.below(22);
@@ -125,10 +125,10 @@ impl Program {
     }
 }
 
-// SAFETY: the pointers are numbers to it.
+// SAFETY: the pointers are only used as numbers.
 unsafe impl Send for Program {}
 
-/// Asserts that `caching`, with the recorded settings, does again what was recorded.
+/// Checks that `caching` with the recorded settings repeats the recording. Returns the number of compared events.
 fn verify(trace: &Trace) -> u64 {
     let config = Config::Caching(trace.config_in_force().unwrap());
     let options = Options {
@@ -142,7 +142,7 @@ fn verify(trace: &Trace) -> u64 {
     verified.compared
 }
 
-/// Returns `size` bytes of the region `kv`.
+/// Allocates `size` bytes in the region `kv`.
 fn allocate_in_region(size: usize) -> *mut c_void {
     let tag = CString::new("kv").unwrap();
     // SAFETY: it ends with a zero byte.
@@ -154,16 +154,16 @@ fn allocate_in_region(size: usize) -> *mut c_void {
 }
 
 fn pause() {
-    // SAFETY: null is every region.
+    // SAFETY: null means every region.
     assert_eq!(unsafe { lowtide_pause(ptr::null()) }, Status::Ok);
 }
 
 fn resume() {
-    // SAFETY: null is every region.
+    // SAFETY: null means every region.
     assert_eq!(unsafe { lowtide_resume(ptr::null()) }, Status::Ok);
 }
 
-/// Returns what left and came back in a trace: the action, the segment's size in MiB, and the tag.
+/// Returns the pauses and resumes of a trace: action, size of the segment in MiB, and tag.
 fn pauses(trace: &Trace) -> Vec<(Action, u64, String)> {
     let events = trace.events.iter();
     let pauses = events.filter(|event| event.event.action.is_pause());
@@ -206,7 +206,7 @@ fn pauses_are_recorded_where_they_were() {
                 kv(Action::SegmentResumed, 50),
             ]
         );
-        // What the device gave at most is what it had at once.
+        // The peak counts only memory that was on the device at the same time.
         let history = History::new(trace, &BlockSizes::of(trace, &()));
         assert_eq!(history.contradictions, 0);
         assert_eq!(history.peak_reserved.gap.reserved, Bytes::mib(140));
@@ -218,7 +218,7 @@ fn pauses_are_recorded_where_they_were() {
         let last = history.pauses.last().unwrap();
         assert!(away.end < last.end, "one went back while it was away");
 
-        // To another strategy nothing happened, and what is away keeps its place.
+        // For another strategy a pause changes nothing: paused blocks keep their addresses.
         let config = "buddy".parse().unwrap();
         let outcome = |trace: &Trace| {
             let replayed = Job::new(trace).replay(&config, &Options::default(), &());
@@ -259,7 +259,7 @@ fn a_recording_that_begins_late_knows_what_is_paused() {
             let trace = &snapshot.traces[0];
             assert_eq!(regions(trace), ["kv"]);
             assert_eq!(trace.initial.paused.len(), usize::from(is_away));
-            // At its beginning nothing of that was on the device.
+            // At the beginning of the recording, none of the paused memory was on the device.
             let history = History::new(trace, &BlockSizes::of(trace, &()));
             let reserved = history.levels.least(0)[0];
             assert_eq!(reserved, if is_away { 0 } else { 50 << 20 });
@@ -302,8 +302,8 @@ fn a_recording_replays_to_the_same_addresses() {
             assert_eq!(lowtide_record_stop(), Status::Ok);
             let trace = &read(&path).traces[0];
             assert!(trace.initial.blocks.len() > 100);
-            // As in PyTorch's snapshots, nothing says where one expandable segment ends and the next begins
-            // that were there before, and a replay may take them for one.
+            // As in PyTorch's snapshots, the borders of expandable segments from before the recording are not
+            // known. A replay may take two of them for one.
             if !conf.contains("expandable") {
                 assert!(verify(trace) > 2_000);
             }
@@ -311,8 +311,8 @@ fn a_recording_replays_to_the_same_addresses() {
     }
 }
 
-/// What is held when a recording begins is its beginning, whatever threads do meanwhile; another one begins
-/// where that ends.
+/// A recording begins with the blocks that are allocated at its start, while threads continue. Another recording
+/// can begin after it.
 #[test]
 fn a_recording_may_begin_and_end_in_the_middle() {
     let test = "a_recording_may_begin_and_end_in_the_middle";
@@ -349,7 +349,7 @@ fn a_recording_may_begin_and_end_in_the_middle() {
     });
 }
 
-/// Devices whose first use meets the beginning of a recording are recorded, each once and from its beginning on.
+/// If devices are first used while a recording begins, each is recorded once, from its first event on.
 #[test]
 fn a_recording_may_begin_while_devices_are_first_used() {
     let test = "a_recording_may_begin_while_devices_are_first_used";
@@ -374,7 +374,7 @@ fn a_recording_may_begin_while_devices_are_first_used() {
     });
 }
 
-/// Threads on streams of their own: the order between them in the file is one in which it can have happened.
+/// Threads on streams of their own. The order of their events in the file is a possible one.
 #[test]
 fn threads_are_recorded_in_an_order_that_replays() {
     isolated(
@@ -398,7 +398,7 @@ fn threads_are_recorded_in_an_order_that_replays() {
     );
 }
 
-/// Returns the blocks in use on the first device: where they are, and how long.
+/// Returns address and size of each block in use on the first device.
 fn blocks_in_use() -> Vec<(u64, u64)> {
     unsafe extern "C" fn visit(
         context: *mut c_void,
@@ -406,9 +406,9 @@ fn blocks_in_use() -> Vec<(u64, u64)> {
         blocks: *const Block,
         count: usize,
     ) {
-        // SAFETY: it is what is passed below.
+        // SAFETY: `context` is the value passed below.
         let seen = unsafe { &mut *context.cast::<Vec<(u64, u64)>>() };
-        // SAFETY: there are so many, which are shown for the time of the call.
+        // SAFETY: `blocks` points to `count` blocks, valid for the call.
         let blocks = unsafe { slice::from_raw_parts(blocks, count) };
         let in_use = { blocks.iter() }.filter(|block| block.state != BlockState::Inactive);
         seen.extend(in_use.map(|block| (block.address, block.size)));
@@ -459,7 +459,7 @@ fn every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are() {
     }
 }
 
-/// A name that is no UTF-8 is used as it is, by the calls and by the environment.
+/// A path that is not UTF-8 is used unchanged, in calls and from the environment.
 #[test]
 fn a_path_may_be_any_bytes() {
     const TEST: &str = "a_path_may_be_any_bytes";
@@ -482,7 +482,7 @@ fn a_path_may_be_any_bytes() {
     assert_eq!(left.len(), 0, "{left:?}");
 }
 
-/// Checks that `path` is recorded to, as if nothing had been before, and that one recording is made at a time.
+/// Checks that recording to `path` works like the first one, and that only one recording runs at a time.
 fn check_records(program: &mut Program, path: &Path) {
     assert_eq!(start(path), Status::Ok);
     program.run(500);
@@ -500,7 +500,7 @@ fn check_records(program: &mut Program, path: &Path) {
     assert!(snapshot.traces[0].events.len() > 1_000);
 }
 
-/// Runs a role of this file in a process of its own, which records because of its environment.
+/// Runs a role of this file in a process of its own, which records because `LOWTIDE_RECORD` is set.
 fn play(test: &str, role: &str, path: &Path, variables: &[(&str, &str)]) -> Output {
     command(test)
         .env(ROLE, role)
@@ -601,7 +601,7 @@ fn each_rank_and_each_process_has_its_file() {
     }
 }
 
-/// A recording from before the job is replaced by the first process that records under its name, and only then.
+/// A recording from before the job is replaced only when a process records under its name.
 #[test]
 fn what_an_earlier_job_left_stays_until_another_is_recorded() {
     const TEST: &str = "what_an_earlier_job_left_stays_until_another_is_recorded";
@@ -650,7 +650,8 @@ fn what_an_earlier_job_left_stays_until_another_is_recorded() {
     assert!(!read(&path).is_cut_off);
 }
 
-/// What is no recording is refused in one line, as by `lowtide record`, and the program goes on.
+/// A file that is not a recording is not replaced: one line says so, as from `lowtide record`, and the program
+/// continues.
 #[test]
 fn what_is_no_recording_has_none_beside_it() {
     const TEST: &str = "what_is_no_recording_has_none_beside_it";
@@ -685,14 +686,14 @@ fn what_is_no_recording_has_none_beside_it() {
     assert_eq!(fs::read(place.join("notes.pickle")).unwrap(), b"mine");
 }
 
-/// A child of a fork before anything is on a device has a recording of its own; one of a fork after that does
-/// nothing to its parent's.
+/// A child that is forked before a device is used has a recording of its own. A child that is forked later does
+/// not change its parent's.
 #[test]
 fn forks_leave_the_file_alone() {
     const TEST: &str = "forks_leave_the_file_alone";
     if role().is_some() {
         let fork = || {
-            // SAFETY: what the child calls is what the test is about.
+            // SAFETY: the test checks the calls that the child makes.
             unsafe { libc::fork() }
         };
         let wait = |child| {
@@ -752,7 +753,7 @@ fn forks_leave_the_file_alone() {
     );
 }
 
-/// Who is told of events is told of the same while they are recorded.
+/// An observer gets the same events while they are recorded.
 #[test]
 fn an_observer_is_told_beside_a_recording() {
     static TOLD: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);

@@ -1,4 +1,4 @@
-//! Copies that are retained after a resume, and of which block each is.
+//! Copies that are retained after a resume, and the blocks that they belong to.
 
 use std::ffi::{c_int, c_void};
 use std::{fs, ptr};
@@ -19,7 +19,7 @@ fn a_retained_copy_stays_until_the_next_pause() {
         assert_eq!(pause_all(), Status::Ok);
         let (copy, size) = host_copy(kept).unwrap();
         assert_eq!(resume_all(), Status::Ok);
-        // What the program writes later is not in it.
+        // The copy does not change when the program writes later.
         fill(kept, 5 * MIB, 4);
         assert_eq!(host_copy(kept), Ok((copy, size)));
         check(copy, size, 1);
@@ -29,7 +29,7 @@ fn a_retained_copy_stays_until_the_next_pause() {
         assert_eq!(host_copy(late), Err(Status::InvalidArgument));
         assert_eq!(lowtide_deallocate(late), Status::Ok);
 
-        // It is asked at a resume whether a copy is retained; the next pause has its memory.
+        // A resume decides whether a copy is retained. The next pause reuses its memory.
         assert_eq!(lowtide_retain_backups(false), Status::Ok);
         assert_eq!(host_copy(kept), Ok((copy, size)));
         assert_eq!(pause("kv"), Status::Ok);
@@ -39,7 +39,7 @@ fn a_retained_copy_stays_until_the_next_pause() {
         assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
         assert!(host_copy(other).is_ok(), "it was not paused since");
 
-        // A copy goes with the region's last segment, or when it is released.
+        // A copy is released with the region's last segment, or by `lowtide_release_backups`.
         assert_eq!(lowtide_deallocate(other), Status::Ok);
         assert_eq!(lowtide_reset(), Status::Ok);
         assert_eq!(region("other", Backup::Host, 0).host_bytes, 0);
@@ -56,10 +56,10 @@ fn a_retained_copy_stays_until_the_next_pause() {
     });
 }
 
-/// How much of a device's copies goes through page-locked memory at a time.
+/// The size of one slot: page-locked memory through which a device's contents are copied.
 const SLOT_BYTES: u64 = 4 << 20;
 
-/// How many slots there may be: two for each thread that copies.
+/// The largest number of slots: two for each thread that copies.
 const SLOTS_MAX: u64 = 32;
 
 fn kept_host_bytes(device: c_int) -> Result<u64, Status> {
@@ -71,7 +71,7 @@ fn kept_host_bytes(device: c_int) -> Result<u64, Status> {
     }
 }
 
-/// Returns how much memory this process has mapped.
+/// Returns the mapped bytes of this process.
 fn mapped_bytes() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
@@ -89,7 +89,7 @@ fn memory_that_a_resume_leaves_is_counted_until_it_goes_back() {
         assert_eq!(kept_host_bytes(9), Err(Status::InvalidArgument));
         assert_eq!(kept_host_bytes(0), Ok(0), "no backup was made");
         assert_eq!(pause("kv"), Status::Ok);
-        // What copies go through is idle, the copy itself is the region's.
+        // The slots are idle and counted. The copy itself belongs to the region.
         let in_pause = kept_host_bytes(0).unwrap();
         assert_eq!(resume("kv"), Status::Ok);
         assert_eq!(region("kv", Backup::Host, 0).host_bytes, 0);
@@ -101,8 +101,8 @@ fn memory_that_a_resume_leaves_is_counted_until_it_goes_back() {
         assert_eq!(lowtide_release_backups(), Status::Ok);
         assert_eq!(kept_host_bytes(0), Ok(0));
         let gone = mapped - mapped_bytes();
-        // Copies make a slot when they need one more. Addresses of the others hold no memory and go with them.
-        // The program's own memory of the host may shrink a little meanwhile.
+        // A slot gets memory when a copy first needs it. The addresses of the other slots have no memory and are
+        // released too. The program's own host memory may shrink a little meanwhile.
         let not_made = SLOTS_MAX * SLOT_BYTES - in_pause;
         let beside = { gone.checked_sub(kept) }
             .filter(|&beside| beside < not_made + (1 << 20))
@@ -115,7 +115,8 @@ fn memory_that_a_resume_leaves_is_counted_until_it_goes_back() {
     });
 }
 
-/// What a block holds that was handed out since the pause was never kept, though one like it lay there.
+/// A block that was allocated after the pause has no copy, even if the copy of an earlier block at its address is
+/// retained.
 #[test]
 fn a_copy_is_of_its_block_alone() {
     isolated("copies::a_copy_is_of_its_block_alone", &[], |_| {
@@ -132,7 +133,7 @@ fn a_copy_is_of_its_block_alone() {
         assert_eq!(host_copy(second), Err(Status::InvalidArgument));
         assert_eq!(tms_get_cpu_backup_pointer(second.cast(), 1), ptr::null());
         assert_eq!(host_copy(other), kept);
-        // From the next pause on there is one.
+        // After the next pause it has one.
         assert_eq!(pause("kv"), Status::Ok);
         assert_eq!(resume("kv"), Status::Ok);
         let (copy, size) = host_copy(second).unwrap();
@@ -140,7 +141,7 @@ fn a_copy_is_of_its_block_alone() {
     });
 }
 
-/// A tensor may begin anywhere in a block: one that was imported from another library does.
+/// A tensor may begin anywhere in a block, for example one that was imported from another library.
 #[test]
 fn a_copy_is_found_from_within_its_block() {
     let test = "copies::a_copy_is_found_from_within_its_block";
@@ -153,7 +154,7 @@ fn a_copy_is_found_from_within_its_block() {
             assert_eq!(size, 3000);
             let inner = host_copy(within(memory, 1030)).unwrap();
             assert_eq!(inner, (within(copy, 1030), 1970));
-            // What rounding added to the block is nobody's.
+            // The bytes that rounding added belong to no allocation.
             assert_eq!(host_copy(within(memory, 3000)), Err(Status::NotAllocated));
         }
         assert_eq!(resume("kv"), Status::Ok);
@@ -163,7 +164,7 @@ fn a_copy_is_found_from_within_its_block() {
     });
 }
 
-/// How fast contents were copied is not told by pauses that copied none.
+/// Pauses without copies do not count in the time of copies.
 #[test]
 fn time_is_counted_where_something_is_copied() {
     let test = "copies::time_is_counted_where_something_is_copied";
@@ -176,7 +177,7 @@ fn time_is_counted_where_something_is_copied() {
         assert!(0 < kept.restore_ns && kept.restore_ns <= kept.resume_ns);
         assert_eq!(kept.last_save_ns, kept.save_ns);
         assert_eq!(kept.last_restore_ns, kept.restore_ns);
-        // SAFETY: null stands for every region.
+        // SAFETY: null means every region.
         assert_eq!(unsafe { lowtide_pause_and_drop(ptr::null()) }, Status::Ok);
         assert_eq!(resume("kv"), Status::Ok);
         let dropped = region("kv", Backup::Host, 0);
@@ -187,7 +188,7 @@ fn time_is_counted_where_something_is_copied() {
     });
 }
 
-/// What was kept is older than what the program dropped.
+/// The retained copy is older than the dropped contents.
 #[test]
 fn a_region_that_is_dropped_has_no_copy_left() {
     let test = "copies::a_region_that_is_dropped_has_no_copy_left";
@@ -197,7 +198,7 @@ fn a_region_that_is_dropped_has_no_copy_left() {
         assert_eq!(pause("kv"), Status::Ok);
         assert_eq!(resume("kv"), Status::Ok);
         assert!(host_copy(kept).is_ok());
-        // SAFETY: null stands for every region.
+        // SAFETY: null means every region.
         assert_eq!(unsafe { lowtide_pause_and_drop(ptr::null()) }, Status::Ok);
         assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
         assert_eq!(resume("kv"), Status::Ok);

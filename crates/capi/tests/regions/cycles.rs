@@ -1,4 +1,4 @@
-//! Many cycles of pausing and resuming: by several threads at once, at random, and what they leave behind.
+//! Many cycles of pausing and resuming: by several threads at once, at random, and whether they leak.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Barrier;
@@ -30,7 +30,7 @@ fn two_threads_pause_and_resume_at_once() {
                         scope.spawn(move || {
                             start.wait();
                             if number == 0 {
-                                // Others' requests go on.
+                                // Requests outside the region are served.
                                 let memory = allocate(5 * MIB, 0).unwrap();
                                 assert_eq!(lowtide_deallocate(memory), Status::Ok);
                             } else {
@@ -45,7 +45,7 @@ fn two_threads_pause_and_resume_at_once() {
             }
         }
         assert_eq!(region("kv", Backup::Host, 1).pauses, 20);
-        // Each pauses while the other resumes: one of the two states comes out, and nothing is lost.
+        // One thread pauses while the other resumes. The result is either state, and nothing is lost.
         thread::scope(|scope| {
             for change in [pause as fn(&str) -> Status, resume] {
                 scope.spawn(move || {
@@ -62,7 +62,7 @@ fn two_threads_pause_and_resume_at_once() {
     });
 }
 
-/// A thousand cycles at random: two tags, three kinds, two devices, three threads.
+/// A thousand random cycles: two tags, three kinds of backup, two devices, three threads.
 #[test]
 fn contents_survive_a_thousand_random_cycles() {
     let test = "cycles::contents_survive_a_thousand_random_cycles";

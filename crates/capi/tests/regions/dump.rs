@@ -1,4 +1,4 @@
-//! What snapshots of this process say of pauses: those that are asked for, and what is left when memory runs out.
+//! Pauses in snapshots of this process: in requested ones, and in the dump after an out-of-memory error.
 
 use std::env;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use lowtide_trace::{RecordedText, Trace, TraceEvent};
 
 use super::*;
 
-/// Returns the environment of a process that has 100 MiB and leaves its dump in a directory of its own.
+/// Returns the environment of a process with 100 MiB of device memory and a dump directory of its own.
 fn variables(directory: &Path) -> [(&str, &str); 2] {
     let variable = "LOWTIDE_OOM_DUMP";
     if env::var_os(variable).is_none() && directory.exists() {
@@ -24,7 +24,7 @@ fn variables(directory: &Path) -> [(&str, &str); 2] {
     [("FAKECUDA_CAPACITY", "104857600"), (variable, directory)]
 }
 
-/// Returns the snapshot that was left, and the text of its report.
+/// Returns the dumped snapshot, and the text of its report.
 fn left() -> (Trace, String) {
     let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
     let read = lowtide_trace::read(&directory.join("oom.pickle")).unwrap();
@@ -33,7 +33,7 @@ fn left() -> (Trace, String) {
     (trace, report)
 }
 
-/// Returns what happened of pauses: the action, how much, in MiB, and the tag.
+/// Returns the pauses and resumes among events: action, size in MiB, and tag.
 fn told<'a>(
     trace: &Trace,
     events: impl IntoIterator<Item = &'a TraceEvent>,
@@ -70,7 +70,7 @@ fn a_dump_has_what_is_paused_and_since_when() {
         assert_eq!(pause("weights"), Status::Ok, "{}", last_error());
         let kv = allocate_in("kv", Backup::None, 20 * MIB, 0, 2);
         let freed = allocate_in("kv", Backup::None, 12 * MIB, 0, 3);
-        // Events are kept from here on, where less than a quarter of the device is left.
+        // From here on events are kept, because less than a quarter of the device is free.
         let outside = allocate(46 * MIB, 0).unwrap();
         let later = allocate(10 * MIB, 0).unwrap();
         for _ in 0..2 {
@@ -117,16 +117,16 @@ fn a_dump_has_what_is_paused_and_since_when() {
     });
 }
 
-/// What a snapshot has that PyTorch wrote before it knew of any pause.
+/// The bytes of a snapshot that PyTorch wrote before any pause.
 static WRITTEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
-/// Returns the bytes of a snapshot that is asked for.
+/// Takes a snapshot and returns its bytes.
 fn snapshot() -> Vec<u8> {
     let (mut bytes, mut length) = (ptr::null_mut(), 0);
     // SAFETY: both may be written to.
     let status = unsafe { lowtide_snapshot(&raw mut bytes, &raw mut length) };
     assert_eq!(status, Status::Ok, "{}", last_error());
-    // SAFETY: there are so many, until they are released.
+    // SAFETY: `length` bytes are valid until they are released.
     let copy = unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) }.to_vec();
     // SAFETY: they came from `lowtide_snapshot`.
     unsafe { lowtide_release_bytes(bytes) };
@@ -141,7 +141,7 @@ fn what_another_leaves_is_told_what_is_paused() {
         to: *mut c_void,
     ) -> bool {
         let written = WRITTEN.lock().unwrap();
-        // SAFETY: there are so many bytes.
+        // SAFETY: the vector has so many bytes.
         unsafe { write(to, written.as_ptr().cast(), written.len()) };
         true
     }

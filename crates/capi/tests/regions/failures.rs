@@ -1,4 +1,4 @@
-//! What regions do where the driver or the host refuses.
+//! Regions when calls of the driver or the host fail.
 
 use std::env;
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use lowtide::*;
 use crate::common::{allocate, check, isolated, last_error};
 use crate::{MIB, allocate_in, enter, host_copy, leave, pause, region, regions, resume};
 
-/// What pausing and resuming call, directly or for backups.
+/// The driver calls of pausing and resuming, directly or for backups.
 const CALLS: [&str; 20] = [
     "cuDevicePrimaryCtxRetain",
     "cuCtxGetCurrent",
@@ -33,7 +33,7 @@ const CALLS: [&str; 20] = [
     "cuMemcpyHtoDAsync_v2",
 ];
 
-/// Each call of the driver fails once, at each point of a pause and of a resume.
+/// Each driver call fails once, at each point of a pause and of a resume.
 #[test]
 fn a_call_that_fails_once_loses_nothing_of_a_region() {
     let test = "failures::a_call_that_fails_once_loses_nothing_of_a_region";
@@ -95,7 +95,7 @@ fn a_call_that_fails_once_loses_nothing_of_a_region() {
     });
 }
 
-/// What waits for work of the device.
+/// The driver calls that wait for work of the device.
 const WAITS: [&str; 4] = [
     "cuCtxSynchronize",
     "cuEventQuery",
@@ -103,8 +103,8 @@ const WAITS: [&str; 4] = [
     "cuStreamSynchronize",
 ];
 
-/// Waits fail once, twice in a row, and for good, at each point of a pause and of a resume, and copies run as late as
-/// they can.
+/// Waits fail once, twice in a row, and permanently, at each point of a pause and of a resume. Copies run as late
+/// as possible.
 #[test]
 fn waits_that_fail_lose_nothing_of_a_region() {
     let test = "failures::waits_that_fail_lose_nothing_of_a_region";
@@ -126,7 +126,7 @@ fn waits_that_fail_lose_nothing_of_a_region() {
                     (nth..nth + in_a_row).for_each(|nth| fake.fail(name, nth, 999));
                     errors += usize::from(change("kv") != Status::Ok);
                     fake.fail_none();
-                    // What still runs touches nothing that is gone.
+                    // Work that still runs does not access unmapped memory.
                     assert!(fake.synchronize_device(), "{name} {nth} {in_a_row}");
                     assert_eq!(change("kv"), Status::Ok, "{name} {nth}: {}", last_error());
                 }
@@ -147,7 +147,7 @@ fn waits_that_fail_lose_nothing_of_a_region() {
     });
 }
 
-/// Lets the process have so many bytes more of addresses than it has.
+/// Limits the process's address space to `more` bytes above its current size.
 fn limit_addresses(more: usize) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let size = status
@@ -158,12 +158,12 @@ fn limit_addresses(more: usize) {
         rlim_cur: (size.unwrap() << 10) + more as u64,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: reads the limit.
+    // SAFETY: the call only reads `limit`.
     let result = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
     assert_eq!(result, 0);
 }
 
-/// Where the system starts no more threads, devices take their turns.
+/// If no more threads can be started, devices are handled one after the other.
 #[test]
 fn no_threads_are_needed_for_several_devices() {
     let test = "failures::no_threads_are_needed_for_several_devices";
@@ -173,7 +173,7 @@ fn no_threads_are_needed_for_several_devices() {
             let shown = regions();
             shown.len() == 3 && shown.values().all(|region| region.state == state)
         };
-        // A thread needs megabytes of addresses for its stack.
+        // A thread needs megabytes of address space for its stack.
         limit_addresses(MIB);
         assert!(thread::Builder::new().spawn(|| {}).is_err());
         assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
@@ -186,7 +186,7 @@ fn no_threads_are_needed_for_several_devices() {
     });
 }
 
-/// The host's memory that waits for one region's next backup is there for another's first.
+/// Host memory that is retained for one region's next backup is released for another region's first.
 #[test]
 fn a_backup_takes_the_place_of_memory_that_waits() {
     let test = "failures::a_backup_takes_the_place_of_memory_that_waits";
@@ -205,7 +205,7 @@ fn a_backup_takes_the_place_of_memory_that_waits() {
     });
 }
 
-/// What another device's backups have left of the host's memory, idle or retained, goes back for a backup.
+/// Idle or retained host memory of another device's backups is released for a backup.
 #[test]
 fn a_backup_takes_the_place_of_another_devices_memory() {
     let test = "failures::a_backup_takes_the_place_of_another_devices_memory";
@@ -235,8 +235,8 @@ fn a_backup_takes_the_place_of_another_devices_memory() {
     }
 }
 
-/// A copy that nobody has the address of ends for another region's backup, one that someone may read does not, whatever
-/// device it is of.
+/// A retained copy whose address was never returned is released for another region's backup. A copy that the
+/// program may read is not, on any device.
 #[test]
 fn a_copy_that_may_be_read_is_not_taken_for_a_backup() {
     let test = "failures::a_copy_that_may_be_read_is_not_taken_for_a_backup";
@@ -269,13 +269,13 @@ fn a_copy_that_may_be_read_is_not_taken_for_a_backup() {
     }
 }
 
-/// Returns the last line of what is said of a request that fails.
+/// Makes a request that fails, and returns the last line of its error.
 fn why_it_fails(size: usize) -> String {
     assert_eq!(allocate(size, 0), Err(Status::OutOfMemory));
     last_error().lines().last().unwrap().to_owned()
 }
 
-/// It is named where it alone is in the way.
+/// The error names the margin if only the margin refuses the request.
 #[test]
 fn a_request_that_the_margin_refuses_is_told_of_it() {
     let test = "failures::a_request_that_the_margin_refuses_is_told_of_it";
@@ -290,7 +290,7 @@ fn a_request_that_the_margin_refuses_is_told_of_it() {
         );
         let too_large = why_it_fails(150 * MIB);
         assert!(!too_large.contains("margin"), "{too_large}");
-        // It is above what the process may have, too.
+        // The request exceeds the process's limit, too.
         assert_eq!(lowtide_set_memory_fraction(0.4, 0), Status::Ok);
         let limited = why_it_fails(40 * MIB);
         assert!(!limited.contains("margin"), "{limited}");

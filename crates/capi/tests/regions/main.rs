@@ -57,16 +57,16 @@ fn trim(tag: &str, backup: Backup, device: c_int) -> Status {
 }
 
 fn pause_all() -> Status {
-    // SAFETY: null stands for every region.
+    // SAFETY: null means every region.
     unsafe { lowtide_pause(ptr::null()) }
 }
 
 fn resume_all() -> Status {
-    // SAFETY: null stands for every region.
+    // SAFETY: null means every region.
     unsafe { lowtide_resume(ptr::null()) }
 }
 
-/// Returns `size` bytes of a region on a device, with a pattern in them.
+/// Allocates `size` bytes in a region on a device, and fills them with a pattern.
 fn allocate_in(tag: &str, backup: Backup, size: usize, device: c_int, seed: usize) -> *mut c_void {
     enter(tag, backup);
     let memory = allocate(size, device).unwrap();
@@ -75,12 +75,12 @@ fn allocate_in(tag: &str, backup: Backup, size: usize, device: c_int, seed: usiz
     memory
 }
 
-/// Returns the figures of every region, by tag, backup and device.
+/// Returns the statistics of every region, by tag, backup and device.
 fn regions() -> BTreeMap<(String, i32, c_int), Region> {
     unsafe extern "C" fn visit(context: *mut c_void, region: *const Region) {
-        // SAFETY: it is what is passed below.
+        // SAFETY: `context` is the value passed below.
         let seen = unsafe { &mut *context.cast::<BTreeMap<(String, i32, c_int), Region>>() };
-        // SAFETY: it is shown for the time of the call.
+        // SAFETY: it is valid for the call.
         let region = unsafe { *region };
         // SAFETY: the tag ends with a zero byte.
         let tag = unsafe { CStr::from_ptr(region.tag) }.to_str().unwrap();
@@ -164,7 +164,7 @@ fn contents_come_back_to_their_addresses() {
 fn only_this_threads_requests_are_in_the_innermost_region() {
     let test = "only_this_threads_requests_are_in_the_innermost_region";
     isolated(test, &[], |fake| {
-        // Before the device is used, too.
+        // This also works before the device is used.
         enter("a", Backup::None);
         let pool_of = |memory| find(memory).unwrap().pool;
         let a = pool_of(allocate(1000, 0).unwrap());
@@ -178,13 +178,13 @@ fn only_this_threads_requests_are_in_the_innermost_region() {
         assert!(a != b && b != c && a != c && a != default);
         enter("a", Backup::None);
         assert_eq!(pool_of(allocate(1000, 0).unwrap()), a);
-        // SAFETY: null stands for no region.
+        // SAFETY: null means no region.
         assert_eq!(unsafe { lowtide_region_enter(ptr::null(), 0) }, Status::Ok);
         assert_eq!(pool_of(allocate(1000, 0).unwrap()), default);
         leave();
         let stream = fake.stream();
         assert_eq!(pool_of(allocate_on(1000, 0, stream).unwrap()), a);
-        // A memory pool decides before a region does.
+        // The route of a private pool is tried before the region's.
         let pool = Mempool {
             capture: 0,
             user: 9,
@@ -207,7 +207,7 @@ fn only_this_threads_requests_are_in_the_innermost_region() {
         assert_eq!(pool_of(allocate(1000, 0).unwrap()), default);
         assert_eq!(lowtide_region_leave(), Status::InvalidArgument);
         assert_eq!(last_error(), "this thread is in no region");
-        // A thread that ends has left.
+        // A thread that has ended has left its regions.
         thread::spawn(|| enter("a", Backup::None)).join().unwrap();
         let (tag, unknown) = (c_text("a"), 3);
         // SAFETY: the text ends with a zero byte.
@@ -248,7 +248,7 @@ fn a_paused_region_hands_nothing_out_and_takes_blocks_back() {
             assert_eq!(host_copy(kept), Err(Status::InvalidArgument));
             let shown = region("kv", Backup::Host, 0);
             assert_eq!(fake.used_bytes(0) - used, shown.mapped_bytes);
-            // The others take segments that both blocks lie in.
+            // Other strategies use a segment that contains both blocks.
             if ["caching", "direct"].contains(&&*strategy) {
                 assert!(shown.mapped_bytes <= mapped - (96 << 20), "{shown:?}");
             }
@@ -259,7 +259,7 @@ fn a_paused_region_hands_nothing_out_and_takes_blocks_back() {
     }
 }
 
-/// The driver's own answer would be an invalid argument.
+/// The driver itself would return an invalid-argument error.
 #[test]
 fn a_block_that_is_away_is_not_shared() {
     isolated("a_block_that_is_away_is_not_shared", &[], |_| {
@@ -269,7 +269,7 @@ fn a_block_that_is_away_is_not_shared() {
             let status =
                 unsafe { lowtide_share(memory, &raw mut bytes, &raw mut length, &raw mut offset) };
             assert_eq!(status == Status::Ok, !bytes.is_null());
-            // SAFETY: null, or handed out above.
+            // SAFETY: null, or from `lowtide_share` above.
             unsafe { lowtide_release_bytes(bytes) };
             status
         };
@@ -312,7 +312,7 @@ fn a_forked_child_touches_nothing() {
     isolated("a_forked_child_touches_nothing", &[], |fake| {
         let memory = allocate_in("kv", Backup::Host, 3 * MIB, 0, 1);
         enter("kv", Backup::Host);
-        // SAFETY: the child calls nothing but what is under test, and ends.
+        // SAFETY: the child calls only the functions under test, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let answers = [pause_all(), resume_all(), lowtide_region_leave()];
@@ -333,7 +333,7 @@ fn a_forked_child_touches_nothing() {
     });
 }
 
-/// A device that is full when a region is to come back: an error, and it works when there is room.
+/// If the device is full, a resume returns an error. It succeeds once there is memory.
 #[test]
 fn a_region_that_finds_no_memory_stays_paused() {
     let test = "a_region_that_finds_no_memory_stays_paused";
@@ -353,20 +353,20 @@ fn a_region_that_finds_no_memory_stays_paused() {
             "region \"kv\" on device 0: it takes 60.00 MiB of memory, and the device has 20.00 MiB free; \
              paused there: 60.00 MiB of region \"kv\""
         );
-        // One of the two found room.
+        // One of the two regions fitted.
         let is_back = |backup| region("kv", backup, 0).state == RegionState::Mapped;
         assert!(is_back(Backup::Host) != is_back(Backup::Disk));
         check(full, 120 * MIB, 3);
         assert_eq!(pause("kv"), Status::Ok);
         assert_eq!(fake.used_bytes(0), used);
-        // What is free goes back by itself.
+        // Cached memory is released automatically.
         assert_eq!(lowtide_deallocate(full), Status::Ok);
         assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
         for (seed, memory) in [1, 2].into_iter().zip(held) {
             check(memory, 60 * MIB, seed);
         }
         assert_eq!(pause("kv"), Status::Ok);
-        // What is away does not count against the limit.
+        // Paused memory does not count against the limit.
         assert_eq!(lowtide_set_memory_fraction(0.7, 0), Status::Ok);
         let full = allocate(120 * MIB, 0).unwrap();
         assert_eq!(allocate(60 * MIB, 0), Err(Status::OutOfMemory));
@@ -379,7 +379,7 @@ fn a_region_that_finds_no_memory_stays_paused() {
     });
 }
 
-/// The figures of what is away are what a resume takes, and what its error says.
+/// The paused bytes are the bytes that a resume needs, as its error says.
 #[test]
 fn what_is_freed_while_it_is_away_is_not_to_come_back() {
     let test = "what_is_freed_while_it_is_away_is_not_to_come_back";
@@ -410,7 +410,7 @@ fn what_is_freed_while_it_is_away_is_not_to_come_back() {
     });
 }
 
-/// The environment is looked at with the first request, after what the program has said.
+/// The environment is read at the first request, after the program's own call.
 #[test]
 fn a_directory_stays_that_was_set_before_the_environment_was_looked_at() {
     let test = "a_directory_stays_that_was_set_before_the_environment_was_looked_at";
@@ -429,8 +429,8 @@ fn a_directory_stays_that_was_set_before_the_environment_was_looked_at() {
     });
 }
 
-/// A path that does not begin at the root is the same directory for every pause, wherever the program goes: as it was
-/// when the first region was entered.
+/// A relative path means the same directory for every pause, even if the program changes its working directory.
+/// It is relative to the working directory at the first entry of a region.
 #[test]
 fn a_directory_of_the_environment_is_one_wherever_the_program_is() {
     let test = "a_directory_of_the_environment_is_one_wherever_the_program_is";
@@ -452,7 +452,7 @@ fn a_directory_of_the_environment_is_one_wherever_the_program_is() {
     });
 }
 
-/// A capture that is under way ends with a pause, which does nothing then, and not with a resume.
+/// A pause during a capture fails, does nothing, and invalidates the capture. A resume does not.
 #[test]
 fn a_pause_is_refused_in_a_capture_and_a_resume_is_not() {
     let test = "a_pause_is_refused_in_a_capture_and_a_resume_is_not";
@@ -473,28 +473,28 @@ fn a_pause_is_refused_in_a_capture_and_a_resume_is_not() {
     });
 }
 
-/// A signal is the program's to handle, in its own threads: none of lowtide's takes it.
+/// Signals are handled in the program's own threads: lowtide's threads block them.
 #[test]
 fn no_signal_comes_to_a_thread_beside_the_job() {
     let test = "no_signal_comes_to_a_thread_beside_the_job";
     isolated(test, &[], |_| {
         allocate_in("kv", Backup::Host, MIB, 0, 1);
         assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
-        // By then the thread has its name.
+        // After this call the thread has its name.
         assert_eq!(lowtide_page_lock_backups(), Status::Ok);
-        // A thread whose work was waited for may still be seen for a moment.
+        // A thread whose work is done may still exist for a moment.
         while our_threads_without_signals() != ["lowtide keeper"] {
             thread::yield_now();
         }
     });
 }
 
-/// Returns the names of lowtide's threads that are there now, none of which takes the program's signals.
+/// Returns the names of lowtide's running threads, and checks that each blocks the program's signals.
 fn our_threads_without_signals() -> Vec<String> {
     let mut names = Vec::new();
     for task in fs::read_dir("/proc/self/task").unwrap() {
         let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else {
-            continue; // It has ended since.
+            continue; // The thread has ended meanwhile.
         };
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
         let name = field("Name:").unwrap().trim();
@@ -509,13 +509,13 @@ fn our_threads_without_signals() -> Vec<String> {
     names
 }
 
-/// A thread that ends has left its regions, which what ends later in it is told.
+/// A thread that ends leaves its regions. A thread-local destructor that runs later gets an error.
 #[test]
 fn a_thread_that_is_ending_is_in_no_region() {
     struct Leaves(std::sync::mpsc::Sender<[Status; 2]>);
     impl Drop for Leaves {
         fn drop(&mut self) {
-            // SAFETY: null stands for no region.
+            // SAFETY: null means no region.
             let entered = unsafe { lowtide_region_enter(ptr::null(), 0) };
             let _ = self.0.send([lowtide_region_leave(), entered]);
         }
@@ -526,7 +526,7 @@ fn a_thread_that_is_ending_is_in_no_region() {
     isolated("a_thread_that_is_ending_is_in_no_region", &[], |_| {
         let (tell, told) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
-            // Before the thread's list of regions, so that it ends after it.
+            // Created before the thread's list of regions, so that it is dropped after it.
             LEAVES.set(Some(Leaves(tell)));
             enter("kv", Backup::None);
         });

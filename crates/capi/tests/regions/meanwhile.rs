@@ -1,6 +1,6 @@
-//! What other threads of a region do while it is paused and resumed.
+//! Other threads use a region while it is paused and resumed.
 //!
-//! `LOWTIDE_STRESS_CYCLES` sets how often that is.
+//! `LOWTIDE_STRESS_CYCLES` sets the number of cycles.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,23 +17,23 @@ const THREADS: usize = 4;
 const CYCLES: u64 = 12;
 const HELD_MAX: usize = 12;
 
-/// What the threads share with the one that pauses.
+/// The state that the threads share with the one that pauses.
 struct Shared {
-    /// Written while the memory is away: whoever has it for reading may use what it holds.
+    /// Locked for writing while the memory is paused. A thread that holds it for reading may access its blocks.
     is_back: RwLock<()>,
     /// Requests that found the region paused.
     refused: AtomicU64,
     is_over: AtomicBool,
 }
 
-/// A block, and the seed of what is in it once it was filled.
+/// A block, and the seed of its contents once it was filled.
 struct Block {
     memory: *mut c_void,
     size: usize,
     seed: Option<usize>,
 }
 
-/// A thread that allocates and frees in the region, at any time, and uses its blocks while they are there.
+/// A thread that allocates and frees in the region at any time, and accesses its blocks while they are mapped.
 struct Worker<'a> {
     shared: &'a Shared,
     fake: &'a Fake,
@@ -94,7 +94,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Uses memory where it is there.
+    /// Accesses a block if the region is mapped.
     fn use_some(&mut self) {
         let _is_back = match self.shared.is_back.try_read() {
             Ok(is_back) => is_back,
@@ -107,14 +107,14 @@ impl Worker<'_> {
             match block.seed {
                 Some(seed) => check(block.memory, block.size, seed),
                 None => {
-                    // The block may have been another's, whose work in the stream goes before this.
+                    // The memory may have been another block's, and earlier work in the stream may still use it.
                     assert!(self.fake.synchronize(self.streams[0]));
                     fill(block.memory, block.size, seed);
                 }
             }
             block.seed.get_or_insert(seed);
         }
-        // Work that is under way when the block is free, and when the region is paused.
+        // Queues work that may still run when the block is free, and when the region is paused.
         if self.below(4) == 0 && self.held.len() < HELD_MAX {
             let stream = self.streams[0];
             if let Ok(memory) = allocate_on(MIB, self.device, stream) {
@@ -125,8 +125,8 @@ impl Worker<'_> {
     }
 }
 
-/// Threads allocate and free in a region on two devices while it is paused and resumed: they are served or told
-/// that it is paused, what they hold comes back, and nothing is left over.
+/// Threads allocate and free in a region on two devices while it is paused and resumed. A request succeeds or
+/// returns that the region is paused. Contents are restored, and nothing is left at the end.
 #[test]
 fn threads_allocate_and_free_in_a_region_that_is_paused() {
     let test = "meanwhile::threads_allocate_and_free_in_a_region_that_is_paused";
@@ -190,7 +190,7 @@ fn run(fake: &Fake) {
     assert_eq!((live.reservations, live.handles, live.mappings), (0, 0, 0));
 }
 
-/// Each time, some thread has been refused before the memory comes back.
+/// In each cycle, some request is refused before the resume.
 fn pause_and_resume(shared: &Shared) {
     let cycles = env::var("LOWTIDE_STRESS_CYCLES");
     let cycles = cycles.map_or(CYCLES, |text| text.parse().unwrap());
@@ -207,8 +207,7 @@ fn pause_and_resume(shared: &Shared) {
     shared.is_over.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether a thread asks again and again whether events have passed, rather than coming to an end. There were
-/// `asked` such questions before.
+/// Returns whether a thread keeps querying events instead of finishing. `asked` is the number of queries before.
 fn goes_on_asking(fake: &Fake, asked: u64, asking: &ScopedJoinHandle<'_, Status>) -> bool {
     while fake.calls("cuEventQuery") < asked + 10 && !asking.is_finished() {
         thread::yield_now();
@@ -216,8 +215,8 @@ fn goes_on_asking(fake: &Fake, asked: u64, asking: &ScopedJoinHandle<'_, Status>
     !asking.is_finished()
 }
 
-/// What was freed while another device's stream uses it stays until that is done: the pause waits for it, with the
-/// program's requests served.
+/// A freed block that another device's stream uses stays mapped until that work is done. The pause waits for it,
+/// and other requests are served meanwhile.
 #[test]
 fn a_pause_waits_for_streams_of_other_devices() {
     let test = "meanwhile::a_pause_waits_for_streams_of_other_devices";
@@ -247,7 +246,7 @@ fn a_pause_waits_for_streams_of_other_devices() {
     });
 }
 
-/// A resume brings memory back and takes none away: what was freed meanwhile may still wait.
+/// A resume maps memory and unmaps none, so blocks freed meanwhile may stay pending.
 #[test]
 fn a_resume_waits_for_no_stream() {
     let test = "meanwhile::a_resume_waits_for_no_stream";
@@ -273,7 +272,7 @@ fn a_resume_waits_for_no_stream() {
     });
 }
 
-/// A figure is asked for, and nobody has asked for memory since the stream was done.
+/// Statistics are read without a request since the stream's work was done.
 #[test]
 fn what_streams_are_done_with_is_not_said_to_come_back() {
     let test = "meanwhile::what_streams_are_done_with_is_not_said_to_come_back";
@@ -296,7 +295,7 @@ fn what_streams_are_done_with_is_not_said_to_come_back() {
     });
 }
 
-/// The end of a capture is nothing that a pause can wait for: whoever pauses may be who captures.
+/// A pause cannot wait for the end of a capture, because the same thread may be capturing.
 #[test]
 fn a_pause_is_refused_where_what_was_freed_waits_for_a_capture() {
     let test = "meanwhile::a_pause_is_refused_where_what_was_freed_waits_for_a_capture";

@@ -1,4 +1,4 @@
-//! Memory pools of graphs that belong to a region.
+//! Private pools of graphs that belong to a region.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -12,7 +12,7 @@ use lowtide::*;
 use crate::common::{allocate, check, fill, find, isolated, last_error};
 use crate::{MIB, c_text, enter, host_copy, leave, pause, region, resume, trim};
 
-/// A graph may use what is free in its pool.
+/// A graph may use the free memory of its pool.
 #[test]
 fn a_region_with_a_graphs_pool_does_not_end() {
     let test = "pools::a_region_with_a_graphs_pool_does_not_end";
@@ -79,11 +79,11 @@ fn a_graphs_pool_is_paused_with_its_region() {
             assert_eq!(resume("graph"), Status::Ok);
             assert_eq!(region("graph", Backup::Host, 0).mapped_bytes, needed);
             check(static_input, 4 * MIB, 1);
-            // A replay writes there, though the program holds nothing.
+            // A graph's replay writes there, although the block is free.
             fill(between, 64 * MIB, round);
             check(between, 64 * MIB, round);
         }
-        // One that comes while the region is paused is paused, too.
+        // A pool that is added while the region is paused is paused, too.
         assert_eq!(pause("graph"), Status::Ok);
         let late = Mempool {
             capture: 5,
@@ -96,7 +96,7 @@ fn a_graphs_pool_is_paused_with_its_region() {
         assert_eq!(routed, Status::Ok);
         assert_eq!(allocate(1000, 0), Err(Status::Paused));
         assert_eq!(lowtide_end_allocate_to_pool(0, late), Status::Ok);
-        // A graph that ends while its memory is away takes nothing with it.
+        // A graph may be deleted while its memory is paused.
         assert_eq!(lowtide_deallocate(static_input), Status::Ok);
         for _ in 0..2 {
             assert_eq!(lowtide_release_pool(0, pool), Status::Ok);
@@ -107,7 +107,7 @@ fn a_graphs_pool_is_paused_with_its_region() {
     });
 }
 
-/// Nobody can use what it has, and a card may have no room for it by then.
+/// Nothing can use that memory, and the card may have too little for it at the resume.
 #[test]
 fn the_memory_of_a_graph_that_has_ended_does_not_come_back() {
     let test = "pools::the_memory_of_a_graph_that_has_ended_does_not_come_back";
@@ -141,7 +141,7 @@ fn the_memory_of_a_graph_that_has_ended_does_not_come_back() {
             if is_away {
                 end();
             }
-            // What others have does not leave room for more than what is kept.
+            // Other memory leaves only enough for the kept block.
             let used = usize::try_from(fake.used_bytes(0)).unwrap();
             let others = allocate((256 - 32) * MIB - used, 0).unwrap();
             let needed = region("graph", Backup::Host, 0).paused_bytes;
@@ -158,7 +158,7 @@ fn the_memory_of_a_graph_that_has_ended_does_not_come_back() {
     });
 }
 
-/// The number of a pool that has ended may be another's, which no region pauses.
+/// The id of a removed pool may belong to another pool, which is in no region.
 #[test]
 fn a_pool_that_has_ended_is_in_no_region() {
     let test = "pools::a_pool_that_has_ended_is_in_no_region";
@@ -208,7 +208,7 @@ fn a_pool_that_has_ended_is_in_no_region() {
     });
 }
 
-/// Returns `size` bytes of a pool, with a pattern in them.
+/// Allocates `size` bytes in a pool, and fills them with a pattern.
 fn allocate_in_pool(pool: Mempool, size: usize, seed: usize) -> *mut c_void {
     // SAFETY: there is no filter.
     let routed = unsafe { lowtide_begin_allocate_to_pool(0, pool, None, ptr::null_mut(), None) };
@@ -229,8 +229,8 @@ fn is_away(memory: *mut c_void) -> bool {
     is_away
 }
 
-/// Does something in a thread of its own, and returns what that said and where the region was by then. It would wait for
-/// good if it waited for the pause that it is beside.
+/// Calls `act` in a thread of its own during a pause. Returns its status and the region's state then. If `act`
+/// waited for the pause, it would not return.
 fn beside_a_pause(act: impl FnOnce() -> Status + Send + 'static) -> (Status, RegionState) {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -241,8 +241,8 @@ fn beside_a_pause(act: impl FnOnce() -> Status + Send + 'static) -> (Status, Reg
     (status.expect("it waits for the pause"), state)
 }
 
-/// Whoever begins may be what the pause waits for, and may have Python's lock. One that is given the region's memory
-/// meanwhile is paused with the others.
+/// A pause may wait for the thread that begins a pool, and that thread may hold Python's lock. A pool that joins
+/// the region meanwhile is paused with the others.
 #[test]
 fn pools_of_a_process_in_a_region_are_begun_beside_a_pause() {
     let test = "pools::pools_of_a_process_in_a_region_are_begun_beside_a_pause";
@@ -290,7 +290,7 @@ fn pools_of_a_process_in_a_region_are_begun_beside_a_pause() {
     });
 }
 
-/// Pools come, get memory and end in threads while another pauses and resumes their region.
+/// Threads create pools, allocate in them and release them, while another thread pauses and resumes their region.
 #[test]
 fn pools_come_and_end_beside_pauses() {
     let test = "pools::pools_come_and_end_beside_pauses";
@@ -323,9 +323,10 @@ fn pools_come_and_end_beside_pauses() {
             }
         });
         assert_eq!(region("default", Backup::Host, 0).live_bytes, MIB as u64);
-        // The last one may have ended while it was away.
+        // The last pool may have been released while it was paused.
         assert_eq!(lowtide_empty_cache(0), Status::Ok);
-        // What came back together may be one piece of memory, which stays with what is kept until then.
+        // Memory that was resumed together may be one piece, which stays mapped with the kept block until the
+        // next cycle.
         assert_eq!(pause("default"), Status::Ok, "{}", last_error());
         assert_eq!(resume("default"), Status::Ok, "{}", last_error());
         check(kept, MIB, 1);
@@ -338,7 +339,7 @@ thread_local! {
     static OWN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What the threads have met.
+/// The results of the threads' requests.
 #[derive(Default)]
 struct Met {
     served: AtomicU64,
@@ -346,7 +347,7 @@ struct Met {
     is_over: AtomicBool,
 }
 
-/// Waits until there is one more.
+/// Waits until the count rises.
 fn wait_for<T>(count: &AtomicU64, threads: &[thread::ScopedJoinHandle<'_, T>]) {
     let before = count.load(Ordering::Relaxed);
     while count.load(Ordering::Relaxed) == before {
@@ -355,7 +356,7 @@ fn wait_for<T>(count: &AtomicU64, threads: &[thread::ScopedJoinHandle<'_, T>]) {
     }
 }
 
-/// Ends the threads, also where an assertion fails beside them.
+/// Ends the threads on drop, also if an assertion fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -364,7 +365,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Makes a pool again and again, for this thread's requests. They get memory in it, or are refused as that is away.
+/// Repeatedly creates a pool for this thread's requests. They get memory in it, or are refused because it is
+/// paused.
 fn come_and_end(capture: u64, met: &Met) {
     OWN.set(capture);
     let pool = Mempool { capture, user: 0 };
@@ -395,7 +397,7 @@ unsafe extern "C" fn is_own(own: *mut c_void, _stream: *mut c_void) -> bool {
     OWN.get() == own.addr() as u64
 }
 
-/// Another thread's pool, which is outside of the region, stays there.
+/// A pool that began outside of the region stays outside.
 #[test]
 fn a_begin_that_fails_gives_a_pool_to_no_region() {
     let test = "pools::a_begin_that_fails_gives_a_pool_to_no_region";
@@ -434,14 +436,14 @@ fn enter_none() {
     assert_eq!(entered, Status::Ok);
 }
 
-/// As programs for torch_memory_saver are.
+/// The environment of a program for torch_memory_saver whose region is the whole process.
 const IN_A_REGION_AS_A_WHOLE: [(&str, &str); 3] = [
     ("LOWTIDE_COMPAT", "torch_memory_saver"),
     ("TMS_INIT_ENABLE", "1"),
     ("TMS_INIT_ENABLE_CPU_BACKUP", "1"),
 ];
 
-/// torch_memory_saver takes every `cudaMalloc` of such a process, those of captures and memory pools among them.
+/// torch_memory_saver intercepts every `cudaMalloc` of such a process, also those of captures and private pools.
 #[test]
 fn pools_of_a_process_in_a_region_are_in_it() {
     let test = "pools::pools_of_a_process_in_a_region_are_in_it";
@@ -449,7 +451,7 @@ fn pools_of_a_process_in_a_region_are_in_it() {
         let [graph, of_user, other, apart, inside, of_other] =
             [(4, 0), (0, 7), (5, 0), (0, 8), (6, 0), (7, 0)]
                 .map(|(capture, user)| Mempool { capture, user });
-        // The device's first request is the pool's.
+        // The device's first request is one in the pool.
         let kept = [
             (allocate_in_pool(graph, 4 * MIB, 1), 4 * MIB, 1),
             (allocate_in_pool(graph, 30 * MIB, 2), 30 * MIB, 2),
@@ -461,7 +463,7 @@ fn pools_of_a_process_in_a_region_are_in_it() {
         enter("other", Backup::Host);
         let in_other = allocate_in_pool(other, 8 * MIB, 5);
         leave();
-        // As a graph has that is to be in another region.
+        // Like the pool of a graph that belongs to another region.
         let tag = c_text("other");
         // SAFETY: the text ends with a zero byte.
         let added =
@@ -490,7 +492,7 @@ fn pools_of_a_process_in_a_region_are_in_it() {
                 assert!(!is_away(memory));
             }
         }
-        // Whoever has a graph holds its pool as often as it began.
+        // A graph holds its pool once for each begin.
         for _ in 0..2 {
             assert_eq!(lowtide_release_pool(0, graph), Status::Ok);
         }
@@ -499,7 +501,7 @@ fn pools_of_a_process_in_a_region_are_in_it() {
         assert_eq!(lowtide_deallocate(kept[1].0), Status::Ok);
         assert_eq!(lowtide_empty_cache(0), Status::Ok);
         assert_eq!(region("default", Backup::Host, 0).live_bytes, 9 << 20);
-        // The number of a pool that has ended may be another's, and in the region anew; while that is away, it is, too.
+        // Another pool with the id of a removed one may join the region. If the region is paused, so is the pool.
         assert_eq!(pause("default"), Status::Ok);
         // SAFETY: there is no filter.
         let routed =
@@ -513,7 +515,7 @@ fn pools_of_a_process_in_a_region_are_in_it() {
     });
 }
 
-/// Returns what `act` does in the region in which the process is, entered by name.
+/// Enters the process's region by name, and returns the result of `act` in it.
 fn entered<T>(act: impl FnOnce() -> T) -> T {
     enter("default", Backup::Host);
     let done = act();

@@ -1,4 +1,4 @@
-//! Memory of regions that goes back to the device, or that another has then.
+//! Memory of regions that is released to the device.
 
 use std::ptr;
 
@@ -7,7 +7,7 @@ use lowtide::*;
 use crate::common::{allocate, allocate_on, check, isolated, last_error};
 use crate::{MIB, allocate_in, enter, host_copy, leave, pause, region, resume, trim};
 
-/// With its last block go its copy, retained or not, its memory and its addresses.
+/// With a region's last block its copy, retained or not, its memory and its addresses are released.
 #[test]
 fn a_region_that_nothing_uses_ends() {
     isolated("returns::a_region_that_nothing_uses_ends", &[], |fake| {
@@ -24,7 +24,7 @@ fn a_region_that_nothing_uses_ends() {
             if !is_paused {
                 assert_eq!(resume("kv"), Status::Ok);
             }
-            // What is used stays as it is.
+            // Memory in use is unchanged.
             assert_eq!(lowtide_deallocate(freed), Status::Ok);
             assert_eq!(trim("kv", Backup::Host, 0), Status::Ok);
             assert_eq!(host_copy(kept), Ok((copy, size)));
@@ -48,7 +48,7 @@ fn a_region_that_nothing_uses_ends() {
             let live = fake.live();
             assert_eq!((live.handles, live.host_allocations), (0, 0), "{live:?}");
         }
-        // It is as one that was never paused.
+        // The region is like one that was never paused.
         let again = allocate_in("kv", Backup::Host, MIB, 0, 4);
         check(again, MIB, 4);
         // SAFETY: null is no tag, and is refused.
@@ -58,7 +58,7 @@ fn a_region_that_nothing_uses_ends() {
     });
 }
 
-/// What a region holds free goes back as other free memory does.
+/// A region's free memory is released like other free memory.
 #[test]
 fn free_memory_of_a_region_goes_back() {
     let test = "returns::free_memory_of_a_region_goes_back";
@@ -82,7 +82,7 @@ fn free_memory_of_a_region_goes_back() {
     });
 }
 
-/// A stream may end when the memory is free that was used on it, be that alone in a piece or not.
+/// A stream may be destroyed once its memory is free, whether or not other blocks share the piece.
 #[test]
 fn memory_goes_back_whose_stream_has_ended() {
     let test = "returns::memory_goes_back_whose_stream_has_ended";
@@ -109,7 +109,7 @@ fn memory_goes_back_whose_stream_has_ended() {
     });
 }
 
-/// The numbers of threads' own default streams are no handles: a driver that is given one may crash.
+/// A thread's own default stream has a number that is not a handle. A driver that gets it may crash.
 #[test]
 fn the_driver_is_asked_for_no_stream_of_a_thread() {
     let test = "returns::the_driver_is_asked_for_no_stream_of_a_thread";

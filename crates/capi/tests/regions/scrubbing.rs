@@ -1,4 +1,5 @@
-//! What the driver puts off after much memory has moved, done beside the job.
+//! Scrubbing: driver work that is postponed after much memory was released or mapped, and done in a thread beside
+//! the job.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -13,17 +14,17 @@ use lowtide::*;
 use crate::common::{Fake, allocate_on, command, isolated, last_error};
 use crate::{MIB, enter, leave, pause, pause_all, resume};
 
-/// So much that it is worth a thread.
+/// The least memory for which a thread is started.
 const MUCH: usize = 1 << 30;
 
-/// Has a region of one block, whose contents are dropped.
+/// Makes a region of one block, without a backup.
 fn make(tag: &str, size: usize, device: c_int) {
     enter(tag, Backup::None);
     let _ = allocate_on(size, device, ptr::null_mut()).unwrap();
     leave();
 }
 
-/// Returns how many threads there are that call the driver for this.
+/// Returns the number of scrubbing threads.
 fn threads() -> usize {
     let threads = fs::read_dir("/proc/self/task").unwrap();
     // A thread may end meanwhile.
@@ -34,7 +35,7 @@ fn threads() -> usize {
         .count()
 }
 
-/// Waits until something is so, and fails where it never is.
+/// Waits until `is_so` returns true. Fails after 60 seconds.
 fn wait_until(is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -43,11 +44,11 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// Does something after which the driver is to be called, and waits until that is over.
+/// Calls `act`, after which scrubbing must start, and waits until it ends.
 fn scrubbing_after(fake: &Fake, act: impl FnOnce()) {
     let created = fake.calls("cuMemCreate");
     act();
-    // A resume creates some itself, and a thread has its name once it runs.
+    // A resume itself creates memory, and a thread has its name only once it runs.
     thread::sleep(Duration::from_millis(100));
     wait_until(|| threads() == 0);
     assert!(fake.calls("cuMemCreate") > created);
@@ -85,7 +86,7 @@ fn the_driver_is_called_after_much_has_moved() {
 fn a_device_has_one_thread_for_it() {
     let test = "scrubbing::a_device_has_one_thread_for_it";
     isolated(test, &[("FAKECUDA_DEVICES", "2")], |fake| {
-        // Of the other nobody has anything yet.
+        // The other device has no memory in use yet.
         make("much", MUCH, 1);
         scrubbing_after(fake, || {
             assert_eq!(pause("much"), Status::Ok, "{}", last_error());
@@ -103,13 +104,13 @@ fn a_device_has_one_thread_for_it() {
             most.get() > 0 && threads() == 0
         });
         assert_eq!(most.get(), 2);
-        // However often they were told to, each ends.
+        // Each thread ends, however often it was started.
         let created_since = fake.calls("cuMemCreate") - created;
         assert!((1..=40).contains(&created_since), "{created_since}");
     });
 }
 
-/// What regions have moved on a device counts together, and what did not move does not.
+/// Memory that several regions move on a device counts together. Memory that did not move does not count.
 #[test]
 fn what_moves_at_once_counts_together() {
     let test = "scrubbing::what_moves_at_once_counts_together";
@@ -134,7 +135,7 @@ fn what_moves_at_once_counts_together() {
     });
 }
 
-/// Nobody has asked for the page: what the driver refuses is nobody's error, and it keeps nothing.
+/// The program did not request the scrubbing: a driver error is not reported, and no memory stays allocated.
 #[test]
 fn what_the_driver_refuses_is_lost_to_nobody() {
     let test = "scrubbing::what_the_driver_refuses_is_lost_to_nobody";
@@ -161,10 +162,10 @@ fn what_the_driver_refuses_is_lost_to_nobody() {
     });
 }
 
-/// Set in a process that ends while the driver is to be called, to what else goes on in it.
+/// The variable that is set in a process that ends during scrubbing.
 const ENDS: &str = "LOWTIDE_SCRUBBING_TEST_ENDS";
 
-/// At the end of a process the driver goes while other threads still run.
+/// At the end of a process the driver shuts down while other threads still run.
 #[test]
 fn no_driver_is_called_that_is_gone() {
     let test = "scrubbing::no_driver_is_called_that_is_gone";
@@ -183,8 +184,8 @@ fn end_meanwhile(fake: &Fake) -> ! {
         eprintln!("lingers");
         thread::sleep(Duration::from_millis(100));
     }
-    // Registered before the driver's, so it runs after that.
-    // SAFETY: the function is ours.
+    // Registered before the driver's handler, so it runs after it.
+    // SAFETY: the function exists until the process ends.
     assert_eq!(unsafe { libc::atexit(linger) }, 0);
     make("much", MUCH, 0);
     let created = fake.calls("cuMemCreate");
@@ -193,7 +194,7 @@ fn end_meanwhile(fake: &Fake) -> ! {
     exit(0);
 }
 
-/// A thread that waits for a kernel under the driver's lock keeps all others from the driver.
+/// A thread that waits for a kernel while it holds the driver's lock blocks all others from the driver.
 #[test]
 fn no_end_waits_for_who_has_the_driver_s_lock() {
     let test = "scrubbing::no_end_waits_for_who_has_the_driver_s_lock";
@@ -214,10 +215,10 @@ fn end_beside_one_that_waits(fake: &Fake) -> ! {
     fake.set_bytes(cached, MIB, stream);
     assert_eq!(lowtide_deallocate(cached), Status::Ok);
     thread::spawn(|| lowtide_empty_cache(0));
-    // The one has the lock by then, and the other waits for it.
+    // After this time one thread has the lock, and the other waits for it.
     thread::sleep(Duration::from_millis(200));
-    // Ends a process that waits for as long as it would at most.
-    // SAFETY: nobody handles the signal.
+    // Kills the process if its end waits that long.
+    // SAFETY: the signal has no handler.
     unsafe { libc::alarm(8) };
     exit(0);
 }

@@ -1,4 +1,4 @@
-//! What is told of regions that are paused and resumed: to those who registered the memory elsewhere.
+//! The events of regions that are paused and resumed, for observers that register the memory elsewhere.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -12,12 +12,12 @@ use crate::{MIB, allocate_in, pause, region, resume};
 
 const WORD: usize = 0x6e63_636c;
 
-/// Who registers every segment, and uses it whenever it is registered: as NCCL does.
+/// An observer that registers every segment, and accesses it while it is registered, as NCCL does.
 #[derive(Default)]
 struct Registrations {
     /// By address.
     segments: BTreeMap<u64, u64>,
-    /// Those of them that are paused.
+    /// The paused segments among them.
     paused: BTreeMap<u64, u64>,
     pauses: usize,
     resumes: usize,
@@ -46,19 +46,20 @@ impl Registrations {
             _ => return,
         }
         if event.action != Action::SegmentFree {
-            // The memory is there whenever it comes, and before it leaves: its last word is nobody else's.
+            // The memory is mapped at this moment, both after it was mapped and before it is unmapped. No block
+            // uses its last word.
             let last = usize::try_from(address + size).unwrap() - 8;
             let last = ptr::with_exposed_provenance_mut::<usize>(last);
-            // SAFETY: it lies in the segment, and no block ends there.
+            // SAFETY: it lies in the segment, and no block uses it.
             unsafe { last.write_volatile(WORD) };
         }
     }
 }
 
 unsafe extern "C" fn observe(context: *mut c_void, event: *const Event) {
-    // SAFETY: it is what `lowtide_observe_events` was given.
+    // SAFETY: it is the context that `lowtide_observe_events` got.
     let registrations = unsafe { &*context.cast::<Mutex<Registrations>>() };
-    // SAFETY: it is shown for the time of the call.
+    // SAFETY: it is valid for the call.
     registrations.lock().unwrap().on(unsafe { &*event });
 }
 
@@ -70,9 +71,9 @@ fn shown_as_paused() -> Vec<u64> {
         _blocks: *const Block,
         _count: usize,
     ) {
-        // SAFETY: it is what is passed below.
+        // SAFETY: `context` is the value passed below.
         let seen = unsafe { &mut *context.cast::<Vec<u64>>() };
-        // SAFETY: it is shown for the time of the call.
+        // SAFETY: it is valid for the call.
         let segment = unsafe { &*segment };
         if segment.is_paused {
             seen.push(segment.size >> 20);
@@ -86,7 +87,7 @@ fn shown_as_paused() -> Vec<u64> {
     seen
 }
 
-/// Who comes late finds what was told before, whoever was told: nobody here.
+/// A visitor sees the paused segments without having observed the events. Here nothing observed them.
 #[test]
 fn what_is_paused_is_shown_so() {
     isolated("told::what_is_paused_is_shown_so", &[], |fake| {
@@ -98,7 +99,7 @@ fn what_is_paused_is_shown_so() {
         assert_eq!(shown_as_paused(), [30, 40]);
         assert_eq!(lowtide_deallocate(freed), Status::Ok);
         assert_eq!(shown_as_paused(), [30, 40], "segments stay");
-        // Of one of the two regions.
+        // The failure is in one of the two regions.
         fake.fail("cuMemSetAccess", 1, 999);
         assert_eq!(resume("kv"), Status::Driver);
         fake.fail_none();
@@ -138,13 +139,13 @@ fn registrations_follow_a_pause_and_a_resume() {
         assert_eq!(counts(), (3, 2, 2, 0));
         assert_eq!(pause("kv"), Status::Ok);
         assert_eq!(counts(), (3, 2, 2, 0), "once");
-        // One that ends while it is away never comes back.
+        // A segment that is freed while it is paused is not resumed.
         assert_eq!(lowtide_deallocate(freed), Status::Ok);
         assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
         assert_eq!(counts(), (2, 0, 2, 1));
         check(kept, 29 * MIB, 1);
 
-        // A pause that fails before anything has left, and one that is undone.
+        // A pause that fails before any unmapping, and one that is undone.
         for (call, pauses) in [("cuCtxSynchronize", 2), ("cuMemUnmap", 3)] {
             fake.fail(call, 1, 999);
             assert_eq!(pause("kv"), Status::Driver, "{call}");
@@ -152,7 +153,7 @@ fn registrations_follow_a_pause_and_a_resume() {
             assert_eq!(region("kv", Backup::Host, 0).state, RegionState::Mapped);
             assert_eq!(counts(), (2, 0, pauses, pauses - 1), "{call}");
         }
-        // A resume that fails: nothing is back.
+        // After a failed resume nothing is mapped.
         assert_eq!(pause("kv"), Status::Ok);
         fake.fail("cuMemSetAccess", 1, 999);
         assert_eq!(resume("kv"), Status::Driver);
@@ -166,7 +167,7 @@ fn registrations_follow_a_pause_and_a_resume() {
         }
         assert_eq!(lowtide_reset(), Status::Ok);
         assert_eq!(counts(), (0, 0, 4, 3));
-        // SAFETY: nobody is told any more.
+        // SAFETY: null removes the observer.
         let ended = unsafe { lowtide_observe_events(None, ptr::null_mut()) };
         assert_eq!(ended, Status::Ok);
     });

@@ -1,5 +1,5 @@
-//! What a call takes beside many blocks that do not concern it: the memory that the calling thread allocates, as
-//! whoever looks at every block makes a list of them.
+//! The cost of a call while there are many unrelated blocks. It is measured as host memory that the calling
+//! thread allocates, because code that visits every block makes a list of them.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,7 +10,7 @@ use lowtide::*;
 use crate::common::{allocate, isolated, last_error};
 use crate::{MIB, allocate_in, pause, resume};
 
-/// The system's allocator, which counts.
+/// The system's allocator, with a counter of allocated bytes.
 struct Counting;
 
 #[global_allocator]
@@ -20,7 +20,7 @@ thread_local! {
     static ALLOCATED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: the system's allocator does all of it.
+// SAFETY: the system's allocator does the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED_BYTES.set(ALLOCATED_BYTES.get() + layout.size());
@@ -36,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 
 const BLOCKS: usize = 4000;
 
-/// Fails if `act` makes a list of the blocks.
+/// Checks that `act` does not make a list of the blocks.
 fn require_no_list(act: impl FnOnce()) {
     let before = ALLOCATED_BYTES.get();
     act();
@@ -48,7 +48,7 @@ fn require_no_list(act: impl FnOnce()) {
 fn blocks_of_others_are_not_looked_at() {
     isolated("work::blocks_of_others_are_not_looked_at", &[], |_| {
         let kept = allocate_in("kv", Backup::Host, MIB, 0, 1);
-        // What is made once is made.
+        // The first cycle allocates everything that is allocated once.
         assert_eq!(pause("kv"), Status::Ok, "{}", last_error());
         assert_eq!(resume("kv"), Status::Ok, "{}", last_error());
         for _ in 0..BLOCKS {

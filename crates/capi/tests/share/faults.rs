@@ -1,4 +1,4 @@
-//! Calls of the driver that fail once, in each of the processes.
+//! Driver calls that fail once, in each of the processes.
 
 use std::{ptr, thread};
 
@@ -7,7 +7,7 @@ use lowtide::*;
 use super::common::{Fake, allocate, last_error};
 use super::roles::*;
 
-/// What attaching and detaching call.
+/// The driver calls of attaching and detaching.
 const CALLS: [&str; 17] = [
     "cuDeviceGet",
     "cuDeviceGetCount",
@@ -33,7 +33,8 @@ const CALLS: [&str; 17] = [
 fn a_call_that_fails_once_leaves_nothing_attached() {
     fn fails(fake: &Fake) {
         let bytes = told().unwrap();
-        // The device is ready for use before. The request leaves a context to its own thread, and none to this one.
+        // The device is initialized first. The request makes a context current in its own thread, not in this
+        // one.
         let request = thread::spawn(|| allocate(512, 0).unwrap().expose_provenance());
         let held = ptr::with_exposed_provenance_mut(request.join().unwrap());
         let before = described(&fake.live());
@@ -57,7 +58,7 @@ fn a_call_that_fails_once_leaves_nothing_attached() {
             assert_eq!(described(&fake.live()), before, "{line}");
             assert!(failures <= 1);
             fake.fail_none();
-            // Attached and detached anew.
+            // Attaches and detaches again.
             let start = attach(&bytes, 0).unwrap();
             assert_eq!(lowtide_detach(start), Status::Ok);
             assert_eq!(described(&fake.live()), before, "{line}");
@@ -80,7 +81,8 @@ fn a_call_that_fails_once_leaves_nothing_attached() {
                 }
             }
             failed.dedup();
-            // A handle that is not taken back at once goes back with the rest: no step fails by it.
+            // A handle that the driver refuses to release is released later with others, so no step fails because
+            // of it.
             let made = |call: &&str| match *call {
                 "cuIpcOpenMemHandle_v2" | "cuIpcCloseMemHandle" => kind != EXPANDABLE,
                 "cuMemRelease" => false,
@@ -94,7 +96,7 @@ fn a_call_that_fails_once_leaves_nothing_attached() {
     });
 }
 
-/// Every call that sharing makes fails once, in the function and in the thread.
+/// Every driver call of sharing fails once, in the function and in the thread that answers.
 #[test]
 fn a_call_that_fails_once_keeps_nothing_from_being_shared() {
     fn fails(fake: &Fake) {

@@ -1,6 +1,5 @@
-//! Memory that other processes use: each test is two or three processes with a stand-in driver each, which
-//! do what the test tells them. What a card adds is not covered: there another process's memory is a range
-//! of the card's and not a file.
+//! Memory that other processes use. Each test has two or three processes, each with a stand-in driver, that
+//! follow the test's commands. Not covered: on a card, another process's memory is device memory and not a file.
 #![expect(unsafe_code, reason = "calls C functions")]
 #![expect(
     clippy::unwrap_used,
@@ -26,7 +25,7 @@ fn contents_cross_processes_both_ways() {
     let test = "contents_cross_processes_both_ways";
     play(&ROLES, || {
         for kind in KINDS {
-            // Two in one page, and one in pages of its own.
+            // Two blocks in one page, and one in pages of its own.
             let sizes = [64 << 10, 5 << 10, 30 * MIB];
             let (mut exporter, shared) = exporter(test, kind, &sizes);
             assert_eq!(shared[0].0, shared[1].0, "one segment, the same bytes");
@@ -95,7 +94,7 @@ fn the_same_bytes_are_attached_once_and_counted() {
     });
 }
 
-/// More handles than a message carries.
+/// The block has more handles than fit in one message.
 #[test]
 fn a_large_block_crosses_in_several_messages() {
     let test = "a_large_block_crosses_in_several_messages";
@@ -109,7 +108,7 @@ fn a_large_block_crosses_in_several_messages() {
             .unwrap();
         let address = start + shared[0].1;
         assert_eq!(importer.ask(&format!("check {address} {MIB} 0")), "ok");
-        // The last handle is mapped, and accessible.
+        // The last handle is mapped and accessible.
         let end = address + size - MIB;
         assert_eq!(importer.ask(&format!("fill {end} {MIB} 7")), "ok");
         assert_eq!(
@@ -179,8 +178,8 @@ fn bytes_that_are_not_right_are_refused() {
                 refused(&bytes[..length], "InvalidArgument");
             }
             refused(&format!("{bytes}00"), "InvalidArgument");
-            // Every byte, one at a time, but the exporter's number, which is for people, and what of an
-            // allocation's name is the driver's to understand.
+            // Each byte is changed once. Excluded are the exporter's process number, which is only shown to
+            // users, and the part of an allocation's handle that only the driver reads.
             let all = bytes.len() / 2;
             let end = if kind == EXPANDABLE { all } else { 41 + 16 };
             for index in (0..end).filter(|index| kind != EXPANDABLE || !(41..45).contains(index)) {
@@ -194,7 +193,7 @@ fn bytes_that_are_not_right_are_refused() {
                 let answer = importer.ask(&format!("attach 0 {other}"));
                 let is_refused =
                     answer.starts_with("InvalidArgument") || answer.starts_with("Driver");
-                // Only the exporter's own name may be another's: an allocation is found without it.
+                // A changed name of the exporter may be accepted: an allocation is found without it.
                 let is_name = kind != EXPANDABLE && (9..25).contains(&index);
                 assert!(is_refused || is_name, "byte {index}: {answer}");
                 if let Ok(address) = answer.parse::<usize>() {
@@ -225,8 +224,8 @@ fn a_process_does_not_attach_its_own_memory() {
     }
 }
 
-/// What runs while a device's work is awaited, in a thread of its own, must not wait for it too: that work is
-/// let go on after `meanwhile`.
+/// Detaches in a thread of its own while the device's work is held, and runs `meanwhile` during the wait. The
+/// work continues only afterwards, so `meanwhile` must not wait for it.
 fn while_detaching(fake: &Fake, start: *mut c_void, meanwhile: impl FnOnce()) {
     let stream = fake.stream();
     fake.hold(stream, true);
@@ -244,7 +243,7 @@ fn while_detaching(fake: &Fake, start: *mut c_void, meanwhile: impl FnOnce()) {
     assert_eq!(lowtide_deallocate(memory), Status::Ok);
 }
 
-/// Where this fails, it does not end.
+/// If this test fails, it does not end.
 #[test]
 fn detaching_keeps_nobody_waiting() {
     fn detaches(fake: &Fake) {
@@ -257,11 +256,11 @@ fn detaching_keeps_nobody_waiting() {
         });
         assert_eq!(lowtide_detach(start), Status::NotAllocated);
 
-        // Whoever attaches meanwhile has the memory, as long as it wants to.
+        // If the memory is attached meanwhile, it stays attached.
         let start = attach();
         while_detaching(fake, start, || assert_eq!(attach(), start));
         check(start, 512, 0);
-        // What it queued before it detached is awaited too.
+        // Work that was queued before the second detach is waited for, too.
         let waits = fake.calls("cuCtxSynchronize");
         while_detaching(fake, start, || {
             assert_eq!(attach(), start);
@@ -283,7 +282,7 @@ fn detaching_keeps_nobody_waiting() {
     });
 }
 
-/// The exporter forks, and is killed: its child has the socket's number, and no thread.
+/// The exporter forks and is killed. Its child has the socket's number, but no thread that answers.
 #[test]
 fn the_child_of_a_fork_neither_shares_nor_answers() {
     fn forks(_: &Fake) {
@@ -295,12 +294,12 @@ fn the_child_of_a_fork_neither_shares_nor_answers() {
             assert_eq!(lowtide_detach(memory), Status::Forked);
             assert_eq!(lowtide_enable_peer_access(0, 1), Status::Forked);
         };
-        // SAFETY: the child calls only what follows.
+        // SAFETY: the child calls only the functions below.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let code = i32::from(std::panic::catch_unwind(in_child).is_err());
             say(&format!("child {} {code}", std::process::id()));
-            // It lives on until the test lets it go, and ends as programs do.
+            // The child lives until the test kills it.
             std::thread::sleep(std::time::Duration::from_secs(600));
             exit(1);
         }
@@ -330,7 +329,7 @@ fn the_child_of_a_fork_neither_shares_nor_answers() {
     });
 }
 
-/// A child ends as programs do, with its exit handlers, while its parent's thread is at work.
+/// A child ends normally, with its exit handlers, while a thread of its parent is working.
 #[test]
 fn the_child_of_a_fork_ends() {
     fn forks(_: &Fake) {

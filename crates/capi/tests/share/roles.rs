@@ -1,4 +1,4 @@
-//! The processes of a test, and what they can be told to do.
+//! The processes of a test, and the commands that they follow.
 
 use std::env;
 use std::ffi::{c_int, c_void};
@@ -11,7 +11,7 @@ use lowtide::*;
 
 use super::common::{Fake, Live, allocate, check, command, fill, last_error};
 
-/// The part that a process plays.
+/// The variable with the role of a process.
 const ROLE: &str = "LOWTIDE_TEST_ROLE";
 pub(crate) const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
 pub(crate) const KINDS: [(&str, &str); 2] = [EXPANDABLE, ("LOWTIDE_CONF", "")];
@@ -19,7 +19,8 @@ pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) type Role = fn(&Fake);
 
-/// Plays the role that this process was started for, or else `direct`s the others.
+/// Plays the role that this process was started for. If it has none, it calls `direct`, which controls the
+/// others.
 pub(crate) fn play(roles: &[(&str, Role)], direct: impl FnOnce()) {
     let Some(role) = env::var_os(ROLE) else {
         return direct();
@@ -53,7 +54,7 @@ impl Other {
         }
     }
 
-    /// Returns what it says next.
+    /// Returns the next line from the process.
     pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
@@ -72,13 +73,13 @@ impl Other {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Tells it something and returns the answer.
+    /// Sends a line to the process and returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> String {
         self.tell(line);
         self.hear()
     }
 
-    /// Lets it end by itself. Returns what it wrote to standard error.
+    /// Waits until the process ends by itself. Returns its standard error.
     pub(crate) fn finish(mut self) -> String {
         drop(self.input.take());
         let output = self.child.wait_with_output().unwrap();
@@ -93,7 +94,7 @@ impl Other {
     }
 }
 
-/// Says something to the process that directs.
+/// Sends a line to the controlling process.
 pub(crate) fn say(text: &str) {
     let mut output = std::io::stdout();
     // The test harness may be in the middle of a line.
@@ -101,14 +102,14 @@ pub(crate) fn say(text: &str) {
     output.flush().unwrap();
 }
 
-/// Returns what the process that directs tells next, `None` at the end.
+/// Returns the next line from the controlling process, `None` at the end.
 pub(crate) fn told() -> Option<String> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     (!line.is_empty()).then(|| line.trim_end().to_owned())
 }
 
-/// Returns the bytes as text, and the offset.
+/// Shares memory. Returns the bytes as hexadecimal text, and the offset.
 pub(crate) fn share(memory: *mut c_void) -> Result<(String, usize), Status> {
     let (mut bytes, mut length, mut offset) = (ptr::dangling_mut(), 77, 78);
     // SAFETY: all three may be written to.
@@ -118,7 +119,7 @@ pub(crate) fn share(memory: *mut c_void) -> Result<(String, usize), Status> {
         return Err(status);
     }
     let mut text = String::new();
-    // SAFETY: so many bytes are there until they are released.
+    // SAFETY: `length` bytes are valid until they are released.
     for byte in unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) } {
         write!(text, "{byte:02x}").unwrap();
     }
@@ -148,7 +149,8 @@ pub(crate) fn behind(memory: *mut c_void, offset: usize) -> *mut c_void {
     memory.wrapping_byte_add(offset)
 }
 
-/// Says `bytes offset` for each size, filled with its index, then `ok` to everything until the end.
+/// The exporter: allocates a block for each size and fills it with its index. Sends `bytes offset` for each, then
+/// answers `ok` to every command until the end.
 pub(crate) fn export(fake: &Fake) {
     let _ = fake;
     let sizes = told().unwrap();
@@ -157,14 +159,14 @@ pub(crate) fn export(fake: &Fake) {
         .map(|size| (allocate(size, 0).unwrap(), size))
         .collect();
     for (seed, &(memory, size)) in blocks.iter().enumerate() {
-        // A few pages of what is large are enough.
+        // For large blocks, a few pages are enough.
         fill(memory, size.min(MIB), seed);
         let (bytes, offset) = share(memory).unwrap_or_else(|_| panic!("{}", last_error()));
         say(&format!("{bytes} {offset}"));
     }
     while let Some(line) = told() {
         match line.as_str() {
-            // Whether the importer wrote to the blocks.
+            // Checks that the importer wrote to the blocks.
             "check" => {
                 for (seed, &(memory, size)) in blocks.iter().enumerate() {
                     check(memory, size.min(MIB), seed + 100);
@@ -182,7 +184,7 @@ pub(crate) fn export(fake: &Fake) {
     }
 }
 
-/// Starts an exporter of blocks of these sizes. Returns what it shared.
+/// Starts an exporter of blocks of these sizes. Returns the process, and bytes and offset of each block.
 pub(crate) fn exporter(
     test: &str,
     kind: (&str, &str),
@@ -200,8 +202,8 @@ pub(crate) fn exporter(
     (other, shared)
 }
 
-/// Does what it is told: `attach DEVICE BYTES`, `detach ADDRESS`, `check ADDRESS SIZE SEED`,
-/// `fill ADDRESS SIZE SEED`, `live`. Says the address, or the status and the last error.
+/// The importer. Commands: `attach DEVICE BYTES`, `detach ADDRESS`, `check ADDRESS SIZE SEED`, `fill ADDRESS SIZE
+/// SEED`, `live`. Answers with the address, `ok`, or the status and the last error.
 pub(crate) fn import(fake: &Fake) {
     while let Some(line) = told() {
         let words: Vec<&str> = line.split(' ').collect();
@@ -237,7 +239,7 @@ pub(crate) fn import(fake: &Fake) {
     }
 }
 
-/// Returns what is left of another process's memory.
+/// Returns a description of the driver objects that exist.
 pub(crate) fn described(live: &Live) -> String {
     format!(
         "{} allocations, {} reservations, {} handles, {} mappings",
