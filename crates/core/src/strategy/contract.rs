@@ -47,7 +47,7 @@ pub(crate) trait Strategy {
     fn segment_size(&self, request: &Request) -> Bytes;
 
     /// Returns the block in use that starts at `address`, if there is one. By default it is looked up in the
-    /// block table; a strategy that can compute the block from the address does so. Constant time.
+    /// block table; a strategy may compute it from the address instead. Constant time.
     #[inline(always)]
     fn find(&self, blocks: &BlockTable, address: DeviceAddress) -> Option<BlockId> {
         blocks.find(address)
