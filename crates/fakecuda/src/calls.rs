@@ -142,11 +142,15 @@ struct Book {
     chance: Option<Chance>,
 }
 
-static BOOK: Mutex<Book> = Mutex::new(Book {
-    counts: BTreeMap::new(),
-    faults: Vec::new(),
-    chance: None,
-});
+impl Book {
+    const EMPTY: Book = Book {
+        counts: BTreeMap::new(),
+        faults: Vec::new(),
+        chance: None,
+    };
+}
+
+static BOOK: Mutex<Book> = Mutex::new(Book::EMPTY);
 
 fn book() -> MutexGuard<'static, Book> {
     BOOK.lock().unwrap_or_else(PoisonError::into_inner)
@@ -225,8 +229,5 @@ pub(crate) fn clear_faults() {
 
 /// Resets every count, and removes every failure that has not happened yet.
 pub(crate) fn clear() {
-    let mut book = book();
-    book.counts.clear();
-    book.faults.clear();
-    book.chance = None;
+    *book() = Book::EMPTY;
 }

@@ -353,26 +353,23 @@ pub(crate) fn refuse_in_capture(state: &mut State, stream: CUstream) -> Outcome 
 pub(crate) fn refuse_if_device_captures(state: &mut State, device: usize) -> Outcome {
     let streams = state.streams.values();
     let own = streams.filter(|stream| stream.device == device);
-    let captures: Vec<u64> = own.filter_map(|stream| stream.capture).collect();
-    if captures.is_empty() {
-        return Ok(());
-    }
-    for number in captures {
-        invalidate(state, number);
-    }
-    Err(CUresult::STREAM_CAPTURE_UNSUPPORTED)
+    let captures = own.filter_map(|stream| stream.capture).collect();
+    refuse_for(state, captures, CUresult::STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// Refuses work in the legacy stream while a blocking stream is captured, and invalidates that capture.
 pub(crate) fn refuse_implicit_wait(state: &mut State, stream: CUstream) -> Outcome {
     let captures = state.implicitly_awaited(stream);
-    if captures.is_empty() {
-        return Ok(());
-    }
+    refuse_for(state, captures, CUresult::STREAM_CAPTURE_IMPLICIT)
+}
+
+/// Fails with `code` if there are such captures, and invalidates them.
+fn refuse_for(state: &mut State, captures: Vec<u64>, code: CUresult) -> Outcome {
+    let is_allowed = captures.is_empty();
     for number in captures {
         invalidate(state, number);
     }
-    Err(CUresult::STREAM_CAPTURE_IMPLICIT)
+    if is_allowed { Ok(()) } else { Err(code) }
 }
 
 /// Refuses a call that the manual calls potentially unsafe, if this thread's mode and a capture in progress forbid

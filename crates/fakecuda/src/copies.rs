@@ -12,19 +12,15 @@ use crate::work;
 
 driver_calls! {
     fn cuMemcpy(destination: CUdeviceptr, source: CUdeviceptr, bytes: usize) {
-        copy_now(Copy::new(destination, source, bytes))
+        copy_now(Copy::new(destination, source, bytes, None))
     }
 
     fn cuMemcpyHtoD_v2(destination: CUdeviceptr, source: u64, bytes: usize) {
-        copy_now(Copy::new(destination, source, bytes).into_device())
+        copy_now(Copy::new(destination, source, bytes, Some(destination)))
     }
 
     fn cuMemcpyDtoH_v2(destination: u64, source: CUdeviceptr, bytes: usize) {
-        copy_now(Copy::new(destination, source, bytes).out_of_device())
-    }
-
-    fn cuMemcpyDtoD_v2(destination: CUdeviceptr, source: CUdeviceptr, bytes: usize) {
-        copy_now(Copy::new(destination, source, bytes).into_device().out_of_device())
+        copy_now(Copy::new(destination, source, bytes, Some(source)))
     }
 
     fn cuMemcpyAsync(
@@ -33,7 +29,7 @@ driver_calls! {
         bytes: usize,
         stream: CUstream,
     ) {
-        copy_in(Copy::new(destination, source, bytes), stream)
+        copy_in(Copy::new(destination, source, bytes, None), stream)
     }
 
     fn cuMemcpyHtoDAsync_v2(
@@ -42,7 +38,7 @@ driver_calls! {
         bytes: usize,
         stream: CUstream,
     ) {
-        copy_in(Copy::new(destination, source, bytes).into_device(), stream)
+        copy_in(Copy::new(destination, source, bytes, Some(destination)), stream)
     }
 
     fn cuMemcpyDtoHAsync_v2(
@@ -51,33 +47,7 @@ driver_calls! {
         bytes: usize,
         stream: CUstream,
     ) {
-        copy_in(Copy::new(destination, source, bytes).out_of_device(), stream)
-    }
-
-    fn cuMemcpyDtoDAsync_v2(
-        destination: CUdeviceptr,
-        source: CUdeviceptr,
-        bytes: usize,
-        stream: CUstream,
-    ) {
-        copy_in(Copy::new(destination, source, bytes).into_device().out_of_device(), stream)
-    }
-
-    fn cuMemcpyPeerAsync(
-        destination: CUdeviceptr,
-        destination_context: CUcontext,
-        source: CUdeviceptr,
-        source_context: CUcontext,
-        bytes: usize,
-        stream: CUstream,
-    ) {
-        {
-            let state = lock()?;
-            for context in [destination_context, source_context] {
-                state.device_of_context(context).map_err(|_| CUresult::INVALID_CONTEXT)?;
-            }
-        }
-        copy_in(Copy::new(destination, source, bytes).into_device().out_of_device(), stream)
+        copy_in(Copy::new(destination, source, bytes, Some(source)), stream)
     }
 
     fn cuMemsetD8_v2(destination: CUdeviceptr, value: c_uchar, bytes: usize) {
@@ -136,29 +106,18 @@ struct Copy {
     destination: u64,
     source: u64,
     bytes: u64,
-    needs_device_destination: bool,
-    needs_device_source: bool,
+    /// The end that must be device memory, if the call's name says so.
+    on_device: Option<u64>,
 }
 
 impl Copy {
-    fn new(destination: u64, source: u64, bytes: usize) -> Self {
+    fn new(destination: u64, source: u64, bytes: usize, on_device: Option<u64>) -> Self {
         Self {
             destination,
             source,
             bytes: bytes as u64,
-            needs_device_destination: false,
-            needs_device_source: false,
+            on_device,
         }
-    }
-
-    fn into_device(mut self) -> Self {
-        self.needs_device_destination = true;
-        self
-    }
-
-    fn out_of_device(mut self) -> Self {
-        self.needs_device_source = true;
-        self
     }
 
     /// Submits the copy to a stream. `source` is where the bytes are now.
@@ -174,15 +133,15 @@ impl Copy {
         )
     }
 
-    /// Fails if an address is not of the kind that the call's name demands.
+    /// Fails if a part of the range that must be device memory is not mapped. Missing access rights are found when
+    /// the work runs, as on a card.
     fn check(&self, state: &State) -> Outcome {
-        if self.needs_device_destination {
-            state.check_device_range(self.destination, self.bytes)?;
+        let is_mapped = |address| state.memory.covers(address, self.bytes, |_| true);
+        if self.on_device.is_none_or(is_mapped) {
+            Ok(())
+        } else {
+            Err(CUresult::INVALID_VALUE)
         }
-        if self.needs_device_source {
-            state.check_device_range(self.source, self.bytes)?;
-        }
-        Ok(())
     }
 }
 
@@ -268,16 +227,6 @@ fn wait_for_stream(state: Guard, name: CUstream) -> Outcome {
 }
 
 impl State {
-    /// Fails if a part of the range is not mapped device memory. Missing access rights are found when the work
-    /// runs, as on a card.
-    fn check_device_range(&self, address: u64, bytes: u64) -> Outcome {
-        if self.memory.covers(address, bytes, |_| true) {
-            Ok(())
-        } else {
-            Err(CUresult::INVALID_VALUE)
-        }
-    }
-
     /// Returns whether an address is host memory that is neither pinned nor managed.
     fn is_pageable(&self, address: u64) -> bool {
         self.memory.reservation_at(address).is_none() && self.memory.host_at(address).is_none()

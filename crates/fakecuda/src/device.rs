@@ -77,9 +77,9 @@ driver_calls! {
 
 impl State {
     /// Returns the index of the machine's device with this number, if this process sees it.
-    pub(crate) fn index_of_number(&self, number: usize) -> Option<usize> {
+    pub(crate) fn index_of_number(&self, number: u64) -> Option<usize> {
         let mut devices = self.devices.iter();
-        devices.position(|device| device.number == number)
+        devices.position(|device| device.number as u64 == number)
     }
 
     /// Returns the index of a device in `devices`.

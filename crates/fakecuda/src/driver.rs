@@ -16,11 +16,8 @@ type Call = (&'static str, *const c_void);
 /// The suffixes of function names, newest first, in the reverse order in which CUDA added them.
 const SUFFIXES: [&str; 3] = ["_v3", "_v2", ""];
 
-/// Names that a later CUDA version gave to another function, and that version.
-const SINCE: [(&str, c_int); 2] = [
-    ("cuStreamGetCaptureInfo_v3", 12030),
-    ("cuEventElapsedTime_v2", 12080),
-];
+/// A name that a later CUDA version gave to another function, and that version.
+const SINCE: (&str, c_int) = ("cuStreamGetCaptureInfo_v3", 12030);
 
 driver_calls! {
     fn cuInit(flags: c_uint) {
@@ -51,10 +48,7 @@ driver_calls! {
         }
         let candidates = SUFFIXES.iter().map(|suffix| format!("{symbol}{suffix}"));
         let exported: Vec<Call> = candidates.filter_map(|name| find_exported(&name)).collect();
-        let is_old_enough = |&&(name, _): &&Call| {
-            let since = SINCE.iter().find(|(known, _)| *known == name);
-            since.is_none_or(|&(_, since)| since <= version)
-        };
+        let is_old_enough = |&&(name, _): &&Call| name != SINCE.0 || SINCE.1 <= version;
         // The manual: "not found" has its own status and is an error as well.
         let found = exported.iter().find(is_old_enough);
         out.set(found.map_or(ptr::null(), |&(_, address)| address));

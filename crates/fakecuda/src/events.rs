@@ -1,8 +1,6 @@
 //! Events: points in a stream that can be queried and waited for.
 
 use std::ffi::c_uint;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use crate::calls::{Outcome, driver_calls};
 use crate::capture;
@@ -27,7 +25,7 @@ driver_calls! {
         }
         let name = new_name();
         let record = Record::Never;
-        state.events.insert(name, Event { device, has_time, record });
+        state.events.insert(name, Event { device, record });
         out.set(name);
         Ok(())
     }
@@ -51,10 +49,8 @@ driver_calls! {
         let record = match capture::valid_position(&state, stream)? {
             Some(position) => Record::InCapture(position),
             None => {
-                let time = Arc::default();
-                state.submit(stream, Work::Stamp { time: Arc::clone(&time) })?;
-                let marker = state.streams[&stream].queue.tail();
-                Record::InStream { marker, time }
+                state.submit(stream, Work::Record)?;
+                Record::InStream(state.streams[&stream].queue.tail())
             }
         };
         state.events.get_mut(&event).expect("found above").record = record;
@@ -81,26 +77,6 @@ driver_calls! {
         work::wait_for(state, marker.as_slice())?.check_fault(device)
     }
 
-    fn cuEventElapsedTime(milliseconds: Out<f32>, start: CUevent, end: CUevent) {
-        elapsed_time(milliseconds, start, end)
-    }
-
-    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: CUevent, end: CUevent) {
-        elapsed_time(milliseconds, start, end)
-    }
-}
-
-fn elapsed_time(milliseconds: Out<f32>, start: CUevent, end: CUevent) -> Outcome {
-    let out = milliseconds.required()?;
-    let state = lock()?;
-    let (start, end) = (state.time_of(start)?, state.time_of(end)?);
-    let (Some(start), Some(end)) = (start.get(), end.get()) else {
-        return Err(CUresult::NOT_READY);
-    };
-    let forward = end.saturating_duration_since(*start).as_secs_f32();
-    let backward = start.saturating_duration_since(*end).as_secs_f32();
-    out.set((forward - backward) * 1000.0);
-    Ok(())
 }
 
 /// Makes a stream wait for an event. An event that was never recorded causes no wait. An event that was recorded in
@@ -109,7 +85,7 @@ pub(crate) fn wait(state: &mut State, stream: CUstream, event: CUevent) -> Outco
     match state.event(event)?.record.clone() {
         Record::InCapture(position) => capture::join(state, stream, &position),
         Record::Never => Ok(()),
-        Record::InStream { marker, .. } => {
+        Record::InStream(marker) => {
             // An H200 with driver 580 returns this error.
             if capture::position(state, stream).is_some() {
                 capture::invalidate_of(state, stream);
@@ -135,20 +111,12 @@ impl State {
     fn record_outside_capture(&mut self, name: CUevent) -> Result<Option<Marker>, CUresult> {
         match &self.event(name)?.record {
             Record::Never => Ok(None),
-            Record::InStream { marker, .. } => Ok(Some(marker.clone())),
+            Record::InStream(marker) => Ok(Some(marker.clone())),
             Record::InCapture(position) => {
                 let capture = position.capture;
                 capture::invalidate(self, capture);
                 Err(CUresult::CAPTURED_EVENT)
             }
-        }
-    }
-
-    fn time_of(&self, name: CUevent) -> Result<Arc<OnceLock<Instant>>, CUresult> {
-        let event = self.event(name)?;
-        match &event.record {
-            Record::InStream { time, .. } if event.has_time => Ok(Arc::clone(time)),
-            _ => Err(CUresult::INVALID_HANDLE),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use crate::calls::driver_calls;
 use crate::capture;
-use crate::os::{Access, HostRange, PAGE_BYTES, create_file};
+use crate::os::{HostRange, PAGE_BYTES, create_file};
 use crate::pointers::Out;
 use crate::state::lock;
 use crate::state::memory::HostMemory;
@@ -28,13 +28,9 @@ driver_calls! {
         let bytes = bytes as u64;
         let host_bytes = bytes.checked_next_multiple_of(PAGE_BYTES);
         let host_bytes = host_bytes.ok_or(CUresult::OUT_OF_MEMORY)?;
-        let map = || {
-            let range = HostRange::reserve(host_bytes, PAGE_BYTES, 0)?;
-            range.map(range.start(), host_bytes, &create_file("fakecuda-host", host_bytes)?)?;
-            range.protect(range.start(), host_bytes, Access::ReadWrite)?;
-            Ok(range)
-        };
-        let range = map().map_err(|_: std::io::Error| CUresult::OUT_OF_MEMORY)?;
+        let file = create_file("fakecuda-host", host_bytes);
+        let range = file.and_then(|file| HostRange::of_file(host_bytes, PAGE_BYTES, &file));
+        let range = range.map_err(|_| CUresult::OUT_OF_MEMORY)?;
         let start = range.start();
         state.memory.host.insert(start, HostMemory { bytes, range: Some(range) });
         out.set(start);

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 
 /// The page size of the host's mappings. Every file's length is a multiple of it.
@@ -55,6 +55,14 @@ impl HostRange {
         Ok(Self { start, bytes })
     }
 
+    /// Maps `bytes` of `file` at unused addresses, readable and writable.
+    pub(crate) fn of_file(bytes: u64, alignment: u64, file: &File) -> io::Result<Self> {
+        let range = Self::reserve(bytes, alignment, 0)?;
+        range.map(range.start, bytes, file)?;
+        range.protect(range.start, bytes, Access::ReadWrite)?;
+        Ok(range)
+    }
+
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
@@ -64,7 +72,7 @@ impl HostRange {
     }
 
     /// Maps the first `bytes` of `file` at `address`. There is no access until [`HostRange::protect`].
-    pub(crate) fn map(&self, address: u64, bytes: u64, file: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn map(&self, address: u64, bytes: u64, file: &File) -> io::Result<()> {
         self.place(address, bytes, libc::MAP_SHARED, file.as_raw_fd())
     }
 
@@ -146,7 +154,7 @@ fn release(start: u64, bytes: u64) {
 }
 
 /// Returns an unnamed file of `bytes` zeros. `name` is shown in `/proc/self/fd`.
-pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<File> {
     let name = CString::new(name)?;
     // SAFETY: `name` ends with a zero and outlives the call.
     let number = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
@@ -156,7 +164,7 @@ pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     // SAFETY: the descriptor was opened above, and nothing else owns it.
     let file = unsafe { File::from_raw_fd(number) };
     file.set_len(bytes)?;
-    Ok(file.into())
+    Ok(file)
 }
 
 /// Raises the limit on open files as far as allowed. Each piece of device memory is a file, and the usual limit of
@@ -175,14 +183,14 @@ pub(crate) fn raise_file_limit() {
 }
 
 /// Duplicates a file descriptor of this process.
-pub(crate) fn duplicate(number: i32) -> io::Result<OwnedFd> {
+pub(crate) fn duplicate(number: i32) -> io::Result<File> {
     // SAFETY: this reads no memory; a descriptor that is not open is an error.
     let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the descriptor was opened above, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    Ok(unsafe { File::from_raw_fd(copy) })
 }
 
 /// Copies `bytes` bytes. The two ranges may overlap.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::fs::{self, File};
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::process;
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ driver_calls! {
         }
         let ticket = Ticket::read(&handle).ok_or(CUresult::INVALID_VALUE)?;
         // The manual: a process cannot open its own handle. PyTorch's users see this code in that case.
-        if ticket.process == process::id() {
+        if ticket.process == u64::from(process::id()) {
             return Err(CUresult::INVALID_CONTEXT);
         }
         out.set(state.open(&ticket, handle.reserved)?);
@@ -113,52 +113,59 @@ driver_calls! {
 /// The content of an IPC handle's 64 bytes: how another process finds the memory. The process that allocated the
 /// memory must be alive and keep it, as on a card.
 struct Ticket {
-    process: u32,
-    file: i32,
+    process: u64,
+    file: u64,
     /// The number of the device on this machine.
-    number: u32,
+    number: u64,
     bytes: u64,
     /// The manual: memory that is allocated later at the same address has another handle.
     key: u64,
 }
 
-const TICKET_MAGIC: [u8; 8] = *b"fakecuda";
+const TICKET_MAGIC: u64 = u64::from_ne_bytes(*b"fakecuda");
 
 impl Ticket {
     fn new(physical: &Physical, number: usize) -> Option<Self> {
         Some(Self {
-            process: process::id(),
-            file: physical.file.as_raw_fd(),
-            number: u32::try_from(number).ok()?,
+            process: process::id().into(),
+            file: physical.file.as_raw_fd().try_into().ok()?,
+            number: number as u64,
             bytes: physical.bytes,
             key: physical.key()?,
         })
     }
 
     fn write(&self) -> CUipcMemHandle {
+        let Self {
+            process,
+            file,
+            number,
+            bytes,
+            key,
+        } = *self;
+        let words = [TICKET_MAGIC, process, file, number, bytes, key, 0, 0];
         let mut reserved = [0; 64];
-        reserved[..8].copy_from_slice(&TICKET_MAGIC);
-        reserved[8..12].copy_from_slice(&self.process.to_ne_bytes());
-        reserved[12..16].copy_from_slice(&self.file.to_ne_bytes());
-        reserved[16..20].copy_from_slice(&self.number.to_ne_bytes());
-        reserved[24..32].copy_from_slice(&self.bytes.to_ne_bytes());
-        reserved[32..40].copy_from_slice(&self.key.to_ne_bytes());
+        for (place, word) in reserved.as_chunks_mut().0.iter_mut().zip(words) {
+            *place = word.to_ne_bytes();
+        }
         CUipcMemHandle { reserved }
     }
 
     fn read(handle: &CUipcMemHandle) -> Option<Self> {
-        let rest = handle.reserved.strip_prefix(&TICKET_MAGIC)?;
-        let (process, rest) = rest.split_first_chunk()?;
-        let (file, rest) = rest.split_first_chunk()?;
-        let (number, rest) = rest.split_first_chunk()?;
-        let (bytes, rest) = rest[4..].split_first_chunk()?;
-        let (key, _) = rest.split_first_chunk()?;
+        let mut words = handle
+            .reserved
+            .as_chunks()
+            .0
+            .iter()
+            .copied()
+            .map(u64::from_ne_bytes);
+        (words.next()? == TICKET_MAGIC).then_some(())?;
         Some(Self {
-            process: u32::from_ne_bytes(*process),
-            file: i32::from_ne_bytes(*file),
-            number: u32::from_ne_bytes(*number),
-            bytes: u64::from_ne_bytes(*bytes),
-            key: u64::from_ne_bytes(*key),
+            process: words.next()?,
+            file: words.next()?,
+            number: words.next()?,
+            bytes: words.next()?,
+            key: words.next()?,
         })
     }
 }
@@ -166,7 +173,7 @@ impl Ticket {
 impl State {
     /// Returns the physical memory of an imported file descriptor. Memory of this process is found again, so it
     /// does not count as used twice.
-    fn import(&self, file: OwnedFd) -> Result<Arc<Physical>, CUresult> {
+    fn import(&self, file: File) -> Result<Arc<Physical>, CUresult> {
         let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let name = name.map_err(|_| CUresult::INVALID_VALUE)?;
         let name = name.to_string_lossy();
@@ -183,11 +190,10 @@ impl State {
         if let Some(known) = handles.chain(mapped).find(|known| known.key() == key) {
             return Ok(Arc::clone(known));
         }
-        let metadata = file
-            .try_clone()
-            .map(File::from)
-            .and_then(|file| file.metadata());
-        let bytes = metadata.map_err(|_| CUresult::OPERATING_SYSTEM)?.len();
+        let bytes = file
+            .metadata()
+            .map_err(|_| CUresult::OPERATING_SYSTEM)?
+            .len();
         let handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let properties = plain_properties(ordinal(device), handle_types);
         Ok(Physical::foreign(file, bytes, properties))
@@ -204,13 +210,11 @@ impl State {
                 return Ok(address);
             }
         }
-        let number = ticket.number as usize;
-        let device = self
-            .index_of_number(number)
-            .ok_or(CUresult::INVALID_VALUE)?;
+        let device = self.index_of_number(ticket.number);
+        let device = device.ok_or(CUresult::INVALID_VALUE)?;
         let path = format!("/proc/{}/fd/{}", ticket.process, ticket.file);
         let file = File::options().read(true).write(true).open(path);
-        let file = OwnedFd::from(file.map_err(|_| CUresult::INVALID_VALUE)?);
+        let file = file.map_err(|_| CUresult::INVALID_VALUE)?;
         if file_key(&file) != Some(ticket.key) {
             return Err(CUresult::INVALID_VALUE);
         }

@@ -21,7 +21,7 @@ use memory::Memory;
 use stream::Stream;
 
 /// The driver's state between `cuInit` and the end.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) devices: Vec<Device>,
     pub(crate) memory: Memory,
@@ -56,7 +56,10 @@ pub(crate) fn start() -> Outcome {
         if devices.is_empty() {
             return Err(CUresult::NO_DEVICE);
         }
-        *state = Some(State::new(devices));
+        *state = Some(State {
+            devices,
+            ..State::default()
+        });
         process::start();
     }
     Ok(())
@@ -94,22 +97,6 @@ pub(crate) fn reset() {
     *state = None;
     calls::clear();
     progress::notify();
-}
-
-impl State {
-    fn new(devices: Vec<Device>) -> Self {
-        Self {
-            devices,
-            memory: Memory::default(),
-            streams: BTreeMap::new(),
-            events: BTreeMap::new(),
-            captures: BTreeMap::new(),
-            graphs: BTreeSet::new(),
-            peers: BTreeSet::new(),
-            is_lazy: false,
-            context_stacks: BTreeMap::new(),
-        }
-    }
 }
 
 impl Deref for Guard {

@@ -1,6 +1,6 @@
 //! Streams: creation, destruction and waits.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 
 use crate::calls::driver_calls;
 use crate::capture;
@@ -8,7 +8,7 @@ use crate::events;
 use crate::names::{new_name, this_thread};
 use crate::pointers::Out;
 use crate::progress;
-use crate::state::stream::{Marker, Queue, Stream, Work};
+use crate::state::stream::{Marker, Stream, Work};
 use crate::state::{State, lock};
 use crate::sys::*;
 use crate::work;
@@ -16,14 +16,14 @@ use crate::work;
 driver_calls! {
     fn cuStreamCreate(stream: Out<CUstream>, flags: c_uint) {
         let out = stream.required()?;
-        out.set(lock()?.create_stream(flags)?);
-        Ok(())
-    }
-
-    /// A card clamps priorities to its range, so any is accepted. They have no effect here.
-    fn cuStreamCreateWithPriority(stream: Out<CUstream>, flags: c_uint, _priority: c_int) {
-        let out = stream.required()?;
-        out.set(lock()?.create_stream(flags)?);
+        let mut state = lock()?;
+        let (device, _) = state.current()?;
+        if flags > CU_STREAM_NON_BLOCKING {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let name = state.add_stream(device, flags);
+        state.stream_mut(name).is_default = false;
+        out.set(name);
         Ok(())
     }
 
@@ -46,10 +46,7 @@ driver_calls! {
 
     fn cuStreamSynchronize(stream: CUstream) {
         let mut state = lock()?;
-        let name = state.stream_named(stream)?;
-        capture::refuse_in_capture(&mut state, name)?;
-        capture::refuse_implicit_wait(&mut state, name)?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let name = state.awaitable_stream(stream)?;
         let device = state.streams[&name].device;
         let ends = state.ends_of(name);
         work::wait_for(state, &ends)?.check_fault(device)
@@ -57,10 +54,7 @@ driver_calls! {
 
     fn cuStreamQuery(stream: CUstream) {
         let mut state = lock()?;
-        let name = state.stream_named(stream)?;
-        capture::refuse_in_capture(&mut state, name)?;
-        capture::refuse_implicit_wait(&mut state, name)?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let name = state.awaitable_stream(stream)?;
         let ends = state.ends_of(name);
         ends.iter().for_each(Marker::want);
         if ends.iter().all(Marker::is_passed) {
@@ -130,20 +124,19 @@ impl State {
         }
     }
 
+    /// Like [`State::stream_named`], but fails if captures forbid to wait for the stream.
+    fn awaitable_stream(&mut self, stream: CUstream) -> Result<CUstream, CUresult> {
+        let name = self.stream_named(stream)?;
+        capture::refuse_in_capture(self, name)?;
+        capture::refuse_implicit_wait(self, name)?;
+        capture::refuse_unsafe_call(self)?;
+        Ok(name)
+    }
+
     /// Returns a stream that is known to exist.
     pub(crate) fn stream_mut(&mut self, name: CUstream) -> &mut Stream {
         let found = self.streams.get_mut(&name);
         found.expect("the caller found it under the same lock")
-    }
-
-    fn create_stream(&mut self, flags: c_uint) -> Result<CUstream, CUresult> {
-        let (device, _) = self.current()?;
-        if flags > CU_STREAM_NON_BLOCKING {
-            return Err(CUresult::INVALID_VALUE);
-        }
-        let name = self.add_stream(device, flags);
-        self.stream_mut(name).is_default = false;
-        Ok(name)
     }
 
     /// Creates a default stream of a device's context.
@@ -151,11 +144,8 @@ impl State {
         let stream = Stream {
             device,
             is_blocking: flags & CU_STREAM_NON_BLOCKING == 0,
-            is_held: false,
-            is_destroyed: false,
             is_default: true,
-            capture: None,
-            queue: Queue::default(),
+            ..Stream::default()
         };
         let name = new_name();
         self.streams.insert(name, stream);

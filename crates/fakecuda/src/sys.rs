@@ -139,7 +139,7 @@ pub(crate) const CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND: c_uint = 1;
 pub(crate) const CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT: c_uint = 2;
 
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct CUmemLocation {
     pub(crate) kind: c_uint,
     pub(crate) id: c_int,
@@ -153,7 +153,7 @@ pub(crate) struct CUmemAccessDesc {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct CUmemAllocationFlags {
     pub(crate) compression_type: c_uchar,
     pub(crate) gpu_direct_rdma_capable: c_uchar,
@@ -162,7 +162,7 @@ pub(crate) struct CUmemAllocationFlags {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct CUmemAllocationProp {
     pub(crate) kind: c_uint,
     pub(crate) requested_handle_types: c_uint,

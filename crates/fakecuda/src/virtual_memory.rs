@@ -133,21 +133,6 @@ driver_calls! {
         lock()?.set_access(address, bytes as u64, &descriptions)
     }
 
-    fn cuMemGetAccess(
-        flags: Out<c_ulonglong>,
-        location: In<CUmemLocation>,
-        address: CUdeviceptr,
-    ) {
-        let out = flags.required()?;
-        let location = location.get()?;
-        let state = lock()?;
-        let device = state.device_at(location)?;
-        let found = state.memory.mapping_at(address);
-        let (_, mapping) = found.ok_or(CUresult::INVALID_VALUE)?;
-        out.set(flags_of(state.access_of(mapping, device)).into());
-        Ok(())
-    }
-
     fn cuMemGetAllocationGranularity(
         bytes: Out<usize>,
         properties: In<CUmemAllocationProp>,
@@ -337,13 +322,5 @@ fn access_of(flags: c_uint) -> Result<Access, CUresult> {
         CU_MEM_ACCESS_FLAGS_PROT_READ => Ok(Access::Read),
         CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Ok(Access::ReadWrite),
         _ => Err(CUresult::INVALID_VALUE),
-    }
-}
-
-fn flags_of(access: Access) -> c_uint {
-    match access {
-        Access::None => CU_MEM_ACCESS_FLAGS_PROT_NONE,
-        Access::Read => CU_MEM_ACCESS_FLAGS_PROT_READ,
-        Access::ReadWrite => CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     }
 }

@@ -4,7 +4,6 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::Instant;
 
 use crate::calls::{self, Outcome};
 use crate::capture;
@@ -96,8 +95,7 @@ impl State {
 
     fn try_to_perform(&mut self, device: usize, work: Work) -> bool {
         match work {
-            Work::Wait { .. } => true,
-            Work::Stamp { time } => time.set(Instant::now()).is_ok(),
+            Work::Wait { .. } | Work::Record => true,
             Work::Copy {
                 destination,
                 source,

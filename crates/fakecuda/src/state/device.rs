@@ -13,7 +13,7 @@ pub(crate) const GRANULARITY_BYTES: u64 = 2 << 20;
 const DEFAULT_CAPACITY_BYTES: u64 = 8 << 30;
 
 /// One device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Device {
     /// The device's number on this machine, the same in every process.
     pub(crate) number: usize,
@@ -97,21 +97,12 @@ impl Device {
         if visible.iter().any(|&number| number >= count) {
             return Err(CUresult::INVALID_VALUE);
         }
-        let devices = visible.into_iter().map(host_size);
-        Ok(devices
-            .map(|number| Self::new(number, capacity_bytes))
-            .collect())
-    }
-
-    fn new(number: usize, capacity_bytes: u64) -> Self {
-        Self {
-            number,
+        let devices = visible.into_iter().map(|number| Self {
+            number: host_size(number),
             capacity_bytes,
-            usage: Arc::default(),
-            attributes: BTreeMap::new(),
-            context: None,
-            fault: None,
-        }
+            ..Self::default()
+        });
+        Ok(devices.collect())
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {

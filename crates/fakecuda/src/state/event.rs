@@ -1,8 +1,5 @@
 //! An event: a point in a stream or in a capture.
 
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
-
 use super::capture::Position;
 use super::stream::Marker;
 
@@ -10,7 +7,6 @@ use super::stream::Marker;
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: usize,
-    pub(crate) has_time: bool,
     pub(crate) record: Record,
 }
 
@@ -18,10 +14,7 @@ pub(crate) struct Event {
 #[derive(Clone, Debug)]
 pub(crate) enum Record {
     Never,
-    InStream {
-        marker: Marker,
-        time: Arc<OnceLock<Instant>>,
-    },
+    InStream(Marker),
     /// Recorded in a captured stream, so there is no point in time.
     InCapture(Position),
 }

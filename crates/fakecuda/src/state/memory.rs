@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -57,7 +56,7 @@ pub(crate) enum Kind {
 /// Physical memory. It exists as long as a handle or a mapping refers to it, in any process.
 #[derive(Debug)]
 pub(crate) struct Physical {
-    pub(crate) file: OwnedFd,
+    pub(crate) file: File,
     pub(crate) bytes: u64,
     pub(crate) device: usize,
     pub(crate) properties: CUmemAllocationProp,
@@ -104,7 +103,7 @@ impl Physical {
     }
 
     /// Returns memory that another process created.
-    pub(crate) fn foreign(file: OwnedFd, bytes: u64, properties: CUmemAllocationProp) -> Arc<Self> {
+    pub(crate) fn foreign(file: File, bytes: u64, properties: CUmemAllocationProp) -> Arc<Self> {
         Arc::new(Self {
             file,
             bytes,
@@ -121,8 +120,7 @@ impl Physical {
 }
 
 /// Returns the inode number of a file, which all its duplicates share.
-pub(crate) fn file_key(file: &OwnedFd) -> Option<u64> {
-    let file = File::from(file.try_clone().ok()?);
+pub(crate) fn file_key(file: &File) -> Option<u64> {
     Some(file.metadata().ok()?.ino())
 }
 
@@ -140,13 +138,7 @@ pub(crate) fn plain_properties(device: CUdevice, handle_types: u32) -> CUmemAllo
             kind: CU_MEM_LOCATION_TYPE_DEVICE,
             id: device,
         },
-        win32_metadata: 0,
-        flags: CUmemAllocationFlags {
-            compression_type: 0,
-            gpu_direct_rdma_capable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
+        ..CUmemAllocationProp::default()
     }
 }
 
@@ -245,14 +237,9 @@ impl Memory {
         kind: Kind,
     ) -> Result<u64, CUresult> {
         let host_bytes = physical.bytes.next_multiple_of(PAGE_BYTES);
-        let map = || {
-            // Allocations begin 2 MiB apart at least, so an overrun ends in a fault.
-            let range = HostRange::reserve(host_bytes, GRANULARITY_BYTES, 0)?;
-            range.map(range.start(), host_bytes, &physical.file)?;
-            range.protect(range.start(), host_bytes, Access::ReadWrite)?;
-            Ok(range)
-        };
-        let range = map().map_err(|_: std::io::Error| CUresult::OUT_OF_MEMORY)?;
+        // Allocations begin 2 MiB apart at least, so an overrun ends in a fault.
+        let range = HostRange::of_file(host_bytes, GRANULARITY_BYTES, &physical.file);
+        let range = range.map_err(|_| CUresult::OUT_OF_MEMORY)?;
         let address = range.start();
         let reservation = Reservation {
             range,

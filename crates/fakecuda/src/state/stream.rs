@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use crate::progress;
 
 /// A stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Stream {
     pub(crate) device: usize,
     /// Whether it is ordered with the legacy default stream.
@@ -113,8 +112,8 @@ pub(crate) struct Task {
 pub(crate) enum Work {
     /// Waits for a marker, and does nothing.
     Wait { marker: Marker },
-    /// Records the time.
-    Stamp { time: Arc<OnceLock<Instant>> },
+    /// Does nothing: an event's marker is behind it.
+    Record,
     Copy {
         destination: Place,
         source: Source,

@@ -76,29 +76,6 @@ fn waiting_for_an_event_that_was_never_recorded_is_no_wait() {
 }
 
 #[test]
-fn time_passes_between_events_that_keep_it() {
-    let driver = Driver::start();
-    let stream = non_blocking_stream();
-    let timed = || get(|out| unsafe { cuEventCreate(out, 0) }).unwrap();
-    let (start, end) = (timed(), timed());
-    let elapsed = |start, end| get(|out| unsafe { cuEventElapsedTime_v2(out, start, end) });
-    assert_eq!(elapsed(start, end), Err(INVALID_HANDLE));
-    record(start, stream);
-    assert_eq!(synchronize(stream), OK);
-    driver.hold(stream);
-    record(end, stream);
-    assert_eq!(elapsed(start, end), Err(NOT_READY));
-    driver.release(stream);
-    assert_eq!(synchronize(stream), OK);
-    let forward = elapsed(start, end).unwrap();
-    assert!(forward >= 0.0);
-    assert_eq!(elapsed(end, start).unwrap(), -forward);
-    let untimed = event();
-    record(untimed, stream);
-    assert_eq!(elapsed(start, untimed), Err(INVALID_HANDLE));
-}
-
-#[test]
 fn events_belong_to_a_context_and_die_once() {
     let driver = Driver::start();
     let on_first = event();

@@ -10,7 +10,7 @@ fn allocations_hold_what_was_written() {
     let content: Vec<u8> = (0..600).map(|index| (index % 251) as u8).collect();
     assert_eq!(write(second, &content), OK);
     assert_eq!(unsafe { cuMemsetD8_v2(first, 7, 3 * MIB + 5) }, OK);
-    assert_eq!(unsafe { cuMemcpyDtoD_v2(first + 100, second, 600) }, OK);
+    assert_eq!(unsafe { cuMemcpy(first + 100, second, 600) }, OK);
     let seen = read(first, 3 * MIB + 5).unwrap();
     assert_eq!(&seen[..100], [7; 100]);
     assert_eq!(&seen[100..700], content);

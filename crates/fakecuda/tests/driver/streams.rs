@@ -309,12 +309,11 @@ fn copies_reach_the_other_device_and_fills_need_peer_access() {
     let _driver = Driver::start();
     let first = make_current(0);
     let on_first = allocate(PAGE).unwrap();
-    let second = make_current(1);
+    make_current(1);
     let on_second = allocate(PAGE).unwrap();
     let stream = non_blocking_stream();
     fill_in(stream, on_second, 1, 10);
-    let copied = unsafe { cuMemcpyPeerAsync(on_first, first, on_second, second, 10, stream) };
-    assert_eq!(copied, OK);
+    copy_in(stream, on_first, on_second, 10);
     assert_eq!(synchronize(stream), OK);
     assert_eq!(read(on_first, 10).unwrap(), [1; 10]);
     assert_eq!(unsafe { cuCtxEnablePeerAccess(first, 0) }, OK);

@@ -189,7 +189,7 @@ pub(crate) fn fill_in(stream: CUstream, address: CUdeviceptr, value: u8, bytes: 
 }
 
 pub(crate) fn copy_in(stream: CUstream, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
-    assert_eq!(unsafe { cuMemcpyDtoDAsync_v2(to, from, bytes, stream) }, OK);
+    assert_eq!(unsafe { cuMemcpyAsync(to, from, bytes, stream) }, OK);
 }
 
 /// Returns the bytes at a device address, by a synchronous copy.

@@ -289,11 +289,6 @@ fn access_is_each_devices_own() {
     let handle = create(PAGE).unwrap();
     assert_eq!(map(range, PAGE, handle), OK);
     assert_eq!(allow(range, PAGE, 1), OK);
-    let access_of = |device| {
-        let location = properties(device).location;
-        get(|out| unsafe { cuMemGetAccess(out, &location, range) }).unwrap()
-    };
-    assert_eq!((access_of(0), access_of(1)), (0, 3));
     // Device 0 has the memory but no access to it. The error affects only its context.
     let stream = non_blocking_stream();
     fill_in(stream, range, 1, 100);
