@@ -4,16 +4,14 @@
 //! The socket is in a directory of this user (`crates/sockets`). Both ends ask the system for the other's user. A
 //! forked child does not keep the socket.
 
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::panic::catch_unwind;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use lowtide_cuda::SignalsBlocked;
-use lowtide_sockets::{is_same_user, name_for_figures};
+use lowtide_sockets::name_for_figures;
 
 use crate::exposition::Reader;
 use crate::switch::Switch;
@@ -37,32 +35,16 @@ pub(crate) fn start() {
     metrics::start();
     if PUBLISHES.is_on() {
         // If no socket or thread can be created, `lowtide top` does not see this process.
-        let _ = listen();
+        let _ = serve();
     }
 }
 
-fn listen() -> io::Result<()> {
-    let listener = sockets::listen(sockets::places().own()?, &name_for_figures()?)?;
-    let thread = thread::Builder::new().name("lowtide-top".to_owned());
-    thread.spawn(move || serve(&listener))?;
-    Ok(())
+fn serve() -> io::Result<()> {
+    let directory = sockets::places().own()?;
+    sockets::serve(directory, &name_for_figures()?, "lowtide-top", answer)
 }
 
-fn serve(listener: &UnixListener) {
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => drop(catch_unwind(move || answer(stream))),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // For example, the process has too many open files.
-            Err(_) => thread::sleep(Duration::from_millis(100)),
-        }
-    }
-}
-
-fn answer(mut stream: UnixStream) -> io::Result<()> {
-    if !is_same_user(&stream)? {
-        return Ok(());
-    }
+fn answer(mut stream: &UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     let text = exposition::text(&[], Reader::SameUser);
     // If the process is ending or has panicked, the client gets an empty answer.

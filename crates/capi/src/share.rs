@@ -14,12 +14,10 @@
 //! ├─ Ticket
 //! └─ fetch         client.rs       asks that thread
 //!    └─            wire.rs         the requests and replies
-//!       └─         socket.rs       names, and bytes with descriptors
 //! ```
 
 mod client;
 mod server;
-mod socket;
 mod ticket;
 mod wire;
 

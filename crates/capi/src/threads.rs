@@ -1,11 +1,13 @@
-//! Files of lowtide's own threads, which a forked child does not have.
+//! What lowtide's own threads share: how they accept connections, and files that a forked child does not keep.
 
 use std::ffi::c_int;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// The descriptors of files that only this process keeps; negative if unused.
 static FILES: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
@@ -47,6 +49,18 @@ impl<F> Drop for ParentsOnly<F> {
     fn drop(&mut self) {
         // Before the descriptor can be reused for another file.
         self.place.store(-1, Ordering::Relaxed);
+    }
+}
+
+/// Calls `answer` for each connection that `accept` returns, and never returns.
+pub(crate) fn accept_all<S>(accept: impl Fn() -> io::Result<S>, answer: impl Fn(S)) {
+    loop {
+        match accept() {
+            Ok(stream) => answer(stream),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // For example, the process has too many open files.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
     }
 }
 

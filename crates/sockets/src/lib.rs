@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod directory;
+mod message;
 mod name;
 mod places;
 
@@ -16,6 +17,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 pub use directory::{Directory, Entry};
+pub use message::{DESCRIPTORS_MAX, receive, send};
 pub use name::{name_for_figures, process_of};
 pub use places::Places;
 

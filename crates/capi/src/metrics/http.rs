@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::threads::accept_all;
 
 /// The time limit for receiving a request and for sending its answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -25,24 +26,19 @@ pub(super) fn serve(
     page: impl Fn() -> Result<String, Error> + Copy + Send + 'static,
 ) {
     let busy = Arc::new(AtomicUsize::new(0));
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let place = Place::take(&busy);
-                let Some(place) = place else { continue };
-                let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
-                // If no thread can be started, the connection is closed, as with too many connections.
-                let _ = thread.spawn(move || {
-                    let _place = place;
-                    // A client that disconnects early does not need the answer.
-                    let _ = answer(&stream, page);
-                });
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // For example, the process has too many open files.
-            Err(_) => thread::sleep(Duration::from_millis(100)),
-        }
-    }
+    let accept = || listener.accept().map(|(stream, _)| stream);
+    accept_all(accept, |stream| {
+        let Some(place) = Place::take(&busy) else {
+            return;
+        };
+        let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
+        // If no thread can be started, the connection is closed, as with too many connections.
+        let _ = thread.spawn(move || {
+            let _place = place;
+            // A client that disconnects early does not need the answer.
+            let _ = answer(&stream, page);
+        });
+    });
 }
 
 /// One of the connections that are being served.

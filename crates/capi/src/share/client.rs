@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lowtide_core::Bytes;
+use lowtide_sockets::{receive, send};
 
-use super::socket;
 use super::ticket::Mapped;
-use super::wire::{REPLY_BYTES, Reply, Request};
+use super::wire::{REPLY_BYTES, Reply, Request, socket_name};
 use crate::error::{Error, Status};
 use crate::sockets;
 
@@ -59,7 +59,7 @@ pub(crate) fn fetch(
 
 /// Returns the other process's reply; `None` if it is invalid.
 fn ask(exporter: [u8; 16], mapped: &Mapped, offset: Bytes) -> io::Result<Option<Reply>> {
-    let stream = connect(&socket::name_of(exporter))?;
+    let stream = connect(&socket_name(exporter))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let request = Request {
@@ -67,9 +67,9 @@ fn ask(exporter: [u8; 16], mapped: &Mapped, offset: Bytes) -> io::Result<Option<
         range: mapped.range,
         offset,
     };
-    socket::send(&stream, &request.encode(), &[])?;
+    send(&stream, &request.encode(), &[])?;
     let mut bytes = [0; REPLY_BYTES];
-    let descriptors = socket::receive(&stream, &mut bytes)?;
+    let descriptors = receive(&stream, &mut bytes)?;
     let left = mapped.range.size.get().saturating_sub(offset.get());
     Ok(Reply::decode(&bytes, descriptors, Bytes(left)))
 }

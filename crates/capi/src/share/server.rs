@@ -1,19 +1,15 @@
 //! The exporter's thread, which sends the handles of shared mapped memory.
 
 use std::io::{self, ErrorKind};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::panic::catch_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use lowtide_core::DriverError;
-use lowtide_cuda::SignalsBlocked;
-use lowtide_sockets::is_same_user;
+use lowtide_sockets::{receive, send};
 
-use super::socket;
 use super::ticket::Identity;
-use super::wire::{PARTS_MAX, REQUEST_BYTES, Reply, Request};
+use super::wire::{PARTS_MAX, PREFIX, REQUEST_BYTES, Reply, Request, socket_name};
 use crate::error::{Error, Status};
 use crate::{drivers, fork, sockets};
 
@@ -43,13 +39,12 @@ pub(crate) fn start(identity: &'static Identity) -> Result<(), Error> {
     }
     let started = || -> io::Result<()> {
         let directory = sockets::places().own()?;
-        directory.remove_dead(socket::PREFIX);
-        let listener = sockets::listen(directory, &socket::name_of(identity.name))?;
+        directory.remove_dead(PREFIX);
         watch_process()?;
-        let _signals = SignalsBlocked::begin();
-        let thread = thread::Builder::new().name("lowtide-share".to_owned());
-        thread.spawn(move || serve(&listener, identity))?;
-        Ok(())
+        let name = socket_name(identity.name);
+        sockets::serve(directory, &name, "lowtide-share", |stream| {
+            answer(stream, identity)
+        })
     };
     started().map_err(|error| {
         let text = format_args!("other processes cannot be served: {error}");
@@ -64,33 +59,18 @@ fn stage() -> MutexGuard<'static, Stage> {
     STAGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn serve(listener: &UnixListener, identity: &'static Identity) {
-    loop {
-        match listener.accept() {
-            // If serving an importer fails, even by a bug in lowtide, the importer sees the connection end.
-            Ok((stream, _)) => drop(catch_unwind(move || answer(&stream, identity))),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // For example, the process has too many open files.
-            Err(_) => thread::sleep(Duration::from_millis(100)),
-        }
-    }
-}
-
 fn answer(stream: &UnixStream, identity: &Identity) -> io::Result<()> {
-    if !is_same_user(stream)? {
-        return Ok(());
-    }
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = [0; REQUEST_BYTES];
     // Whatever descriptors an importer sends are closed.
-    drop(socket::receive(stream, &mut request)?);
+    drop(receive(stream, &mut request)?);
     let reply = match Request::decode(&request) {
         Some(request) if request.token == identity.token => export(&request),
         _ => Reply::Refused,
     };
     let (bytes, descriptors) = reply.encode();
-    socket::send(stream, &bytes, &descriptors)
+    send(stream, &bytes, &descriptors)
 }
 
 fn export(request: &Request) -> Reply {
@@ -115,22 +95,43 @@ fn export(request: &Request) -> Reply {
 
 /// Ensures that the driver is not called after the process has begun to end.
 fn watch_process() -> io::Result<()> {
-    static IS_WATCHED: Mutex<bool> = Mutex::new(false);
     extern "C" fn at_exit() {
         // In the child of a fork the lock may be held for ever.
         if !fork::is_forked() {
             *stage() = Stage::Ended;
         }
     }
-    let mut is_watched = IS_WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *is_watched {
-        return Ok(());
-    }
+    static IS_WATCHED: OnceLock<bool> = OnceLock::new();
     // Registered after the driver's own, so it runs before that.
     // SAFETY: the function stays: what has a thread is not unloaded.
-    if unsafe { libc::atexit(at_exit) } != 0 {
-        return Err(io::ErrorKind::OutOfMemory.into());
+    let is_watched = IS_WATCHED.get_or_init(|| unsafe { libc::atexit(at_exit) } == 0);
+    is_watched
+        .then_some(())
+        .ok_or(ErrorKind::OutOfMemory.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use lowtide_sockets::is_same_user;
+
+    use super::*;
+
+    /// Needs the right to become another user, as tests in a container often have.
+    #[test]
+    fn another_user_is_not_this_one() {
+        let become_nobody = || {
+            let (keep, nobody) = (-1, 65_534);
+            // The system call and not the C library's function: for this thread alone.
+            // SAFETY: takes numbers only.
+            unsafe { libc::syscall(libc::SYS_setresuid, keep, nobody, keep) == 0 }
+        };
+        let (here, _there) = UnixStream::pair().unwrap();
+        let found = thread::spawn(move || {
+            assert!(is_same_user(&here).unwrap());
+            become_nobody().then(|| is_same_user(&here).unwrap())
+        });
+        assert_ne!(found.join().unwrap(), Some(true));
     }
-    *is_watched = true;
-    Ok(())
 }

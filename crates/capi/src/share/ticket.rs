@@ -1,11 +1,10 @@
 //! The bytes that name shared memory.
 
-use std::io;
-use std::ptr;
 use std::sync::OnceLock;
 
 use lowtide_core::MappedRange;
 use lowtide_cuda::{IpcHandle, Uuid};
+use lowtide_files::unguessable_number;
 
 use super::wire::{Fields, encode_range};
 use crate::error::{Error, Status};
@@ -126,15 +125,11 @@ impl Identity {
 }
 
 fn random() -> Result<[u8; 16], Error> {
-    let mut bytes = [0; 16];
-    // SAFETY: the call writes at most so many bytes, which outlive it.
-    let written = unsafe { libc::getrandom(ptr::from_mut(&mut bytes).cast(), bytes.len(), 0) };
-    if usize::try_from(written) != Ok(bytes.len()) {
-        let error = io::Error::last_os_error();
+    let number = unguessable_number().map_err(|error| {
         let text = format_args!("the system has no random bytes: {error}");
-        return Err(Error::new(Status::Driver, text));
-    }
-    Ok(bytes)
+        Error::new(Status::Driver, text)
+    })?;
+    Ok(number.to_ne_bytes())
 }
 
 #[cfg(test)]

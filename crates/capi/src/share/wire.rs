@@ -4,10 +4,18 @@
 use std::os::fd::OwnedFd;
 
 use lowtide_core::{Bytes, DeviceAddress, MappedRange};
+use lowtide_sockets::DESCRIPTORS_MAX;
 
-/// The maximum number of handles in a reply. Linux accepts 253 descriptors at once, and processes often may have
-/// only 1,024.
-pub(crate) const PARTS_MAX: usize = 64;
+/// The maximum number of handles in a reply.
+pub(crate) const PARTS_MAX: usize = DESCRIPTORS_MAX;
+
+/// The prefix of the names of exporters' sockets.
+pub(crate) const PREFIX: &str = "share-";
+
+/// Returns the name of an exporter's socket.
+pub(crate) fn socket_name(exporter: [u8; 16]) -> String {
+    format!("{PREFIX}{:032x}", u128::from_be_bytes(exporter))
+}
 
 pub(crate) const REQUEST_BYTES: usize = 16 + 4 * 8;
 /// A status, a count, and either sizes or a text.
