@@ -46,8 +46,8 @@ pub(crate) fn text(labels: &[(&str, String)], reader: Reader) -> Result<String, 
         devices.push((ordinal, allocator.with_all(|device| device.stats())?));
     }
     page.info(reader)?;
-    page.devices(&devices);
-    page.regions(&figures::all()?);
+    page.devices(devices);
+    page.regions(figures::all()?);
     if reader == Reader::SameUser {
         page.streams()?;
     }
@@ -61,227 +61,120 @@ struct Page {
     labels: String,
 }
 
-/// The metadata of one family of metrics.
+/// A family of metrics.
 #[derive(Clone, Copy)]
 struct Family {
     name: &'static str,
-    kind: &'static str,
     help: &'static str,
 }
 
-/// A family of metrics and the function that returns its values.
+/// A family of metrics and the function that returns an object's value.
 struct Figure<Of, Value> {
     family: Family,
     value: fn(&Of) -> Value,
 }
 
-const fn figure<Of, Value>(
-    kind: &'static str,
-    name: &'static str,
-    help: &'static str,
-    value: fn(&Of) -> Value,
-) -> Figure<Of, Value> {
-    let family = Family { name, kind, help };
-    Figure { family, value }
+/// Defines a list of figures: each family's name, its value of an object, and its help text.
+macro_rules! figures {
+    ($list:ident: |$object:ident: &$of:ty| -> $value:ty {
+        $($name:ident = $figure:expr, $help:literal;)*
+    }) => {
+        const $list: &[Figure<$of, $value>] = &[$(Figure {
+            family: Family { name: stringify!($name), help: $help },
+            value: |$object| $figure,
+        }),*];
+    };
 }
 
-const DEVICE_FIGURES: [Figure<Stats, i64>; 17] = [
-    figure(
-        "gauge",
-        "lowtide_requested_bytes",
-        "Bytes that the program asked for and holds.",
-        |stats| stats.requested_bytes.all.current,
-    ),
-    figure(
-        "gauge",
-        "lowtide_allocated_bytes",
-        "Bytes of the blocks that the program holds, rounding included.",
-        |stats| stats.allocated_bytes.all.current,
-    ),
-    figure(
-        "gauge",
-        "lowtide_active_bytes",
-        "Bytes of the blocks that the program holds or that wait for a stream.",
-        |stats| stats.active_bytes.all.current,
-    ),
-    figure(
-        "gauge",
-        "lowtide_reserved_bytes",
-        "Bytes held from the driver, those included whose region is paused.",
-        |stats| stats.reserved_bytes.all.current,
-    ),
-    figure(
-        "gauge",
-        "lowtide_inactive_split_bytes",
-        "Bytes of free blocks whose segment cannot be released as a whole; 0 unless the strategy is caching.",
-        |stats| stats.inactive_split_bytes.all.current,
-    ),
-    figure(
-        "gauge",
-        "lowtide_requested_peak_bytes",
-        "The most bytes that the program asked for and held at once.",
-        |stats| stats.requested_bytes.all.peak,
-    ),
-    figure(
-        "gauge",
-        "lowtide_allocated_peak_bytes",
-        "The most bytes of blocks that the program held at once.",
-        |stats| stats.allocated_bytes.all.peak,
-    ),
-    figure(
-        "gauge",
-        "lowtide_reserved_peak_bytes",
-        "The most bytes held from the driver at once, those included whose region was paused.",
-        |stats| stats.reserved_bytes.all.peak,
-    ),
-    figure(
-        "gauge",
-        "lowtide_blocks",
-        "Blocks that the program holds.",
-        |stats| stats.allocation.all.current,
-    ),
-    figure(
-        "gauge",
-        "lowtide_segments",
-        "Segments held from the driver; expandable ones are not counted.",
-        |stats| stats.segment.all.current,
-    ),
-    figure(
-        "counter",
-        "lowtide_allocations_total",
-        "Requests that were served.",
-        |stats| stats.allocation.all.allocated,
-    ),
-    figure(
-        "counter",
-        "lowtide_frees_total",
-        "Blocks that the program gave back.",
-        |stats| stats.allocation.all.freed,
-    ),
-    figure(
-        "counter",
-        "lowtide_driver_allocations_total",
-        "Calls by which memory came from the driver: allocations and maps.",
-        |stats| stats.num_device_alloc,
-    ),
-    figure(
-        "counter",
-        "lowtide_driver_frees_total",
-        "Calls by which memory went back to the driver: frees and unmaps.",
-        |stats| stats.num_device_free,
-    ),
-    figure(
-        "counter",
-        "lowtide_allocation_retries_total",
-        "Requests for which cached memory had to go back first.",
-        |stats| stats.num_alloc_retries,
-    ),
-    figure(
-        "counter",
-        "lowtide_out_of_memory_total",
-        "Requests that could not be served.",
-        |stats| stats.num_ooms,
-    ),
-    figure(
-        "counter",
-        "lowtide_stream_waits_total",
-        "Waits for every stream that blocks were waiting for.",
-        |stats| stats.num_sync_all_streams,
-    ),
-];
+figures! { DEVICE_FIGURES: |stats: &Stats| -> i64 {
+    lowtide_requested_bytes = stats.requested_bytes.all.current,
+        "Bytes that the program asked for and holds.";
+    lowtide_allocated_bytes = stats.allocated_bytes.all.current,
+        "Bytes of the blocks that the program holds, rounding included.";
+    lowtide_active_bytes = stats.active_bytes.all.current,
+        "Bytes of the blocks that the program holds or that wait for a stream.";
+    lowtide_reserved_bytes = stats.reserved_bytes.all.current,
+        "Bytes held from the driver, those included whose region is paused.";
+    lowtide_inactive_split_bytes = stats.inactive_split_bytes.all.current,
+        "Bytes of free blocks whose segment cannot be released as a whole; 0 unless the strategy is caching.";
+    lowtide_requested_peak_bytes = stats.requested_bytes.all.peak,
+        "The most bytes that the program asked for and held at once.";
+    lowtide_allocated_peak_bytes = stats.allocated_bytes.all.peak,
+        "The most bytes of blocks that the program held at once.";
+    lowtide_reserved_peak_bytes = stats.reserved_bytes.all.peak,
+        "The most bytes held from the driver at once, those included whose region was paused.";
+    lowtide_blocks = stats.allocation.all.current,
+        "Blocks that the program holds.";
+    lowtide_segments = stats.segment.all.current,
+        "Segments held from the driver; expandable ones are not counted.";
+    lowtide_allocations_total = stats.allocation.all.allocated,
+        "Requests that were served.";
+    lowtide_frees_total = stats.allocation.all.freed,
+        "Blocks that the program gave back.";
+    lowtide_driver_allocations_total = stats.num_device_alloc,
+        "Calls by which memory came from the driver: allocations and maps.";
+    lowtide_driver_frees_total = stats.num_device_free,
+        "Calls by which memory went back to the driver: frees and unmaps.";
+    lowtide_allocation_retries_total = stats.num_alloc_retries,
+        "Requests for which cached memory had to go back first.";
+    lowtide_out_of_memory_total = stats.num_ooms,
+        "Requests that could not be served.";
+    lowtide_stream_waits_total = stats.num_sync_all_streams,
+        "Waits for every stream that blocks were waiting for.";
+} }
 
-const KEPT_HOST_BYTES: Family = Family {
-    name: "lowtide_kept_host_bytes",
-    kind: "gauge",
-    help: "Bytes of the host's memory that ended backups have left for the next ones.",
-};
+figures! { KEEPER_FIGURES: |ordinal: &c_int| -> u64 {
+    lowtide_kept_host_bytes = keeper::kept(*ordinal).get(),
+        "Bytes of the host's memory that ended backups have left for the next ones.";
+} }
 
-const REGION_FIGURES: [Figure<OnDeviceFigures, u64>; 9] = [
-    figure(
-        "gauge",
-        "lowtide_region_live_bytes",
-        "Bytes of the blocks that the program holds in the region.",
-        |region| region.live.get(),
-    ),
-    figure(
-        "gauge",
-        "lowtide_region_mapped_bytes",
-        "Bytes of the device that the region has.",
-        |region| region.memory.mapped.get(),
-    ),
-    figure(
-        "gauge",
-        "lowtide_region_paused_bytes",
-        "Bytes of the device that a resume of the region takes.",
-        |region| region.needed_to_resume.get(),
-    ),
-    figure(
-        "gauge",
-        "lowtide_region_host_bytes",
-        "Bytes of the region that are kept in the host's memory.",
-        |region| region.memory.host.get(),
-    ),
-    figure(
-        "gauge",
-        "lowtide_region_disk_bytes",
-        "Bytes of the region that are kept on disk.",
-        |region| region.memory.disk.get(),
-    ),
-    figure(
-        "counter",
-        "lowtide_region_pauses_total",
-        "How often the region was paused.",
-        |region| region.memory.pauses,
-    ),
-    figure(
-        "counter",
-        "lowtide_region_resumes_total",
-        "How often the region was resumed.",
-        |region| region.memory.resumes,
-    ),
-    figure(
-        "counter",
-        "lowtide_region_saved_bytes_total",
-        "Bytes that were copied away.",
-        |region| region.memory.saved.get(),
-    ),
-    figure(
-        "counter",
-        "lowtide_region_restored_bytes_total",
-        "Bytes that were copied back.",
-        |region| region.memory.restored.get(),
-    ),
-];
+figures! { REGION_FIGURES: |region: &OnDeviceFigures| -> u64 {
+    lowtide_region_live_bytes = region.live.get(),
+        "Bytes of the blocks that the program holds in the region.";
+    lowtide_region_mapped_bytes = region.memory.mapped.get(),
+        "Bytes of the device that the region has.";
+    lowtide_region_paused_bytes = region.needed_to_resume.get(),
+        "Bytes of the device that a resume of the region takes.";
+    lowtide_region_host_bytes = region.memory.host.get(),
+        "Bytes of the region that are kept in the host's memory.";
+    lowtide_region_disk_bytes = region.memory.disk.get(),
+        "Bytes of the region that are kept on disk.";
+    lowtide_region_pauses_total = region.memory.pauses,
+        "How often the region was paused.";
+    lowtide_region_resumes_total = region.memory.resumes,
+        "How often the region was resumed.";
+    lowtide_region_saved_bytes_total = region.memory.saved.get(),
+        "Bytes that were copied away.";
+    lowtide_region_restored_bytes_total = region.memory.restored.get(),
+        "Bytes that were copied back.";
+} }
 
-const REGION_TIMES: [Figure<OnDeviceFigures, Duration>; 4] = [
-    figure(
-        "counter",
-        "lowtide_region_pause_seconds_total",
-        "How long pausing took, the wait for the device included.",
-        |region| region.memory.pause_time,
-    ),
-    figure(
-        "counter",
-        "lowtide_region_resume_seconds_total",
-        "How long resuming took.",
-        |region| region.memory.resume_time,
-    ),
-    figure(
-        "counter",
-        "lowtide_region_save_seconds_total",
-        "How long copying away took, a part of the time of the pauses.",
-        |region| region.memory.save_time,
-    ),
-    figure(
-        "counter",
-        "lowtide_region_restore_seconds_total",
-        "How long copying back took, a part of the time of the resumes.",
-        |region| region.memory.restore_time,
-    ),
-];
+figures! { REGION_TIMES: |region: &OnDeviceFigures| -> String {
+    lowtide_region_pause_seconds_total = seconds(region.memory.pause_time),
+        "How long pausing took, the wait for the device included.";
+    lowtide_region_resume_seconds_total = seconds(region.memory.resume_time),
+        "How long resuming took.";
+    lowtide_region_save_seconds_total = seconds(region.memory.save_time),
+        "How long copying away took, a part of the time of the pauses.";
+    lowtide_region_restore_seconds_total = seconds(region.memory.restore_time),
+        "How long copying back took, a part of the time of the resumes.";
+} }
+
+// The reserved and the allocated bytes of a stream.
+figures! { STREAM_FIGURES: |sizes: &[Bytes; 2]| -> u64 {
+    lowtide_stream_reserved_bytes = sizes[0].get(),
+        "Bytes held from the driver for a stream.";
+    lowtide_stream_allocated_bytes = sizes[1].get(),
+        "Bytes of the blocks of a stream that the program holds.";
+} }
 
 impl Page {
-    fn begin(&mut self, Family { name, kind, help }: Family) {
+    fn begin(&mut self, Family { name, help }: Family) {
+        let kind = if name.ends_with("_total") {
+            "counter"
+        } else {
+            "gauge"
+        };
         // Writing to a `String` does not fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
@@ -292,10 +185,19 @@ impl Page {
         let _ = writeln!(self.text, "{}{{{all}}} {value}", family.name);
     }
 
+    /// Adds some figures of all objects, which come with their labels.
+    fn add<Of, Value: Display>(&mut self, figures: &[Figure<Of, Value>], objects: &[(String, Of)]) {
+        for Figure { family, value } in figures {
+            self.begin(*family);
+            for (labels, object) in objects {
+                self.sample(*family, labels, value(object));
+            }
+        }
+    }
+
     fn info(&mut self, reader: Reader) -> Result<(), Error> {
         let family = Family {
             name: "lowtide_info",
-            kind: "gauge",
             help: "The version of lowtide and how it is configured.",
         };
         let config = settings::config()?;
@@ -312,47 +214,32 @@ impl Page {
         Ok(())
     }
 
-    fn devices(&mut self, devices: &[(c_int, Stats)]) {
-        for Figure { family, value } in DEVICE_FIGURES {
-            self.begin(family);
-            for (ordinal, stats) in devices {
-                self.sample(family, &label("device", &ordinal.to_string()), value(stats));
-            }
-        }
-        self.begin(KEPT_HOST_BYTES);
-        for (ordinal, _) in devices {
-            let kept = keeper::kept(*ordinal).get();
-            self.sample(
-                KEPT_HOST_BYTES,
-                &label("device", &ordinal.to_string()),
-                kept,
-            );
-        }
+    fn devices(&mut self, devices: Vec<(c_int, Stats)>) {
+        let of_device = |ordinal: c_int| label("device", &ordinal.to_string());
+        let ordinals = devices.iter().map(|&(ordinal, _)| ordinal);
+        let kept: Vec<_> = ordinals
+            .map(|ordinal| (of_device(ordinal), ordinal))
+            .collect();
+        let devices = devices.into_iter();
+        let stats: Vec<_> = devices
+            .map(|(ordinal, stats)| (of_device(ordinal), stats))
+            .collect();
+        self.add(DEVICE_FIGURES, &stats);
+        self.add(KEEPER_FIGURES, &kept);
     }
 
-    fn regions(&mut self, regions: &[OnDeviceFigures]) {
-        let labels = |region: &OnDeviceFigures| {
+    fn regions(&mut self, regions: Vec<OnDeviceFigures>) {
+        let labelled = regions.into_iter().map(|region| {
             let labels = [
                 label("device", &region.device.to_string()),
                 label("region", &region.name.tag),
                 label("backup", backup_name(region.name.kind)),
             ];
-            labels.concat()
-        };
-        for Figure { family, value } in REGION_FIGURES {
-            self.begin(family);
-            for region in regions {
-                self.sample(family, &labels(region), value(region));
-            }
-        }
-        for Figure { family, value } in REGION_TIMES {
-            self.begin(family);
-            for region in regions {
-                let time = value(region);
-                let seconds = format!("{}.{:09}", time.as_secs(), time.subsec_nanos());
-                self.sample(family, &labels(region), seconds);
-            }
-        }
+            (labels.concat(), region)
+        });
+        let regions: Vec<_> = labelled.collect();
+        self.add(REGION_FIGURES, &regions);
+        self.add(REGION_TIMES, &regions);
     }
 
     /// Adds the memory of each stream. Stream numbers mean nothing outside this process, so they do not belong in
@@ -373,32 +260,21 @@ impl Page {
                 Ok(())
             })?;
         }
-        let figures: [Figure<[Bytes; 2], u64>; 2] = [
-            figure(
-                "gauge",
-                "lowtide_stream_reserved_bytes",
-                "Bytes held from the driver for a stream.",
-                |sizes| sizes[0].get(),
-            ),
-            figure(
-                "gauge",
-                "lowtide_stream_allocated_bytes",
-                "Bytes of the blocks of a stream that the program holds.",
-                |sizes| sizes[1].get(),
-            ),
-        ];
-        for Figure { family, value } in figures {
-            self.begin(family);
-            for ((ordinal, stream), sizes) in &streams {
-                let labels = [
-                    label("device", &ordinal.to_string()),
-                    label("stream", &format!("{stream:#x}")),
-                ];
-                self.sample(family, &labels.concat(), value(sizes));
-            }
-        }
+        let labelled = streams.into_iter().map(|((ordinal, stream), sizes)| {
+            let labels = [
+                label("device", &ordinal.to_string()),
+                label("stream", &format!("{stream:#x}")),
+            ];
+            (labels.concat(), sizes)
+        });
+        self.add(STREAM_FIGURES, &labelled.collect::<Vec<_>>());
         Ok(())
     }
+}
+
+/// Returns a time in seconds, to the nanosecond.
+fn seconds(time: Duration) -> String {
+    format!("{}.{:09}", time.as_secs(), time.subsec_nanos())
 }
 
 /// Returns the name of a backup kind in Python and Prometheus.
@@ -448,13 +324,12 @@ mod tests {
 
     #[test]
     fn names_follow_prometheuss_conventions() {
-        let devices = DEVICE_FIGURES.map(|figure| figure.family);
-        let regions = REGION_FIGURES.map(|figure| figure.family);
-        let times = REGION_TIMES.map(|figure| figure.family);
-        let families = devices.into_iter().chain([KEPT_HOST_BYTES]);
-        let families = families.chain(regions).chain(times);
-        for Family { name, kind, help } in families {
-            assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+        let devices = DEVICE_FIGURES.iter().map(|figure| figure.family);
+        let keepers = KEEPER_FIGURES.iter().map(|figure| figure.family);
+        let regions = REGION_FIGURES.iter().map(|figure| figure.family);
+        let times = REGION_TIMES.iter().map(|figure| figure.family);
+        let families = devices.chain(keepers).chain(regions).chain(times);
+        for Family { name, help } in families {
             assert!(
                 name.starts_with("lowtide_") && help.ends_with('.'),
                 "{name}"
