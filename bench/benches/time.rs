@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::Criterion;
-use lowtide_bench::{Answers, Definitions, PairBench, Recording, ReplayBench};
+use lowtide_bench::{Answers, Definitions, PairBench, Recording, ReplayBench, check_answer};
 
 fn main() {
     let definitions = Definitions::load().expect("definitions are tested");
@@ -29,7 +29,7 @@ fn pairs(criterion: &mut Criterion, definitions: &Definitions, answers: &Answers
             group.bench_function(config.to_string(), |bencher| {
                 let bench = started.get_or_insert_with(|| {
                     let bench = PairBench::start(case, config).expect("it runs");
-                    let checked = answers.check_pair(&case.name, config, &bench.answer());
+                    let checked = check_answer(&answers.pairs, &case.name, config, &bench.answer());
                     checked.unwrap_or_else(|wrong| panic!("{wrong}"));
                     bench
                 });
@@ -57,7 +57,7 @@ fn replays(criterion: &mut Criterion, definitions: &Definitions, answers: &Answe
                 let bench = in_memory.get_or_insert_with(read);
                 let replay = || bench.run(config).expect("it runs");
                 if !is_checked {
-                    let checked = answers.check_replay(&case.name, config, &replay());
+                    let checked = check_answer(&answers.replays, &case.name, config, &replay());
                     checked.unwrap_or_else(|wrong| panic!("{wrong}"));
                     is_checked = true;
                 }

@@ -1,9 +1,9 @@
 //! The expected result of each benchmark, from `answers.toml`.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lowtide_core::{Bytes, Config, DeviceAddress};
 use serde::{Deserialize, Serialize};
 
@@ -82,76 +82,30 @@ impl Answers {
     pub fn to_toml(&self) -> Result<String> {
         Ok(format!("{HEADER}{}", toml::to_string(self)?))
     }
-
-    /// Checks the answer of a pair benchmark.
-    ///
-    /// # Errors
-    ///
-    /// If another answer was expected, or none is known.
-    pub fn check_pair(
-        &self,
-        case: &str,
-        config: &Config,
-        answer: &PairAnswer,
-    ) -> Result<(), WrongAnswer> {
-        check(&self.pairs, case, config, answer)
-    }
-
-    /// Checks the answer of a replay.
-    ///
-    /// # Errors
-    ///
-    /// If another answer was expected, or none is known.
-    pub fn check_replay(
-        &self,
-        case: &str,
-        config: &Config,
-        answer: &ReplayAnswer,
-    ) -> Result<(), WrongAnswer> {
-        check(&self.replays, case, config, answer)
-    }
 }
 
-fn check<T: PartialEq + Debug>(
+/// Checks a benchmark's answer against the expected ones of its kind.
+///
+/// # Errors
+///
+/// If another answer was expected, or none is known.
+pub fn check_answer<T: PartialEq + Debug>(
     answers: &BTreeMap<String, BTreeMap<String, T>>,
     case: &str,
     config: &Config,
     answer: &T,
-) -> Result<(), WrongAnswer> {
+) -> Result<()> {
     let strategy = config.to_string();
-    let expected = answers
-        .get(case)
-        .and_then(|strategies| strategies.get(&strategy));
-    if expected == Some(answer) {
-        return Ok(());
-    }
-    Err(WrongAnswer {
-        benchmark: format!("{case}, {strategy}"),
-        expected: expected.map_or("none".to_owned(), |expected| format!("{expected:?}")),
-        found: format!("{answer:?}"),
-    })
+    let strategies = answers.get(case);
+    let expected = strategies.and_then(|strategies| strategies.get(&strategy));
+    ensure!(
+        expected == Some(answer),
+        "{case}, {strategy}: the answer is wrong\n  expected {}\n  found    {answer:?}\nIf the strategy was \
+         changed on purpose: cargo run --release -p lowtide-bench -- answers --update",
+        expected.map_or("none".to_owned(), |expected| format!("{expected:?}"))
+    );
+    Ok(())
 }
-
-/// A benchmark whose result is not the expected one, so that timing it is pointless.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WrongAnswer {
-    benchmark: String,
-    expected: String,
-    found: String,
-}
-
-impl fmt::Display for WrongAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: the answer is wrong\n  expected {}\n  found    {}\nIf the strategy was changed on \
-             purpose: cargo run --release -p lowtide-bench -- answers --update",
-            self.benchmark, self.expected, self.found
-        )
-    }
-}
-
-impl std::error::Error for WrongAnswer {}
 
 #[cfg(test)]
 mod tests {
@@ -181,14 +135,16 @@ mod tests {
             pairs: BTreeMap::from([("few".to_owned(), known)]),
             ..Answers::default()
         };
-        assert_eq!(answers.check_pair("few", &config, &answer(&[512])), Ok(()));
-        let wrong = answers.check_pair("few", &config, &answer(&[1024]));
+        let check =
+            |case: &str, address| check_answer(&answers.pairs, case, &config, &answer(&[address]));
+        check("few", 512).unwrap();
+        let wrong = check("few", 1024);
         let wrong = wrong.unwrap_err().to_string();
         assert!(
             wrong.starts_with("few, caching:expandable_segments:True"),
             "{wrong}"
         );
-        let missing = answers.check_pair("many", &config, &answer(&[512]));
+        let missing = check("many", 512);
         assert!(missing.unwrap_err().to_string().contains("expected none"));
 
         let text = answers.to_toml().unwrap();

@@ -12,7 +12,7 @@ mod pairs;
 mod replays;
 mod workload;
 
-pub use answers::{Answers, PairAnswer, ReplayAnswer, WrongAnswer};
+pub use answers::{Answers, PairAnswer, ReplayAnswer, check_answer};
 pub use definitions::{Definitions, PairCase, ReplayCase, ReplayLimit};
 pub use pairs::PairBench;
 pub use replays::{Recording, ReplayBench};

@@ -19,14 +19,13 @@ mod table;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use clap::Parser as _;
 use lowtide_bench::{Answers, Definitions, PairBench, Recording, ReplayBench};
 
-use args::Command;
+use args::{Arguments, Command};
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let result = Command::parse(&arguments).and_then(|command| run(&command));
-    match result {
+    match run(&Arguments::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::note(&format!("{error:#}"));
@@ -38,7 +37,6 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<()> {
     let definitions = Definitions::load()?;
     match command {
-        Command::Help => output::print(args::HELP),
         Command::Record { traces, notes } => record::run(&definitions, traces, notes.as_deref()),
         Command::Instructions { update } => baseline::run(&definitions, *update),
         Command::Answers { update, traces } => {

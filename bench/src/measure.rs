@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use lowtide_bench::{Answers, Definitions, PairBench, PairCase, Recording};
+use lowtide_bench::{Answers, Definitions, PairBench, PairCase, Recording, check_answer};
 use lowtide_core::Config;
 
 use crate::child::{self, ReplayRun};
@@ -81,7 +81,7 @@ pub(crate) fn pairs<'a>(
     for case in &definitions.pairs {
         for config in definitions.strategies_of(case) {
             let bench = PairBench::start(case, config)?;
-            answers.check_pair(&case.name, config, &bench.answer())?;
+            check_answer(&answers.pairs, &case.name, config, &bench.answer())?;
             benches.push((case, config, bench, Vec::new()));
         }
     }
@@ -131,7 +131,7 @@ pub(crate) fn replays<'a>(
                 // change.
                 Some(first) => ensure!(first.answer == run.answer, "{name}: answers differ"),
                 None if answers.replays.contains_key(name) => {
-                    answers.check_replay(name, config, &run.answer)?;
+                    check_answer(&answers.replays, name, config, &run.answer)?;
                 }
                 None => {}
             }

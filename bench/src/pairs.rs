@@ -94,7 +94,7 @@ impl PairBench {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Answers, Definitions};
+    use crate::{Answers, Definitions, check_answer};
 
     /// Every pair benchmark gives its expected answer, so that `cargo bench` does not refuse to measure it.
     #[test]
@@ -105,9 +105,7 @@ mod tests {
             for config in definitions.strategies_of(case) {
                 let bench = PairBench::start(case, config).unwrap();
                 bench.check().unwrap();
-                answers
-                    .check_pair(&case.name, config, &bench.answer())
-                    .unwrap();
+                check_answer(&answers.pairs, &case.name, config, &bench.answer()).unwrap();
             }
         }
     }

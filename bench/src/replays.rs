@@ -116,7 +116,7 @@ impl ReplayBench {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Answers;
+    use crate::{Answers, check_answer};
 
     #[test]
     fn names() {
@@ -155,9 +155,7 @@ mod tests {
         let bench = ReplayBench::read(&smallest.path).unwrap();
         for config in &definitions.strategies {
             let answer = bench.run(config).unwrap();
-            answers
-                .check_replay(&smallest.case.name, config, &answer)
-                .unwrap();
+            check_answer(&answers.replays, &smallest.case.name, config, &answer).unwrap();
         }
     }
 }
