@@ -33,12 +33,14 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> process::Command {
 
 /// Returns whether cargo has a subcommand, for instance `["+nightly", "miri"]`.
 pub(crate) fn is_available(root: &Path, subcommand: &[&str]) -> bool {
-    cargo(root, subcommand)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
+    answers(&mut cargo(root, subcommand))
+}
+
+/// Returns whether a program exists and prints its version.
+pub(crate) fn answers(program: &mut process::Command) -> bool {
+    let asked = program.arg("--version").stdin(Stdio::null());
+    let asked = asked.stdout(Stdio::null()).stderr(Stdio::null());
+    asked.status().is_ok_and(|status| status.success())
 }
 
 /// Prints and runs a command. If it fails, stops the whole command with its exit status.

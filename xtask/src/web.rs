@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::process::{Stop, cargo, step};
+use crate::process::{Stop, answers, cargo, step};
 use crate::python::target;
 
 /// The lock file, which lists the packages to install.
@@ -38,7 +38,7 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
     install(root)?;
     check_sources(root)?;
     npm(root, "the page is current", &["run", "current"])?;
-    if !answers("chromium") {
+    if !answers(&mut Command::new("chromium")) {
         eprintln!("xtask: the page in a browser: no chromium here, so that is not tested");
         return Ok(());
     }
@@ -91,7 +91,8 @@ fn install(root: &Path) -> Result<(), Stop> {
     if fs::read(root.join(INSTALLED)).is_ok_and(|installed| installed == needed) {
         return Ok(());
     }
-    if !answers("node") || !answers("npm") {
+    let is_there = |program| answers(&mut Command::new(program));
+    if !is_there("node") || !is_there("npm") {
         let line = "the report's page needs Node.js 18 or newer with npm \
                     (on Debian and Ubuntu: apt-get install nodejs npm)";
         return Err(Stop::new(1, line));
@@ -112,15 +113,4 @@ fn npm_command(root: &Path, arguments: &[&str]) -> Command {
         .current_dir(root)
         .stdin(Stdio::null());
     npm
-}
-
-/// Returns whether a program exists and prints its version.
-fn answers(program: &str) -> bool {
-    Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
 }
