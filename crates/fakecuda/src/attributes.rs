@@ -12,13 +12,26 @@ use crate::sys::*;
 driver_calls! {
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: CUdeviceptr) {
         let state = lock()?;
+        let (start, bytes, mapping) = match state.memory.mapping_at(address) {
+            Some((start, mapping)) => (start, mapping.bytes, Some(mapping)),
+            None => {
+                let found = state.memory.host_at(address);
+                let (start, bytes) = found.ok_or(CUresult::INVALID_VALUE)?;
+                (start, bytes, None)
+            }
+        };
         let answer = Answer(data);
-        if let Some((start, mapping)) = state.memory.mapping_at(address) {
-            return answer.about_device_memory(&state, attribute, address, start, mapping);
+        match (attribute, mapping) {
+            (CU_POINTER_ATTRIBUTE_DEVICE_POINTER, _) => answer.set::<CUdeviceptr>(address),
+            (CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, _) => answer.set::<CUdeviceptr>(start),
+            (CU_POINTER_ATTRIBUTE_RANGE_SIZE, _) => answer.set::<usize>(host_size(bytes)),
+            (CU_POINTER_ATTRIBUTE_MAPPED, _) => answer.set::<bool>(true),
+            (_, Some(mapping)) => answer.of_device(&state, attribute, address, start, mapping),
+            (CU_POINTER_ATTRIBUTE_MEMORY_TYPE, None) => answer.set::<c_uint>(CU_MEMORYTYPE_HOST),
+            (CU_POINTER_ATTRIBUTE_HOST_POINTER, None) => answer.set::<u64>(address),
+            (CU_POINTER_ATTRIBUTE_IS_MANAGED, None) => answer.set::<bool>(false),
+            _ => Err(CUresult::INVALID_VALUE),
         }
-        let found = state.memory.host_at(address);
-        let (start, bytes) = found.ok_or(CUresult::INVALID_VALUE)?;
-        answer.about_host_memory(attribute, address, start, bytes)
     }
 }
 
@@ -31,7 +44,8 @@ impl Answer {
         Ok(())
     }
 
-    fn about_device_memory(
+    /// Answers for the attributes that differ between device memory and host memory.
+    fn of_device(
         &self,
         state: &State,
         attribute: c_uint,
@@ -52,7 +66,6 @@ impl Answer {
                 self.set::<CUcontext>(name)
             }
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE => self.set::<c_uint>(CU_MEMORYTYPE_DEVICE),
-            CU_POINTER_ATTRIBUTE_DEVICE_POINTER => self.set::<CUdeviceptr>(address),
             CU_POINTER_ATTRIBUTE_HOST_POINTER if is_managed => self.set::<u64>(address),
             // The start address identifies the memory: it is not reused while the memory exists.
             CU_POINTER_ATTRIBUTE_BUFFER_ID => self.set::<u64>(start),
@@ -61,32 +74,9 @@ impl Answer {
             CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
                 self.set::<bool>(matches!(mapping.kind, Kind::Allocation))
             }
-            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => self.set::<CUdeviceptr>(start),
-            CU_POINTER_ATTRIBUTE_RANGE_SIZE => self.set::<usize>(host_size(mapping.bytes)),
-            CU_POINTER_ATTRIBUTE_MAPPED => self.set::<bool>(true),
             CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
                 self.set::<u64>(mapping.physical.properties.requested_handle_types.into())
             }
-            _ => Err(CUresult::INVALID_VALUE),
-        }
-    }
-
-    fn about_host_memory(
-        &self,
-        attribute: c_uint,
-        address: u64,
-        start: u64,
-        bytes: u64,
-    ) -> Outcome {
-        match attribute {
-            CU_POINTER_ATTRIBUTE_MEMORY_TYPE => self.set::<c_uint>(CU_MEMORYTYPE_HOST),
-            CU_POINTER_ATTRIBUTE_DEVICE_POINTER | CU_POINTER_ATTRIBUTE_HOST_POINTER => {
-                self.set::<u64>(address)
-            }
-            CU_POINTER_ATTRIBUTE_IS_MANAGED => self.set::<bool>(false),
-            CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => self.set::<CUdeviceptr>(start),
-            CU_POINTER_ATTRIBUTE_RANGE_SIZE => self.set::<usize>(host_size(bytes)),
-            CU_POINTER_ATTRIBUTE_MAPPED => self.set::<bool>(true),
             _ => Err(CUresult::INVALID_VALUE),
         }
     }

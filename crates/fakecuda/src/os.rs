@@ -1,10 +1,12 @@
 //! Host memory: unnamed files, and address ranges that map them.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The page size of the host's mappings. Every file's length is a multiple of it.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -155,14 +157,7 @@ fn release(start: u64, bytes: u64) {
 
 /// Returns an unnamed file of `bytes` zeros. `name` is shown in `/proc/self/fd`.
 pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<File> {
-    let name = CString::new(name)?;
-    // SAFETY: `name` ends with a zero and outlives the call.
-    let number = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if number < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was opened above, and nothing else owns it.
-    let file = unsafe { File::from_raw_fd(number) };
+    let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
     file.set_len(bytes)?;
     Ok(file)
 }
@@ -170,16 +165,13 @@ pub(crate) fn create_file(name: &str, bytes: u64) -> io::Result<File> {
 /// Raises the limit on open files as far as allowed. Each piece of device memory is a file, and the usual limit of
 /// 1024 would allow only 2 GiB in pages of 2 MiB.
 pub(crate) fn raise_file_limit() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
     };
-    // SAFETY: `limit` is writable and outlives the call.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0 {
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: `limit` is readable and outlives the call. If the call fails, the limit stays.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
-    }
+    // If this fails, the limit stays.
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 /// Duplicates a file descriptor of this process.

@@ -36,7 +36,7 @@ driver_calls! {
         {
             return Err(CUresult::INVALID_VALUE);
         }
-        let copy = os::duplicate(physical.file.as_raw_fd());
+        let copy = physical.file.try_clone();
         out.set(copy.map_err(|_| CUresult::OPERATING_SYSTEM)?.into_raw_fd());
         Ok(())
     }

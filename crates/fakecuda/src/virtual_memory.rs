@@ -99,7 +99,34 @@ driver_calls! {
         handle: CUmemGenericAllocationHandle,
         flags: c_ulonglong,
     ) {
-        lock()?.map(address, bytes as u64, offset, handle, flags)
+        let mut state = lock()?;
+        let memory = &mut state.memory;
+        let bytes = bytes as u64;
+        let found = memory.handles.get(&handle);
+        let physical = found.ok_or(CUresult::INVALID_VALUE)?.physical.clone();
+        if !is_whole(bytes) || !address.is_multiple_of(GRANULARITY_BYTES) || flags != 0 {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        // An H200 with driver 580 maps only whole handles.
+        if offset != 0 || bytes != physical.bytes {
+            return Err(CUresult::NOT_SUPPORTED);
+        }
+        let reservation = memory.reservation_at(address);
+        let reservation = reservation.ok_or(CUresult::INVALID_VALUE)?;
+        let room = reservation.range.start() + reservation.range.bytes() - address;
+        // Such an H200 lets a mapping extend beyond its reservation, whether another reservation follows or not.
+        // Here those addresses may belong to anything, so this is refused.
+        if reservation.is_allocation
+            || bytes > room
+            || memory.mappings_in(address, bytes).next().is_some()
+        {
+            return Err(CUresult::INVALID_VALUE);
+        }
+        let mapped = reservation.range.map(address, bytes, &physical.file);
+        mapped.map_err(|_| CUresult::OUT_OF_MEMORY)?;
+        let kind = Kind::Virtual { handle, access: BTreeMap::new() };
+        memory.mappings.insert(address, Mapping { bytes, physical, kind });
+        Ok(())
     }
 
     fn cuMemUnmap(address: CUdeviceptr, bytes: usize) {
@@ -130,7 +157,30 @@ driver_calls! {
         count: usize,
     ) {
         let descriptions = descriptions.all(count)?;
-        lock()?.set_access(address, bytes as u64, &descriptions)
+        let mut state = lock()?;
+        let starts = state.memory.whole_mappings(address, bytes as u64)?;
+        state.check_virtual(&starts)?;
+        let describe = |description: &CUmemAccessDesc| {
+            let access = access_of(description.flags)?;
+            Ok((state.device_at(description.location)?, access))
+        };
+        let wanted: Result<Vec<_>, CUresult> = descriptions.iter().map(describe).collect();
+        let wanted = wanted?;
+        let memory = &mut state.memory;
+        for start in starts {
+            let mapping = memory.mappings.get_mut(&start).expect("found above");
+            let Kind::Virtual { access, .. } = &mut mapping.kind else {
+                unreachable!("checked above");
+            };
+            access.extend(wanted.iter().copied());
+            // The host has one set of access rights: access that some device has does not fault.
+            let widest = access.values().max().copied().unwrap_or(Access::None);
+            let bytes = mapping.bytes;
+            let reservation = memory.reservation_at(start).expect("mappings lie in one");
+            let protected = reservation.range.protect(start, bytes, widest);
+            protected.map_err(|_| CUresult::OUT_OF_MEMORY)?;
+        }
+        Ok(())
     }
 
     fn cuMemGetAllocationGranularity(
@@ -182,83 +232,6 @@ driver_calls! {
 }
 
 impl State {
-    fn map(
-        &mut self,
-        address: u64,
-        bytes: u64,
-        offset: usize,
-        handle: CUmemGenericAllocationHandle,
-        flags: c_ulonglong,
-    ) -> Result<(), CUresult> {
-        let memory = &mut self.memory;
-        let found = memory.handles.get(&handle);
-        let physical = found.ok_or(CUresult::INVALID_VALUE)?.physical.clone();
-        if !is_whole(bytes) || !address.is_multiple_of(GRANULARITY_BYTES) || flags != 0 {
-            return Err(CUresult::INVALID_VALUE);
-        }
-        // An H200 with driver 580 maps only whole handles.
-        if offset != 0 || bytes != physical.bytes {
-            return Err(CUresult::NOT_SUPPORTED);
-        }
-        let reservation = memory.reservation_at(address);
-        let reservation = reservation.ok_or(CUresult::INVALID_VALUE)?;
-        let room = reservation.range.start() + reservation.range.bytes() - address;
-        // Such an H200 lets a mapping extend beyond its reservation, whether another reservation follows or not.
-        // Here those addresses may belong to anything, so this is refused.
-        if reservation.is_allocation
-            || bytes > room
-            || memory.mappings_in(address, bytes).next().is_some()
-        {
-            return Err(CUresult::INVALID_VALUE);
-        }
-        let mapped = reservation.range.map(address, bytes, &physical.file);
-        mapped.map_err(|_| CUresult::OUT_OF_MEMORY)?;
-        let kind = Kind::Virtual {
-            handle,
-            access: BTreeMap::new(),
-        };
-        let mapping = Mapping {
-            bytes,
-            physical,
-            kind,
-        };
-        memory.mappings.insert(address, mapping);
-        Ok(())
-    }
-
-    fn set_access(
-        &mut self,
-        address: u64,
-        bytes: u64,
-        descriptions: &[CUmemAccessDesc],
-    ) -> Result<(), CUresult> {
-        let starts = self.memory.whole_mappings(address, bytes)?;
-        self.check_virtual(&starts)?;
-        let describe = |description: &CUmemAccessDesc| {
-            let access = access_of(description.flags)?;
-            Ok((self.device_at(description.location)?, access))
-        };
-        let wanted: Result<Vec<_>, CUresult> = descriptions.iter().map(describe).collect();
-        let wanted = wanted?;
-        for start in starts {
-            let mapping = self.memory.mappings.get_mut(&start).expect("found above");
-            let Kind::Virtual { access, .. } = &mut mapping.kind else {
-                unreachable!("checked above");
-            };
-            access.extend(wanted.iter().copied());
-            // The host has one set of access rights: access that some device has does not fault.
-            let widest = access.values().max().copied().unwrap_or(Access::None);
-            let bytes = mapping.bytes;
-            let reservation = self
-                .memory
-                .reservation_at(start)
-                .expect("mappings lie in one");
-            let protected = reservation.range.protect(start, bytes, widest);
-            protected.map_err(|_| CUresult::OUT_OF_MEMORY)?;
-        }
-        Ok(())
-    }
-
     /// Fails if one of the mappings is an allocation, whose access rights a program cannot change.
     fn check_virtual(&self, starts: &[u64]) -> Result<(), CUresult> {
         let is_virtual = |start| matches!(self.memory.mappings[start].kind, Kind::Virtual { .. });
