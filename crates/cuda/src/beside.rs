@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::exit::call_at_exit;
 use crate::signals::SignalsBlocked;
 
 /// The number of driver calls that background threads are making now.
@@ -70,9 +71,7 @@ fn stop_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         PROCESS.store(std::process::id(), Ordering::SeqCst);
-        // SAFETY: the function is ours, and the library that contains it stays loaded: its threads run its code.
-        let registered = unsafe { libc::atexit(stop) };
-        // `atexit` accepts at least 32 functions. If it refuses one more, that is no reason to fail.
-        let _ = registered;
+        // If the system has no room for the handler, that is no reason to fail.
+        call_at_exit(stop);
     });
 }

@@ -4,7 +4,7 @@ use lowtide_core::{Bytes, DeviceAddress, Handle};
 
 /// A range of reserved addresses and its mapped handles. It is released step by step, and a step that fails can be
 /// retried.
-#[must_use = "what is held stays until it is given back"]
+#[must_use = "what is held stays until it is released"]
 #[derive(Default, Debug)]
 pub struct HeldRange {
     /// The start and size of the range while it is reserved.

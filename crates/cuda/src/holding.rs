@@ -47,7 +47,7 @@ impl CudaDriver {
     }
 
     /// Releases everything to the driver. After an error, another call continues where this one stopped.
-    pub(crate) fn give_back(&mut self, held: &mut HeldRange) -> Result<(), DriverError> {
+    pub(crate) fn release_held(&mut self, held: &mut HeldRange) -> Result<(), DriverError> {
         if let Some((start, _)) = held.reserved
             && !held.mapped.is_zero()
         {
@@ -69,7 +69,7 @@ impl CudaDriver {
     /// Releases everything to the driver. If the driver refuses, the release is retried whenever memory is
     /// released.
     pub fn abandon(&mut self, mut held: HeldRange) {
-        if self.give_back(&mut held).is_err() {
+        if self.release_held(&mut held).is_err() {
             self.abandoned.push(held);
         }
     }

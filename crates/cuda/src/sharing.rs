@@ -158,7 +158,7 @@ impl CudaDriver {
     ///
     /// The driver's error. Another call then continues where this one stopped.
     pub fn end_import(&mut self, held: &mut HeldRange) -> Result<(), DriverError> {
-        self.give_back(held)
+        self.release_held(held)
     }
 
     /// Returns whether [`CudaDriver::export`] works. The result never changes for one instance.

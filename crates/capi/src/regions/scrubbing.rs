@@ -42,7 +42,7 @@ fn serve(device: c_int) {
             allocator.with_driver(|driver| {
                 // Not before the lock is there, under which others may wait for a kernel.
                 if let Some(_call) = DriverCall::begin() {
-                    driver.take_back_scrubbed();
+                    driver.reclaim_scrubbed();
                 }
             });
         }

@@ -3,15 +3,16 @@
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
-use std::mem;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use lowtide_core::{Bytes, DeviceAddress};
 use lowtide_region::BackupError;
+use rustix::fs::{FallocateFlags, FsWord, OFlags, fallocate, fcntl_setfl, fstatfs};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Resource, getrlimit};
 
 use crate::backup::available::Promise;
 use crate::backup::names::Names;
@@ -162,7 +163,7 @@ impl TemporaryFile {
     fn transfer(&self, mut transfer: impl FnMut(&File) -> io::Result<()>) -> io::Result<()> {
         let was_direct = self.is_direct.load(Ordering::Acquire);
         match transfer(&self.file) {
-            Err(error) if was_direct && error.raw_os_error() == Some(libc::EINVAL) => {
+            Err(error) if was_direct && Errno::from_io_error(&error) == Some(Errno::INVAL) => {
                 set_direct(&self.file, false)?;
                 self.is_direct.store(false, Ordering::Release);
                 transfer(&self.file)
@@ -200,14 +201,9 @@ impl Storage for TemporaryFile {
 
 /// The system ends a process by a signal if it writes beyond its file size limit, so this fails first.
 fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the call writes `limit`, which outlives it.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    if result == 0 && bytes > limit.rlim_cur {
-        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    let limit = getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| bytes > limit) {
+        return Err(Errno::FBIG.into());
     }
     Ok(())
 }
@@ -215,39 +211,27 @@ fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
 /// Returns whether the file system keeps file contents in host memory. Returns `false` if the system does not say.
 fn is_in_memory(file: &File) -> bool {
     // The values of `linux/magic.h`.
-    const TMPFS: u32 = 0x0102_1994;
-    const RAMFS: u32 = 0x8584_58f6;
-    // SAFETY: all of its fields are numbers.
-    let mut found: libc::statfs = unsafe { mem::zeroed() };
-    // SAFETY: the call writes `found`, which outlives it.
-    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) };
-    result == 0 && [TMPFS, RAMFS].map(i64::from).contains(&found.f_type)
+    const TMPFS: FsWord = 0x0102_1994;
+    const RAMFS: FsWord = 0x8584_58f6;
+    fstatfs(file).is_ok_and(|found| [TMPFS, RAMFS].contains(&found.f_type))
 }
 
 /// Sets the file's length and reserves its room, so that a full disk is found before the first copy. Returns
 /// whether the room is reserved.
 fn allocate(file: &File, bytes: u64) -> io::Result<bool> {
-    let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
-    loop {
-        // SAFETY: reads no memory.
-        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
-            return Ok(true);
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR) => {}
-            // The file system cannot reserve room. The first write without room reports the error.
-            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return file.set_len(bytes).map(|()| false),
-            _ => return Err(error),
-        }
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
+        Ok(()) => Ok(true),
+        // The file system cannot reserve room. The first write without room reports the error.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes).map(|()| false),
+        Err(error) => Err(error.into()),
     }
 }
 
 fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
-    let flags = if is_direct { libc::O_DIRECT } else { 0 };
-    // SAFETY: reads no memory; the call changes only flags that can be changed, and only this one is ever set.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let flags = if is_direct {
+        OFlags::DIRECT
+    } else {
+        OFlags::empty()
+    };
+    Ok(fcntl_setfl(file, flags)?)
 }

@@ -103,7 +103,7 @@ impl KeptMemory {
     /// released.
     pub fn bytes(&self) -> Bytes {
         let state = self.shared.lock();
-        let bytes = state.idle_bytes() + state.leaving_bytes + self.queue.bytes();
+        let bytes = state.idle.bytes() + state.leaving_bytes + self.queue.bytes();
         Bytes(bytes as u64)
     }
 }
@@ -131,8 +131,7 @@ struct Shared {
 struct State {
     /// Whether idle memory stays until it is released explicitly.
     retains: bool,
-    idle: Vec<Idle<Arc<HostMemory>>>,
-    idle_link: Option<Idle<Link>>,
+    idle: AllIdle,
     /// The bytes of host memory that were idle and are being released.
     leaving_bytes: usize,
     /// Memory with blocks that are to be page-locked.
@@ -154,6 +153,13 @@ struct State {
     /// Whether the thread is running.
     is_served: bool,
     is_ended: bool,
+}
+
+/// Memory and a link that no backup uses now.
+#[derive(Default, Debug)]
+struct AllIdle {
+    memory: Vec<Idle<Arc<HostMemory>>>,
+    link: Option<Idle<Link>>,
 }
 
 #[derive(Debug)]
@@ -216,19 +222,20 @@ impl Keeper {
     pub(super) fn take(&self, needed_bytes: usize) -> Option<Arc<HostMemory>> {
         let bytes_max = 2 * HostMemory::bytes_for(needed_bytes);
         let mut state = self.shared.lock();
-        let sizes = state.idle.iter().map(|idle| idle.kept.bytes()).enumerate();
+        let idle = &mut state.idle.memory;
+        let sizes = idle.iter().map(|idle| idle.kept.bytes()).enumerate();
         let fitting = sizes
             .clone()
             .filter(|&(_, bytes)| (needed_bytes..=bytes_max).contains(&bytes))
-            .min_by_key(|&(index, bytes)| (bytes, Reverse(state.idle[index].since)));
+            .min_by_key(|&(index, bytes)| (bytes, Reverse(idle[index].since)));
         if let Some((index, _)) = fitting {
-            return Some(state.idle.swap_remove(index).kept);
+            return Some(idle.swap_remove(index).kept);
         }
         let too_small = sizes
             .filter(|&(_, bytes)| bytes < needed_bytes)
             .max_by_key(|&(_, bytes)| bytes)
             .map(|(index, _)| index);
-        let too_small = too_small.map(|index| state.idle.swap_remove(index));
+        let too_small = too_small.map(|index| idle.swap_remove(index));
         drop(state);
         drop(too_small);
         None
@@ -236,14 +243,14 @@ impl Keeper {
 
     /// Returns the idle link, if there is one.
     pub(super) fn take_link(&self) -> Option<Link> {
-        self.shared.lock().idle_link.take().map(|idle| idle.kept)
+        self.shared.lock().idle.link.take().map(|idle| idle.kept)
     }
 
     /// Keeps memory for the next backup. No one else holds it.
     pub(super) fn keep(&mut self, memory: Arc<HostMemory>) {
         // Without a thread, nothing would release it in time.
         if self.start() || self.retains() {
-            self.shared.lock().idle.push(Idle::new(memory));
+            self.shared.lock().idle.memory.push(Idle::new(memory));
             self.shared.changed.notify_all();
         }
     }
@@ -278,7 +285,7 @@ impl Keeper {
     /// Keeps the link for the next backup. No copy is in progress on it.
     pub(super) fn keep_link(&mut self, link: Link) {
         if self.start() || self.retains() {
-            self.shared.lock().idle_link = Some(Idle::new(link));
+            self.shared.lock().idle.link = Some(Idle::new(link));
             self.shared.changed.notify_all();
         }
     }
@@ -319,13 +326,12 @@ impl Keeper {
     pub(super) fn release(&self) {
         let mut state = self.shared.lock();
         let idle = mem::take(&mut state.idle);
-        let link = state.idle_link.take();
         let is_idle = |memory: &Weak<HostMemory>| {
-            let mut all = idle.iter();
+            let mut all = idle.memory.iter();
             all.any(|idle| memory.ptr_eq(&Arc::downgrade(&idle.kept)))
         };
         state.to_lock.retain(|other| !is_idle(&other.memory));
-        let bytes = bytes_of(&idle, link.as_ref());
+        let bytes = idle.bytes();
         state.leaving_bytes += bytes;
         // The thread keeps the lock between two blocks. Waiting for any block would mean waiting for all, so this
         // waits only for a block of idle memory.
@@ -333,13 +339,13 @@ impl Keeper {
             state = self.shared.wait(state, None);
         }
         drop(state);
-        drop((idle, link));
+        drop(idle);
         self.shared.lock().leaving_bytes -= bytes;
     }
 
     /// Returns how many bytes of host memory are idle.
     pub(super) fn idle_bytes(&self) -> usize {
-        self.shared.lock().idle_bytes()
+        self.shared.lock().idle.bytes()
     }
 
     /// Returns a handle that reports how much memory is kept or in `queue`. It works while another thread uses the
@@ -404,10 +410,10 @@ impl Shared {
             let now = Instant::now();
             let expired = state.take_expired(now, idle_time);
             if !expired.is_empty() {
-                let bytes = bytes_of(&expired.memory, expired.link.as_ref());
+                let bytes = expired.bytes();
                 state.leaving_bytes += bytes;
                 drop(state);
-                give_back(expired);
+                release(expired);
                 state = self.lock();
                 state.leaving_bytes -= bytes;
             } else if let Some((memory, block)) = state.next_to_lock(now) {
@@ -528,54 +534,42 @@ impl State {
         Some(now).max(quiet_until).max(self.rests_until)
     }
 
-    fn idle_bytes(&self) -> usize {
-        bytes_of(&self.idle, self.idle_link.as_ref())
-    }
-
     /// Returns whether idle memory stays. It also stays during copies, which would wait for the driver.
     fn keeps_idle(&self) -> bool {
         self.retains || !self.copied.is_empty()
     }
 
     /// Removes and returns the idle memory and link whose time is over.
-    fn take_expired(&mut self, now: Instant, idle_time: Duration) -> Expired {
-        let mut expired = Expired::default();
+    fn take_expired(&mut self, now: Instant, idle_time: Duration) -> AllIdle {
         if self.keeps_idle() {
-            return expired;
+            return AllIdle::default();
         }
         let is_over = |since: Instant| now.saturating_duration_since(since) >= idle_time;
-        expired.memory = self
-            .idle
-            .extract_if(.., |idle| is_over(idle.since))
-            .collect();
-        expired.link = self.idle_link.take_if(|idle| is_over(idle.since));
-        expired
+        let AllIdle { memory, link } = &mut self.idle;
+        AllIdle {
+            memory: memory.extract_if(.., |idle| is_over(idle.since)).collect(),
+            link: link.take_if(|idle| is_over(idle.since)),
+        }
     }
 
     fn next_expiry(&self, idle_time: Duration) -> Option<Instant> {
         if self.keeps_idle() {
             return None;
         }
-        let memory = self.idle.iter().map(|idle| idle.since);
-        let link = self.idle_link.iter().map(|idle| idle.since);
+        let memory = self.idle.memory.iter().map(|idle| idle.since);
+        let link = self.idle.link.iter().map(|idle| idle.since);
         memory.chain(link).min().map(|since| since + idle_time)
     }
 }
 
-fn bytes_of(memory: &[Idle<Arc<HostMemory>>], link: Option<&Idle<Link>>) -> usize {
-    let memory = memory.iter().map(|idle| idle.kept.bytes());
-    let link = link.map(|idle| idle.kept.locked_bytes());
-    memory.chain(link).sum()
-}
+impl AllIdle {
+    /// Returns how many bytes of host memory these are.
+    fn bytes(&self) -> usize {
+        let memory = self.memory.iter().map(|idle| idle.kept.bytes());
+        let link = self.link.iter().map(|idle| idle.kept.locked_bytes());
+        memory.chain(link).sum()
+    }
 
-/// Idle memory and an idle link whose time is over.
-#[derive(Default)]
-struct Expired {
-    memory: Vec<Idle<Arc<HostMemory>>>,
-    link: Option<Idle<Link>>,
-}
-
-impl Expired {
     fn is_empty(&self) -> bool {
         self.memory.is_empty() && self.link.is_none()
     }
@@ -603,10 +597,10 @@ fn lock_block(memory: Arc<HostMemory>, block: Option<usize>) -> bool {
     block.is_none_or(|block| memory.lock(block).is_ok())
 }
 
-fn give_back(expired: Expired) {
+fn release(idle: AllIdle) {
     match DriverCall::begin() {
-        Some(_call) => drop(expired),
+        Some(_call) => drop(idle),
         // As above: the process is exiting.
-        None => mem::forget(expired),
+        None => mem::forget(idle),
     }
 }

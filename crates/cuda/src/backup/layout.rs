@@ -36,18 +36,12 @@ const ALIGNMENT: usize = 512;
 impl Layout {
     /// Returns the layout of the ranges. Empty ranges are left out.
     pub(super) fn new(ranges: &[MemoryRange]) -> Layout {
-        let mut ranges: Vec<_> = ranges.to_vec();
-        ranges.retain(|range| !range.size.is_zero());
-        ranges.sort_unstable();
         let mut end = 0_usize;
-        let parts = ranges.into_iter().map(|range| {
+        Layout::at_offsets(ranges, |range| {
             let offset = end.next_multiple_of(ALIGNMENT);
             end = offset + host_size(range.size);
-            Part { range, offset }
-        });
-        Layout {
-            parts: parts.collect(),
-        }
+            offset
+        })
     }
 
     /// Returns a layout of some of the ranges or parts of them, with their offsets in `self`.
@@ -56,13 +50,23 @@ impl Layout {
     ///
     /// If a range is not in the layout.
     pub(super) fn select(&self, ranges: &[MemoryRange]) -> Layout {
-        let mut ranges: Vec<_> = ranges.to_vec();
+        Layout::at_offsets(ranges, |range| {
+            let offset = self.offset_of(range);
+            offset.unwrap_or_else(|| panic!("{range:?} was not saved"))
+        })
+    }
+
+    /// Returns a layout of the ranges that are not empty, in the order of their addresses.
+    fn at_offsets(
+        ranges: &[MemoryRange],
+        mut offset_of: impl FnMut(MemoryRange) -> usize,
+    ) -> Layout {
+        let mut ranges = ranges.to_vec();
         ranges.retain(|range| !range.size.is_zero());
         ranges.sort_unstable();
-        let parts = ranges.into_iter().map(|range| {
-            let offset = self.offset_of(range);
-            let offset = offset.unwrap_or_else(|| panic!("{range:?} was not saved"));
-            Part { range, offset }
+        let parts = ranges.into_iter().map(|range| Part {
+            range,
+            offset: offset_of(range),
         });
         Layout {
             parts: parts.collect(),

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use lowtide_files::remove;
 
+use crate::exit::call_at_exit;
 use crate::signals::SignalsBlocked;
 
 /// All names of this process. `None` once the process is exiting: files get no names then.
@@ -73,10 +74,8 @@ fn remove_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         PROCESS.store(std::process::id(), Ordering::SeqCst);
-        // SAFETY: the function is ours, and the library that contains it is never unloaded (`capi/build.rs`).
-        let registered = unsafe { libc::atexit(at_exit) };
-        // `atexit` accepts at least 32 functions. If it refuses one more, the names stay.
-        let _ = registered;
+        // If the system has no room for the handler, the names stay.
+        call_at_exit(at_exit);
     });
 }
 

@@ -212,7 +212,7 @@ fn with_threads<'a>(
     lead: impl FnOnce(&mut Ring<'a>) -> Result<(), BackupError>,
 ) -> Result<(), BackupError> {
     let (jobs, queue) = channel();
-    let (tell, done) = channel();
+    let (finished, done) = channel();
     let queue = Mutex::new(queue);
     thread::scope(|scope| {
         // Owned by this closure, so that it is dropped before the threads are joined: it holds the sender of their
@@ -230,8 +230,8 @@ fn with_threads<'a>(
         };
         let signals = SignalsBlocked::begin();
         for started in 0..sizes.threads.min(staged.spans.len()) {
-            let (queue, work, tell) = (&queue, &work, tell.clone());
-            let serve = move || serve(queue, work, &tell);
+            let (queue, work, finished) = (&queue, &work, finished.clone());
+            let serve = move || serve(queue, work, &finished);
             let spawned = thread::Builder::new()
                 .name("lowtide backup".into())
                 .spawn_scoped(scope, serve);
@@ -251,7 +251,7 @@ fn with_threads<'a>(
 }
 
 /// Does jobs until the queue is closed.
-fn serve<'a>(queue: &Mutex<Receiver<Job<'a>>>, work: &impl Work, tell: &Sender<Done<'a>>) {
+fn serve<'a>(queue: &Mutex<Receiver<Job<'a>>>, work: &impl Work, finished: &Sender<Done<'a>>) {
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((mut slot, span)) = next else {
@@ -260,6 +260,6 @@ fn serve<'a>(queue: &Mutex<Receiver<Job<'a>>>, work: &impl Work, tell: &Sender<D
         let outcome = catch_unwind(AssertUnwindSafe(|| work(span, slot.content(span))));
         let job = (slot, span);
         // After an error, the receiver is gone.
-        let _ = tell.send(Done { job, outcome });
+        let _ = finished.send(Done { job, outcome });
     }
 }

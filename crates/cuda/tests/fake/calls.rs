@@ -247,7 +247,7 @@ fn the_last_memory_of_a_device_is_not_created_for_its_scrubbing() {
     let mut calls = |capacity| {
         fake.set_capacity(Bytes::mib(capacity).get());
         let before = ["cuMemCreate", "cuMemRelease"].map(|name| fake.calls(name));
-        driver.take_back_scrubbed();
+        driver.reclaim_scrubbed();
         let after = ["cuMemCreate", "cuMemRelease"].map(|name| fake.calls(name));
         (after[0] - before[0], after[1] - before[1])
     };
