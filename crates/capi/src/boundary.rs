@@ -74,9 +74,9 @@ pub(crate) fn run_and_report(body: impl FnOnce() -> Result<(), Error>) -> Status
 #[cold]
 fn is_reported(status: Status) -> bool {
     // The process that has reported it. Its forked children have not.
-    static FORK_TOLD_BY: AtomicU32 = AtomicU32::new(0);
-    let is_told_by = |process| FORK_TOLD_BY.swap(process, Ordering::Relaxed) == process;
-    status == Status::Forked && is_told_by(std::process::id())
+    static REPORTED_BY: AtomicU32 = AtomicU32::new(0);
+    let is_reported_by = |process| REPORTED_BY.swap(process, Ordering::Relaxed) == process;
+    status == Status::Forked && is_reported_by(std::process::id())
 }
 
 #[cold]

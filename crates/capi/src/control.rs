@@ -79,11 +79,7 @@ pub unsafe extern "C" fn lowtide_configure(
         let strategy = unsafe { text_from_c("strategy", strategy) }?;
         // SAFETY: as above.
         let conf = unsafe { text_from_c("config", config) }?;
-        settings::configure(Choice {
-            strategy: strategy.map(str::to_owned),
-            conf: conf.map(str::to_owned),
-            is_of_environment: false,
-        })
+        settings::configure(Choice::of_program(strategy, conf))
     })
 }
 

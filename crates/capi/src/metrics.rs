@@ -14,6 +14,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
+use lowtide_cuda::call_at_exit;
 use lowtide_files::{NewFile, Readers};
 
 use crate::boundary;
@@ -146,8 +147,7 @@ fn remove_at_exit(path: PathBuf) {
     if let Ok(mut file) = FILE.lock() {
         *file = Some((std::process::id(), path));
     }
-    // SAFETY: the function stays loaded: a library with a running thread is not unloaded.
-    let _ = unsafe { libc::atexit(at_exit) };
+    call_at_exit(at_exit);
 }
 
 #[cfg(test)]
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_a_port_in_use_is_told_what_to_do() {
+    fn a_port_in_use_is_reported_with_what_to_do() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = taken.local_addr().unwrap();
         let error = listen(address).unwrap_err();

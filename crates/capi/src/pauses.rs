@@ -61,14 +61,14 @@ fn of_segments(mut trace: Trace, paused: &[MempoolId], tags: &Tags) -> Trace {
     }
     let events = mem::take(&mut trace.events);
     for pool in paused_before(&events, paused) {
-        let pauses = held.told(pool, Action::SegmentPaused);
+        let pauses = held.pauses(pool, Action::SegmentPaused);
         trace.initial.paused.extend(pauses);
     }
     for recorded in events {
         let event = recorded.event;
         match event.action {
             Action::SegmentPaused | Action::SegmentResumed => {
-                trace.events.extend(held.told(event.pool, event.action));
+                trace.events.extend(held.pauses(event.pool, event.action));
                 continue;
             }
             Action::SegmentAlloc => held.insert(event),
@@ -119,18 +119,18 @@ impl Held<'_> {
     }
 
     /// Returns the events for every segment of a pool.
-    fn told(&mut self, pool: MempoolId, action: Action) -> Vec<TraceEvent> {
+    fn pauses(&mut self, pool: MempoolId, action: Action) -> Vec<TraceEvent> {
         let tag = self.tags.get(&pool).map_or("", RecordedText::raw);
         let segments = self
             .segments
             .get(&pool)
             .into_iter()
             .flat_map(BTreeMap::values);
-        let told = segments.map(|&segment| {
+        let pauses = segments.map(|&segment| {
             let event = Event { action, ..segment };
             TraceEvent::of_pause(event, 0, tag, &mut self.stacks)
         });
-        told.collect()
+        pauses.collect()
     }
 }
 
@@ -211,7 +211,11 @@ mod tests {
 
     /// Returns the pauses before the first event, and the events. A pause or resume has the segment's address in
     /// MiB and the tag; other events have the address alone.
-    fn told(events: &[Event], at_end: &[(MempoolId, u64)], paused: &[MempoolId]) -> [String; 2] {
+    fn expanded(
+        events: &[Event],
+        at_end: &[(MempoolId, u64)],
+        paused: &[MempoolId],
+    ) -> [String; 2] {
         let segments = at_end.iter().map(|&(pool, mib)| {
             let segment = event(Action::SegmentAlloc, pool, mib);
             SegmentSnapshot {
@@ -258,7 +262,7 @@ mod tests {
         ];
         let at_end = [(KV, 3), (KV, 5), (KV, 6), (WEIGHTS, 9)];
         assert_eq!(
-            told(&events, &at_end, &[WEIGHTS]),
+            expanded(&events, &at_end, &[WEIGHTS]),
             [
                 "",
                 "5, -3 kv, -4 kv, -5 kv, 4, 9, +3 kv, +5 kv, -9 weights, 6"
@@ -275,10 +279,10 @@ mod tests {
         ];
         let at_end = [(KV, 3), (KV, 5), (WEIGHTS, 9)];
         assert_eq!(
-            told(&events, &at_end, &[WEIGHTS]),
+            expanded(&events, &at_end, &[WEIGHTS]),
             ["-9 weights, -3 kv, -4 kv", "4, +3 kv, 5"]
         );
-        assert_eq!(told(&[], &at_end, &[]), ["", ""]);
-        assert_eq!(told(&[], &at_end, &[KV]), ["-3 kv, -5 kv", ""]);
+        assert_eq!(expanded(&[], &at_end, &[]), ["", ""]);
+        assert_eq!(expanded(&[], &at_end, &[KV]), ["-3 kv, -5 kv", ""]);
     }
 }

@@ -105,21 +105,13 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
 /// Lets requests of the default pool use this pool's free memory before they fail, or not.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_use_on_oom(device: c_int, pool: Mempool, use_on_oom: bool) -> Status {
-    run(|| {
-        with_pool(device, pool, |pools, pool| {
-            pools.set_pool(pool, PoolSetting::UseOnOom(use_on_oom))
-        })
-    })
+    run(|| set(device, pool, PoolSetting::UseOnOom(use_on_oom)))
 }
 
 /// From now on, blocks of this memory pool are not split.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
-    run(|| {
-        with_pool(device, pool, |lane, pool| {
-            lane.set_pool(pool, PoolSetting::NoSplit)
-        })
-    })
+    run(|| set(device, pool, PoolSetting::NoSplit))
 }
 
 /// Releases the free memory of one memory pool, if nothing holds the pool. Other pools do not change. The pool
@@ -183,9 +175,7 @@ pub unsafe extern "C" fn lowtide_set_pool_source(
             release,
             context,
         };
-        with_pool(device, pool, |pools, pool| {
-            pools.set_pool(pool, PoolSetting::Source(Box::new(source)))
-        })
+        set(device, pool, PoolSetting::Source(Box::new(source)))
     })
 }
 
@@ -244,6 +234,10 @@ pub(crate) fn with_pool<R>(
         return Err(AllocError::NoSuchPool { pool }.into());
     }
     with_pools(device, |pools| act(pools, pool))
+}
+
+fn set(device: c_int, pool: Mempool, setting: PoolSetting) -> Result<(), Error> {
+    with_pool(device, pool, |pools, pool| pools.set_pool(pool, setting))
 }
 
 /// Returns the result of `act` with the lane that holds the device's private pools.

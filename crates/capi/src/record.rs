@@ -72,15 +72,11 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
         let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
         events::start_recording(|| {
             let created = file::create(path, Existing::IsReplaced, environment::variable);
-            let has_stacks = stacks;
-            Recorder::start(
-                path,
-                created,
-                Options {
-                    has_stacks,
-                    tells: false,
-                },
-            )
+            let options = Options {
+                has_stacks: stacks,
+                reports: false,
+            };
+            Recorder::start(path, created, options)
         })
     })
 }
@@ -116,7 +112,7 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
         let created = file::create(&path, existing, environment::variable);
         let options = Options {
             has_stacks: STACKS.is_on(),
-            tells: true,
+            reports: true,
         };
         recorder = Some(Recorder::start(&path, created, options)?);
         Ok(())

@@ -23,21 +23,31 @@ const DEFAULT_STRATEGY: &str = "caching";
 /// The program's choice. The environment decides what the program did not choose.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Choice {
-    pub(crate) strategy: Option<String>,
-    pub(crate) conf: Option<String>,
-    /// Whether the environment made the choice, and not the program.
-    pub(crate) is_of_environment: bool,
+    strategy: Option<Setting>,
+    conf: Option<Setting>,
 }
 
+/// A text, and the environment variable that has it; `None` if it is the program's.
+type Setting = (String, Option<&'static str>);
+
 impl Choice {
+    pub(crate) fn of_program(strategy: Option<&str>, conf: Option<&str>) -> Choice {
+        Choice {
+            strategy: strategy.map(|text| (text.to_owned(), None)),
+            conf: conf.map(|text| (text.to_owned(), None)),
+        }
+    }
+
     /// Returns the choice of `LOWTIDE_STRATEGY` and `LOWTIDE_CONF` only. PyTorch's variables are for PyTorch's
     /// own allocator, which may run on top of this one.
     pub(crate) fn of_environment_alone(variable: impl Fn(&str) -> Option<String>) -> Choice {
-        let ours = |name| variable(name).filter(|text| !text.is_empty());
+        let ours = |name, default: &str| {
+            let text = variable(name).filter(|text| !text.is_empty());
+            Some((text.unwrap_or_else(|| default.to_owned()), Some(name)))
+        };
         Choice {
-            strategy: Some(ours("LOWTIDE_STRATEGY").unwrap_or_else(|| DEFAULT_STRATEGY.to_owned())),
-            conf: Some(ours("LOWTIDE_CONF").unwrap_or_default()),
-            is_of_environment: true,
+            strategy: ours("LOWTIDE_STRATEGY", DEFAULT_STRATEGY),
+            conf: ours("LOWTIDE_CONF", ""),
         }
     }
 
@@ -58,15 +68,7 @@ impl Choice {
     ) -> Result<Config, Error> {
         let of_variable = |name| Some((variable(name)?, Some(name)));
         let ours = |name| of_variable(name).filter(|(text, _)| !text.is_empty());
-        let (variable_of_strategy, variable_of_conf) = if self.is_of_environment {
-            (Some("LOWTIDE_STRATEGY"), Some("LOWTIDE_CONF"))
-        } else {
-            (None, None)
-        };
-        let named = self
-            .strategy
-            .clone()
-            .map(|text| (text, variable_of_strategy));
+        let named = self.strategy.clone();
         let ours_counts = named.is_none();
         let (strategy, strategy_from) = named
             .or_else(|| ours("LOWTIDE_STRATEGY"))
@@ -75,7 +77,7 @@ impl Choice {
             let set = PYTORCH_VARIABLES.into_iter().find_map(of_variable);
             set.filter(|_| strategy == "caching")
         };
-        let conf = self.conf.clone().map(|text| (text, variable_of_conf));
+        let conf = self.conf.clone();
         let conf = conf.or_else(|| ours("LOWTIDE_CONF").filter(|_| ours_counts));
         let (conf, conf_from) = conf.or_else(pytorch).unwrap_or_default();
         Config::parse(&strategy, &conf).map_err(|error| {
@@ -94,23 +96,20 @@ impl Choice {
     /// change. If they are set nowhere, returns where they can be set.
     pub(crate) fn configured(&self, variable: impl Fn(&str) -> Option<String>) -> Configured {
         let ours = |name| variable(name).is_some_and(|text| !text.is_empty());
-        let is_by_program =
-            (self.strategy.is_some() || self.conf.is_some()) && !self.is_of_environment;
-        let names_strategy = self.strategy.is_some() && !self.is_of_environment;
-        let pytorch = PYTORCH_VARIABLES
-            .into_iter()
-            .find(|name| variable(name).is_some());
-        let options_variable = match pytorch {
-            _ if self.is_of_environment => Some("LOWTIDE_CONF"),
-            _ if self.conf.is_some() => None,
+        let is_programs = |setting: &Option<Setting>| matches!(setting, Some((_, None)));
+        let names_strategy = is_programs(&self.strategy);
+        let mut pytorch = PYTORCH_VARIABLES.into_iter();
+        let pytorch = pytorch.find(|name| variable(name).is_some());
+        let options_variable = match (&self.conf, pytorch) {
+            (Some((_, from)), _) => *from,
             _ if ours("LOWTIDE_CONF") && !names_strategy => Some("LOWTIDE_CONF"),
-            Some(name) => Some(name),
-            None if ours("LOWTIDE_STRATEGY") && !names_strategy => Some("LOWTIDE_CONF"),
-            None => Some(PYTORCH_VARIABLES[0]),
+            (None, Some(name)) => Some(name),
+            _ if ours("LOWTIDE_STRATEGY") && !names_strategy => Some("LOWTIDE_CONF"),
+            _ => Some(PYTORCH_VARIABLES[0]),
         };
         Configured {
             options_variable,
-            is_by_program,
+            is_by_program: names_strategy || is_programs(&self.conf),
         }
     }
 }
@@ -120,7 +119,6 @@ static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
     choice: Choice {
         strategy: None,
         conf: None,
-        is_of_environment: false,
     },
     torch: None,
     config: None,
@@ -164,7 +162,7 @@ pub(crate) fn reconfigure(options: &str) -> Result<(), Error> {
     let config = {
         let mut settings = lock()?;
         let order = settings.order();
-        // What nobody asked for is not told to be asked for.
+        // Without the order of free blocks, which nobody asked for.
         let config = settings.config()?.reconfigured(options, order)?;
         settings.config = Some(config);
         settings.config_in_job()?
@@ -276,11 +274,7 @@ mod tests {
     use super::*;
 
     fn resolved(choice: (Option<&str>, Option<&str>), environment: &[(&str, &str)]) -> String {
-        let choice = Choice {
-            strategy: choice.0.map(str::to_owned),
-            conf: choice.1.map(str::to_owned),
-            is_of_environment: false,
-        };
+        let choice = Choice::of_program(choice.0, choice.1);
         match choice.resolve(in_environment(environment)) {
             Ok(config) => config.to_string(),
             Err(error) => error.text,
@@ -296,11 +290,7 @@ mod tests {
 
     #[test]
     fn what_is_advised_to_change_is_what_counts() {
-        let program = |strategy: Option<&str>, conf: Option<&str>| Choice {
-            strategy: strategy.map(str::to_owned),
-            conf: conf.map(str::to_owned),
-            is_of_environment: false,
-        };
+        let program = Choice::of_program;
         let strategy = ("LOWTIDE_STRATEGY", "caching");
         let conf = ("LOWTIDE_CONF", "max_split_size_mb:64");
         let check =
@@ -318,7 +308,7 @@ mod tests {
                 let advised = (variable, "expandable_segments:True");
                 let others = environment.iter().filter(|(name, _)| *name != variable);
                 let changed: Vec<_> = others.copied().chain([advised]).collect();
-                let choice = if choice.is_of_environment {
+                let choice = if matches!(choice.conf, Some((_, Some(_)))) {
                     Choice::of_environment_alone(in_environment(&changed))
                 } else {
                     choice

@@ -316,7 +316,7 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
             return Ok(());
         }
         if awaited_holders == Some(attachment.holders) {
-            return attached.let_go(address);
+            return attached.remove(address);
         }
         awaited_holders = Some(attachment.holders);
         let ordinal = attachment.ordinal;
@@ -328,7 +328,7 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
 
 impl Attachments {
     /// Detaches memory that no work uses any more.
-    fn let_go(&mut self, address: DeviceAddress) -> Result<(), Error> {
+    fn remove(&mut self, address: DeviceAddress) -> Result<(), Error> {
         let attachment = self.by_address.get_mut(&address);
         let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
         let ended = drivers::with(attachment.ordinal, |driver| match &mut attachment.memory {

@@ -4,10 +4,10 @@ use std::env;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, Once};
+use std::sync::Mutex;
 use std::thread;
 
-use lowtide_cuda::SignalsBlocked;
+use lowtide_cuda::{SignalsBlocked, call_at_exit};
 use lowtide_sockets::{Directory, Entry, Places, is_same_user};
 
 use crate::threads::{ParentsOnly, accept_all};
@@ -57,7 +57,6 @@ pub(crate) fn serve(
 }
 
 fn remove_at_exit(entry: Entry) {
-    static IS_WATCHED: Once = Once::new();
     extern "C" fn at_exit() {
         // In a forked child the lock may be held for ever, and the names belong to the parent.
         if let Ok(entries) = ENTRIES.try_lock() {
@@ -68,8 +67,5 @@ fn remove_at_exit(entry: Entry) {
     if let Ok(mut entries) = ENTRIES.try_lock() {
         entries.push(entry);
     }
-    IS_WATCHED.call_once(|| {
-        // SAFETY: the function stays: what has a thread is not unloaded.
-        let _ = unsafe { libc::atexit(at_exit) };
-    });
+    call_at_exit(at_exit);
 }

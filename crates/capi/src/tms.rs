@@ -14,7 +14,7 @@ use std::ptr;
 use lowtide_core::Bytes;
 use lowtide_region::BackupKind;
 
-use crate::boundary::{path_from_c, run, run_and_report, text_from_c};
+use crate::boundary::{lowtide_last_error, path_from_c, run, run_and_report, text_from_c};
 use crate::error::{Error, Status};
 use crate::pluggable::{lowtide_free, lowtide_malloc};
 use crate::pointers::address_of;
@@ -346,6 +346,6 @@ fn succeed(status: Status) -> Result<(), Error> {
         return Ok(());
     }
     // SAFETY: the text is this thread's, in which no other call is under way.
-    let text = unsafe { CStr::from_ptr(crate::lowtide_last_error()) };
+    let text = unsafe { CStr::from_ptr(lowtide_last_error()) };
     Err(Error::new(status, text.to_string_lossy()))
 }

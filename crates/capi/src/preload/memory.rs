@@ -99,8 +99,8 @@ fn place(memory: *mut u64, size: usize, device: u32, stream: Stream) -> Option<c
 pub(super) fn free(address: u64) -> Option<c_int> {
     let contexts = started()?;
     let device = match find(address)? {
-        Found::Held(device, _) => device,
-        Found::NotHeld(code) => return Some(code),
+        Ok((device, _)) => device,
+        Err(code) => return Some(code),
     };
     // Any stream may still use the memory. CUDA's own function waits here too, and programs rely on it.
     if let Err(error) = wait(contexts, device) {
@@ -117,8 +117,8 @@ pub(super) fn free(address: u64) -> Option<c_int> {
 pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool) -> Option<c_int> {
     let contexts = started()?;
     let (device, allocation) = match find(address)? {
-        Found::Held(device, allocation) => (device, allocation),
-        Found::NotHeld(code) => return Some(code),
+        Ok(held) => held,
+        Err(code) => return Some(code),
     };
     let order = Order::of(stream, is_per_thread);
     match capture_status(contexts, order) {
@@ -149,28 +149,30 @@ pub(super) fn free_async(address: u64, stream: *mut c_void, is_per_thread: bool)
     }))
 }
 
-/// `cuMemGetInfo`, after the driver's result: adds lowtide's cached memory to the free memory.
-pub(super) fn add_kept(free: *mut usize) {
-    let kept = || -> Option<Bytes> {
-        let device = started()?.current().ok()??;
-        let allocator = devices::get(number(device))?;
-        let stats = allocator
-            .with_all(|device| device.stats())
-            .ok()
-            .filter(|_| !is_lost(device))?;
-        let kept = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
-        // The memory of paused regions was released to the driver, which counts it as free already.
-        let away = figures::free_bytes_away(number(device)).ok()?;
-        u64::try_from(kept)
-            .ok()
-            .map(|kept| Bytes(kept).saturating_sub(away))
-    };
-    if let Some(kept) = kept() {
+/// `cuMemGetInfo`, after the driver's result, which is returned: adds lowtide's cached memory to the free memory.
+pub(super) fn add_kept(code: c_int, free: *mut usize) -> c_int {
+    if code == code::SUCCESS
+        && !free.is_null()
+        && let Some(kept) = kept()
+    {
         // SAFETY: the driver has just written to it.
         let driver_free = unsafe { free.read() };
         // SAFETY: as above.
         unsafe { free.write(driver_free.saturating_add(host_size(kept))) };
     }
+    code
+}
+
+/// Returns the cached memory of this thread's device.
+fn kept() -> Option<Bytes> {
+    let device = started()?.current().ok()??;
+    let allocator = devices::get(number(device))?;
+    let stats = allocator.with_all(|device| device.stats()).ok();
+    let stats = stats.filter(|_| !is_lost(device))?;
+    let kept = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
+    // The memory of paused regions was released to the driver, which counts it as free already.
+    let away = figures::free_bytes_away(number(device)).ok()?;
+    Some(Bytes(u64::try_from(kept).ok()?).saturating_sub(away))
 }
 
 /// `cuIpcGetMemHandle`: refused for a block that does not start its segment, because the driver's handle is for a
@@ -212,26 +214,27 @@ pub(super) fn leave_pools_to_program() {
     CHOOSES_POOLS.store(true, Ordering::Relaxed);
 }
 
-/// `cuStreamBeginCapture`, after the driver's result.
-pub(super) fn note_capture_began(code: c_int) {
-    if code != code::SUCCESS {
-        return;
+/// `cuStreamBeginCapture`, after the driver's result, which is returned.
+pub(super) fn note_capture_began(code: c_int) -> c_int {
+    if code == code::SUCCESS {
+        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        if let Some(contexts) = started()
+            && let Ok(Some(device)) = contexts.current()
+        {
+            // If this fails, a free during the capture tries again.
+            let _ = contexts.keep_spare(device);
+        }
     }
-    CAPTURES.fetch_add(1, Ordering::Relaxed);
-    if let Some(contexts) = started()
-        && let Ok(Some(device)) = contexts.current()
-    {
-        // If this fails, a free during the capture tries again.
-        let _ = contexts.keep_spare(device);
-    }
+    code
 }
 
-/// `cuStreamEndCapture`, after the driver's result. An invalidated capture has ended too.
-pub(super) fn note_capture_ended(code: c_int) {
+/// `cuStreamEndCapture`, after the driver's result, which is returned. An invalidated capture has ended too.
+pub(super) fn note_capture_ended(code: c_int) -> c_int {
     if ![code::ILLEGAL_STATE, code::STREAM_CAPTURE_WRONG_THREAD].contains(&code) {
         let end = |captures: u32| captures.checked_sub(1);
         let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end);
     }
+    code
 }
 
 /// `cuStreamDestroy`: waits for the stream's work. The next stream may get the same handle, and with it memory
@@ -269,17 +272,14 @@ fn capture_status(contexts: &PrimaryContexts, order: Order) -> Result<CaptureSta
     unsafe { contexts.capture_status(order.handle) }
 }
 
-/// The result of looking up an address in lowtide's memory.
-enum Found {
-    /// The program holds a block there, on this device.
-    Held(u32, Allocation),
-    /// The program does not hold it and gets this error code: it was freed already, or is not the start of an
-    /// allocation.
-    NotHeld(c_int),
-}
-
-/// Looks an address up; `None` if it lies outside of lowtide's memory.
-fn find(address: u64) -> Option<Found> {
+/// Returns the block that the program holds at an address, and its device; `None` if the address lies outside of
+/// lowtide's memory.
+///
+/// # Errors
+///
+/// The code for the program if it does not hold such a block: it was freed already, or the address is not the start
+/// of an allocation.
+fn find(address: u64) -> Option<Result<(u32, Allocation), c_int>> {
     let address = DeviceAddress(address);
     let (ordinal, found) = match devices::find_allocation(address) {
         Ok((ordinal, allocation)) => (ordinal, Ok(allocation)),
@@ -287,15 +287,11 @@ fn find(address: u64) -> Option<Found> {
             let (ordinal, _) = devices::find_segment(address).ok()?;
             (ordinal, Err(code::INVALID_VALUE))
         }
-        Err(_) => return Some(Found::NotHeld(code::UNKNOWN)),
+        Err(_) => return Some(Err(code::UNKNOWN)),
     };
-    let device = u32::try_from(ordinal)
-        .ok()
-        .filter(|&device| !is_lost(device))?;
-    Some(match found {
-        Ok(allocation) => Found::Held(device, allocation),
-        Err(code) => Found::NotHeld(code),
-    })
+    let device = u32::try_from(ordinal).ok();
+    let device = device.filter(|&device| !is_lost(device))?;
+    Some(found.map(|allocation| (device, allocation)))
 }
 
 /// Returns CUDA's error code for the result of a call.

@@ -82,25 +82,15 @@ stand_ins! {
     fn cuMemFree_v2 ["cuMemFree", 3020, false](address: u64)
         |driver| { or_driver(driver, memory::free(address)) }
     fn cuMemAllocAsync ["cuMemAllocAsync", 11020, false](memory: *mut u64, size: usize, stream: *mut c_void)
-        |driver| {
-            or_driver(driver, memory::allocate_async(memory, size, stream, false))
-        }
+        |driver| { or_driver(driver, memory::allocate_async(memory, size, stream, false)) }
     fn cuMemAllocAsync_ptsz ["cuMemAllocAsync", 11020, true](memory: *mut u64, size: usize, stream: *mut c_void)
-        |driver| {
-            or_driver(driver, memory::allocate_async(memory, size, stream, true))
-        }
+        |driver| { or_driver(driver, memory::allocate_async(memory, size, stream, true)) }
     fn cuMemFreeAsync ["cuMemFreeAsync", 11020, false](address: u64, stream: *mut c_void)
         |driver| { or_driver(driver, memory::free_async(address, stream, false)) }
     fn cuMemFreeAsync_ptsz ["cuMemFreeAsync", 11020, true](address: u64, stream: *mut c_void)
         |driver| { or_driver(driver, memory::free_async(address, stream, true)) }
     fn cuMemGetInfo_v2 ["cuMemGetInfo", 3020, false](free: *mut usize, total: *mut usize)
-        |driver| {
-            let code = driver();
-            if code == code::SUCCESS && !free.is_null() {
-                memory::add_kept(free);
-            }
-            code
-        }
+        |driver| { memory::add_kept(driver(), free) }
     fn cuIpcGetMemHandle ["cuIpcGetMemHandle", 4010, false](handle: *mut c_void, address: u64)
         |driver| { memory::refuse_inner(address).unwrap_or_else(driver) }
 
@@ -180,43 +170,19 @@ stand_ins! {
     fn cuStreamDestroy_v2 ["cuStreamDestroy", 4000, false](stream: *mut c_void)
         |driver| { memory::wait_for_last_work(stream).unwrap_or_else(driver) }
     fn cuStreamBeginCapture_v2 ["cuStreamBeginCapture", 10010, false](stream: *mut c_void, mode: c_uint)
-        |driver| {
-            let code = driver();
-            memory::note_capture_began(code);
-            code
-        }
+        |driver| { memory::note_capture_began(driver()) }
     fn cuStreamBeginCapture_v2_ptsz ["cuStreamBeginCapture", 10010, true](stream: *mut c_void, mode: c_uint)
-        |driver| {
-            let code = driver();
-            memory::note_capture_began(code);
-            code
-        }
+        |driver| { memory::note_capture_began(driver()) }
     fn cuStreamBeginCaptureToGraph ["cuStreamBeginCaptureToGraph", 12030, false]
         (stream: *mut c_void, graph: *mut c_void, nodes: *const c_void, data: *const c_void, count: usize, mode: c_uint)
-        |driver| {
-            let code = driver();
-            memory::note_capture_began(code);
-            code
-        }
+        |driver| { memory::note_capture_began(driver()) }
     fn cuStreamBeginCaptureToGraph_ptsz ["cuStreamBeginCaptureToGraph", 12030, true]
         (stream: *mut c_void, graph: *mut c_void, nodes: *const c_void, data: *const c_void, count: usize, mode: c_uint)
-        |driver| {
-            let code = driver();
-            memory::note_capture_began(code);
-            code
-        }
+        |driver| { memory::note_capture_began(driver()) }
     fn cuStreamEndCapture ["cuStreamEndCapture", 10000, false](stream: *mut c_void, graph: *mut *mut c_void)
-        |driver| {
-            let code = driver();
-            memory::note_capture_ended(code);
-            code
-        }
+        |driver| { memory::note_capture_ended(driver()) }
     fn cuStreamEndCapture_ptsz ["cuStreamEndCapture", 10000, true](stream: *mut c_void, graph: *mut *mut c_void)
-        |driver| {
-            let code = driver();
-            memory::note_capture_ended(code);
-            code
-        }
+        |driver| { memory::note_capture_ended(driver()) }
     fn cuDevicePrimaryCtxReset ["cuDevicePrimaryCtxReset", 7000, false](device: c_int)
         |driver| {
             memory::lose(device);
@@ -242,24 +208,16 @@ stand_ins! {
     // Functions that look up functions.
     fn cuGetProcAddress ["cuGetProcAddress", 11030, false]
         (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
-        |driver| {
-            find(driver, symbol, function, version, (flags, false))
-        }
+        |driver| { find(driver, symbol, function, version, (flags, false)) }
     fn cuGetProcAddress_ptsz ["cuGetProcAddress", 11030, true]
         (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
-        |driver| {
-            find(driver, symbol, function, version, (flags, true))
-        }
+        |driver| { find(driver, symbol, function, version, (flags, true)) }
     fn cuGetProcAddress_v2 ["cuGetProcAddress", 12000, false]
         (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_uint)
-        |driver| {
-            find(driver, symbol, function, version, (flags, false))
-        }
+        |driver| { find(driver, symbol, function, version, (flags, false)) }
     fn cuGetProcAddress_v2_ptsz ["cuGetProcAddress", 12000, true]
         (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_uint)
-        |driver| {
-            find(driver, symbol, function, version, (flags, true))
-        }
+        |driver| { find(driver, symbol, function, version, (flags, true)) }
 }
 
 /// Returns lowtide's result for a memory call, or else the driver's.

@@ -27,7 +27,7 @@ pub(super) fn start() -> Option<&'static PrimaryContexts> {
             Ok(())
         });
         if status == Status::Ok && mode::reports() {
-            summary::tell_at_exit();
+            summary::report_at_exit();
         }
         contexts
     });

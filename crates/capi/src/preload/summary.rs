@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use lowtide_core::Bytes;
+use lowtide_cuda::call_at_exit;
 
 use super::serving::is_thread_served;
 
@@ -35,12 +36,11 @@ pub(super) fn look_at_standard_error() {
 }
 
 /// Prints the summary when the process ends by `exit` or by the end of `main`.
-pub(super) fn tell_at_exit() {
+pub(super) fn report_at_exit() {
     // SAFETY: it only asks.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-    // If the C library has no room for the handler, there is no summary.
-    // SAFETY: the function stays: a preloaded library is never unloaded.
-    let _ = unsafe { libc::atexit(report) };
+    // If the system has no room for the handler, there is no summary.
+    call_at_exit(report);
 }
 
 extern "C" fn report() {

@@ -97,11 +97,11 @@ impl Functions {
 
     /// Forgets addresses where another object may be loaded now.
     fn refresh(&mut self) {
-        let changes = changes();
-        if self.changes != changes || self.objects.is_empty() {
-            self.objects = objects();
+        let loaded = Loaded::now();
+        if self.changes != loaded.changes || self.objects.is_empty() {
+            self.changes = loaded.changes;
+            self.objects = loaded.with_paths();
             self.known.clear();
-            self.changes = changes;
         }
     }
 
@@ -186,24 +186,37 @@ fn object_of(objects: &[Object], address: u64) -> Option<&Object> {
         .find(|object| object.parts.iter().any(contains))
 }
 
-/// Returns the files that this process runs now.
-fn objects() -> Vec<Object> {
-    let mut objects: Vec<Object> = Vec::new();
-    // SAFETY: the function is of the type that it wants, and gets the vector, which outlives the walk.
-    unsafe { libc::dl_iterate_phdr(Some(note_object), (&raw mut objects).cast()) };
-    // The loader has the names that were passed to it. They may be links or relative to an earlier directory, and
-    // the program has none. The kernel's map has the real paths.
-    let maps = fs::read("/proc/self/maps").unwrap_or_default();
-    let mapped: Vec<(Range<u64>, &[u8])> = maps
-        .split(|&byte| byte == b'\n')
-        .filter_map(mapping)
-        .collect();
-    for object in &mut objects {
-        let start = object.parts.first().map_or(0, |part| part.start);
-        let file = mapped.iter().find(|(part, _)| part.contains(&start));
-        object.path = OsStr::from_bytes(file.map_or(b"", |(_, path)| path)).into();
+/// The objects in a process at one moment.
+#[derive(Default)]
+struct Loaded {
+    /// Without their paths.
+    objects: Vec<Object>,
+    /// The numbers of objects that the process has loaded and unloaded until then.
+    changes: Changes,
+}
+
+impl Loaded {
+    fn now() -> Loaded {
+        let mut loaded = Loaded::default();
+        // SAFETY: the function is of the type that it wants, and gets the value, which outlives the walk.
+        unsafe { libc::dl_iterate_phdr(Some(note_object), (&raw mut loaded).cast()) };
+        loaded
     }
-    objects
+
+    /// Returns the objects with their paths. The loader has the names that were passed to it. They may be links or
+    /// relative to an earlier directory, and the program has none. The kernel's map has the real paths.
+    fn with_paths(self) -> Vec<Object> {
+        let maps = fs::read("/proc/self/maps").unwrap_or_default();
+        let lines = maps.split(|&byte| byte == b'\n');
+        let mapped: Vec<(Range<u64>, &[u8])> = lines.filter_map(mapping).collect();
+        let objects = self.objects.into_iter().map(|object| {
+            let start = object.parts.first().map_or(0, |part| part.start);
+            let file = mapped.iter().find(|(part, _)| part.contains(&start));
+            let path = OsStr::from_bytes(file.map_or(b"", |(_, path)| path)).into();
+            Object { path, ..object }
+        });
+        objects.collect()
+    }
 }
 
 /// Returns the mapped range and the path in a line of `/proc/self/maps`.
@@ -216,32 +229,34 @@ fn mapping(line: &[u8]) -> Option<(Range<u64>, &[u8])> {
     Some((start?..end?, path))
 }
 
-/// Stores an object's address ranges.
+/// Stores an object's address ranges, and the numbers of loads and unloads, which every object has.
 ///
 /// # Safety
 ///
-/// `info` is the loader's, and the argument a `Vec<Object>` that nobody else uses.
+/// `info` is the loader's, and the argument a `Loaded` that nobody else uses.
 unsafe extern "C" fn note_object(
     info: *mut libc::dl_phdr_info,
     _size: usize,
-    objects: *mut c_void,
+    loaded: *mut c_void,
 ) -> c_int {
     // SAFETY: by the contract of this function.
-    let objects = unsafe { &mut *objects.cast::<Vec<Object>>() };
-    // SAFETY: by the contract of this function.
+    let loaded = unsafe { &mut *loaded.cast::<Loaded>() };
+    // SAFETY: by the contract of this function. C libraries have all of its fields for longer than Rust supports
+    // them.
     let info = unsafe { &*info };
+    loaded.changes = (info.dlpi_adds, info.dlpi_subs);
     let (bias, parts, count) = (info.dlpi_addr, info.dlpi_phdr, info.dlpi_phnum);
     if parts.is_null() {
         return 0;
     }
     // SAFETY: the loader has so many, one behind the other, while this function runs.
     let parts = unsafe { std::slice::from_raw_parts(parts, count.into()) };
-    let loaded = parts.iter().filter(|part| part.p_type == libc::PT_LOAD);
-    let parts = loaded.map(|part| {
+    let mapped = parts.iter().filter(|part| part.p_type == libc::PT_LOAD);
+    let parts = mapped.map(|part| {
         let start = bias.wrapping_add(part.p_vaddr);
         start..start.wrapping_add(part.p_memsz)
     });
-    objects.push(Object {
+    loaded.objects.push(Object {
         path: PathBuf::new(),
         bias,
         parts: parts.collect(),
@@ -251,33 +266,6 @@ unsafe extern "C" fn note_object(
 
 /// The numbers of objects that the process has loaded and unloaded.
 type Changes = (u64, u64);
-
-fn changes() -> Changes {
-    let mut changes = (0, 0);
-    // SAFETY: the function is of the type that it wants, and gets the pair, which outlives the walk.
-    unsafe { libc::dl_iterate_phdr(Some(note_changes), (&raw mut changes).cast()) };
-    changes
-}
-
-/// Stores the numbers of loads and unloads, which every object has.
-///
-/// # Safety
-///
-/// `info` is the loader's, and the argument a `Changes` that nobody else uses.
-unsafe extern "C" fn note_changes(
-    info: *mut libc::dl_phdr_info,
-    _size: usize,
-    changes: *mut c_void,
-) -> c_int {
-    // SAFETY: by the contract of this function. C libraries have all of its fields for longer than Rust supports
-    // them.
-    let info = unsafe { &*info };
-    let now = (info.dlpi_adds, info.dlpi_subs);
-    // SAFETY: by the contract of this function.
-    unsafe { *changes.cast::<Changes>() = now };
-    // A value other than 0 stops the walk.
-    1
-}
 
 #[cfg(test)]
 mod tests {

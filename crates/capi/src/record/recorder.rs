@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Action, Bytes, Count, Event, MempoolId, Observer, SegmentSnapshot};
-use lowtide_cuda::SignalsBlocked;
+use lowtide_cuda::{SignalsBlocked, call_at_exit};
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
 use super::native::Functions;
@@ -59,7 +59,7 @@ pub(crate) struct Recorder {
 pub(super) struct Options {
     pub(super) has_stacks: bool,
     /// Whether the user gets a report about the file at the end.
-    pub(super) tells: bool,
+    pub(super) reports: bool,
 }
 
 /// An entry that is not an event, with its own position among the events.
@@ -80,14 +80,6 @@ enum Announcement {
     },
     /// The last entry.
     End,
-}
-
-impl fmt::Debug for Recorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut recorder = f.debug_struct("Recorder");
-        recorder.field("path", &self.path);
-        recorder.finish_non_exhaustive()
-    }
 }
 
 impl Recorder {
@@ -254,7 +246,7 @@ impl Recorder {
         let settled = known.get_or_insert_with(|| {
             stacks::want(false);
             match &outcome {
-                Ok(what) if self.options.tells => boundary::say(what),
+                Ok(what) if self.options.reports => boundary::say(what),
                 Ok(_) => {}
                 Err(error) => boundary::say(&error.text),
             }
@@ -302,7 +294,8 @@ impl Recorder {
 /// The writer's state.
 struct Session<'a> {
     recorder: &'a Recorder,
-    writer: StreamWriter<Counted>,
+    file: File,
+    writer: StreamWriter<File>,
     /// Whether a device's events are recorded, by device number.
     begun: [bool; 256],
     /// The tags of regions, as notes. This table has no stacks.
@@ -313,26 +306,20 @@ struct Session<'a> {
     new_pools: Vec<(u8, MempoolId)>,
     functions: Functions,
     events: u64,
-    bytes: Arc<AtomicU64>,
 }
 
 impl Session<'_> {
     fn new(recorder: &Recorder, file: File) -> io::Result<Session<'_>> {
-        let bytes = Arc::new(AtomicU64::new(0));
-        let file = Counted {
-            file,
-            bytes: Arc::clone(&bytes),
-        };
         Ok(Session {
             recorder,
-            writer: StreamWriter::new(file)?,
+            writer: StreamWriter::new(file.try_clone()?)?,
+            file,
             begun: [false; 256],
             tags: StackTable::new(),
             pools: BTreeSet::new(),
             new_pools: Vec::new(),
             functions: Functions::default(),
             events: 0,
-            bytes,
         })
     }
 
@@ -490,28 +477,10 @@ impl Session<'_> {
             self.flush()?;
         }
         self.writer.finish()?;
-        let size = Bytes(self.bytes.load(Ordering::Relaxed));
+        let size = Bytes(self.file.metadata()?.len());
         let path = shown(&self.recorder.path);
         let events = Count(self.events);
         Ok(format!("recorded {events} events to {path}, {size}"))
-    }
-}
-
-/// A file that counts the bytes written.
-struct Counted {
-    file: File,
-    bytes: Arc<AtomicU64>,
-}
-
-impl Write for Counted {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.file.write(bytes)?;
-        self.bytes.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
     }
 }
 
@@ -527,7 +496,6 @@ pub(crate) fn now_us() -> i64 {
 fn end_at_exit(recorder: &Arc<Recorder>) {
     // Weak, so that a recording that was stopped is freed.
     static LAST: Mutex<Weak<Recorder>> = Mutex::new(Weak::new());
-    static IS_WATCHED: OnceLock<()> = OnceLock::new();
     extern "C" fn at_exit() {
         let last = lock(&LAST).upgrade();
         if let Some(recorder) = last.filter(|last| last.is_of_this_process()) {
@@ -536,11 +504,8 @@ fn end_at_exit(recorder: &Arc<Recorder>) {
         }
     }
     *lock(&LAST) = Arc::downgrade(recorder);
-    IS_WATCHED.get_or_init(|| {
-        // Where the C library has no room for it, the end of the file is missing.
-        // SAFETY: the function stays: what has a thread is not unloaded.
-        let _ = unsafe { libc::atexit(at_exit) };
-    });
+    // If the system has no room for the handler, the end of the file is missing.
+    call_at_exit(at_exit);
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -563,7 +528,7 @@ mod tests {
         let created = File::create(&path).map(|file| (file, path.clone()));
         let options = Options {
             has_stacks: false,
-            tells: false,
+            reports: false,
         };
         (Recorder::start(&path, created, options).unwrap(), path)
     }
@@ -605,7 +570,7 @@ mod tests {
         let created = Ok((File::from(OwnedFd::from(writer)), path.clone()));
         let options = Options {
             has_stacks: false,
-            tells: false,
+            reports: false,
         };
         let recorder = Recorder::start(&path, created, options).unwrap();
         recorder.begin(0, AllocatorSettings::default(), Vec::new(), Vec::new());

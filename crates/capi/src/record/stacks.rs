@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use lowtide_trace::{Frame, StackId, StackTable};
 
@@ -31,7 +31,7 @@ thread_local! {
 }
 
 /// The stacks that were collected in this process.
-static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]
 struct Known {
@@ -96,7 +96,7 @@ pub(super) fn current() -> u32 {
 
 /// Returns the calls of a stack whose functions have not been looked up yet.
 pub(super) fn calls_of(number: u32) -> Option<Arc<[usize]>> {
-    match known().get_or_insert_default().found(number)? {
+    match known().found(number)? {
         Found::Calls(calls) => Some(Arc::clone(calls)),
         Found::Described(_) => None,
     }
@@ -105,22 +105,21 @@ pub(super) fn calls_of(number: u32) -> Option<Arc<[usize]>> {
 /// Stores the functions of a stack's calls, innermost first. The look-up takes long and takes the loader's locks,
 /// so the caller does it without holding a lock of this module.
 pub(super) fn describe(number: u32, frames: &[FrameText]) {
-    known().get_or_insert_default().describe(number, frames);
+    known().describe(number, frames);
 }
 
 /// Returns the result of `act` with a stack and the table that has it. A stack that is not described yet is
 /// passed as no stack.
 pub(super) fn with<R>(number: u32, act: impl FnOnce(StackId, &StackTable) -> R) -> R {
-    let mut known = known();
-    let known = known.get_or_insert_default();
+    let known = known();
     let id = match known.found(number) {
-        Some(&mut Found::Described(id)) => id,
+        Some(&Found::Described(id)) => id,
         _ => StackId::NONE,
     };
     act(id, &known.table)
 }
 
-fn known() -> MutexGuard<'static, Option<Known>> {
+fn known() -> MutexGuard<'static, Known> {
     // After a panic, at most a frame or a stack without a name remains.
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -134,14 +133,13 @@ fn gather() -> u32 {
 
 fn gather_of_program() -> u32 {
     let calls = native::calls(FRAMES_MAX);
-    known().get_or_insert_default().stack_of_calls(&calls)
+    known().stack_of_calls(&calls)
 }
 
 fn gather_of_python() -> u32 {
     // Python's lock comes first: a thread that holds it must never wait for ours while we wait for Python's.
     let stack = python::with_frames(FRAMES_MAX, |frames| {
-        let mut known = known();
-        let known = known.get_or_insert_default();
+        let known = &mut *known();
         let numbers = frames.iter().map(|frame| {
             let count = known.texts.len();
             *known.frames.entry(frame.place()).or_insert_with(|| {
@@ -185,17 +183,15 @@ impl Known {
         number(self.found.len())
     }
 
-    fn found(&mut self, number: u32) -> Option<&mut Found> {
+    fn found(&self, number: u32) -> Option<&Found> {
         let index = (number as usize).checked_sub(1)?;
-        self.found.get_mut(index)
+        self.found.get(index)
     }
 
     /// Stores the functions of a stack's calls.
     fn describe(&mut self, number: u32, frames: &[FrameText]) {
         let id = self.table.intern(frames.iter().map(frame_of));
-        if let Some(found) = self.found(number) {
-            *found = Found::Described(id);
-        }
+        self.found[number as usize - 1] = Found::Described(id);
     }
 }
 

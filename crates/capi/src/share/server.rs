@@ -2,10 +2,11 @@
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lowtide_core::DriverError;
+use lowtide_cuda::call_at_exit;
 use lowtide_sockets::{receive, send};
 
 use super::ticket::Identity;
@@ -101,10 +102,8 @@ fn watch_process() -> io::Result<()> {
             *stage() = Stage::Ended;
         }
     }
-    static IS_WATCHED: OnceLock<bool> = OnceLock::new();
     // Registered after the driver's own, so it runs before that.
-    // SAFETY: the function stays: what has a thread is not unloaded.
-    let is_watched = IS_WATCHED.get_or_init(|| unsafe { libc::atexit(at_exit) } == 0);
+    let is_watched = call_at_exit(at_exit);
     is_watched
         .then_some(())
         .ok_or(ErrorKind::OutOfMemory.into())
