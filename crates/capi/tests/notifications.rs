@@ -39,8 +39,8 @@ fn events() -> Vec<(Action, c_int, u64)> {
 }
 
 #[test]
-fn events_are_told_for_devices_in_use_and_later_ones() {
-    let test = "events_are_told_for_devices_in_use_and_later_ones";
+fn observers_are_notified_of_devices_in_use_and_later_ones() {
+    let test = "observers_are_notified_of_devices_in_use_and_later_ones";
     isolated(test, &[("FAKECUDA_DEVICES", "2")], |_| {
         let early = allocate(1 << 20, 0).unwrap();
         observe(Some(note));
@@ -77,9 +77,9 @@ fn events_are_told_for_devices_in_use_and_later_ones() {
 /// While threads allocate, the observer is set and removed. No event is reported twice.
 #[test]
 fn an_observer_may_change_under_way() {
-    static TOLD: AtomicUsize = AtomicUsize::new(0);
+    static NOTIFIED: AtomicUsize = AtomicUsize::new(0);
     unsafe extern "C" fn count(_context: *mut c_void, _event: *const Event) {
-        TOLD.fetch_add(1, Ordering::Relaxed);
+        NOTIFIED.fetch_add(1, Ordering::Relaxed);
     }
     isolated("an_observer_may_change_under_way", &[], |_| {
         thread::scope(|scope| {
@@ -94,16 +94,16 @@ fn an_observer_may_change_under_way() {
             for _ in 0..200 {
                 observe(Some(count));
                 observe(None);
-                let told = TOLD.load(Ordering::Relaxed);
+                let notified = NOTIFIED.load(Ordering::Relaxed);
                 thread::yield_now();
                 assert_eq!(
-                    TOLD.load(Ordering::Relaxed),
-                    told,
+                    NOTIFIED.load(Ordering::Relaxed),
+                    notified,
                     "it is not called any more"
                 );
             }
         });
-        assert!(TOLD.load(Ordering::Relaxed) <= 3 * 8_000 + 1);
+        assert!(NOTIFIED.load(Ordering::Relaxed) <= 3 * 8_000 + 1);
     });
 }
 
@@ -203,8 +203,8 @@ fn usage(device: c_int) -> (i64, i64) {
 }
 
 #[test]
-fn usage_is_told_without_the_other_figures() {
-    isolated("usage_is_told_without_the_other_figures", &[], |fake| {
+fn usage_is_reported_without_the_other_figures() {
+    isolated("usage_is_reported_without_the_other_figures", &[], |fake| {
         assert_eq!(usage(0), (0, 0));
         assert_eq!(usage(99), (0, 0), "what is not there has none");
         assert_eq!(fake.calls("cuInit"), 0, "to look starts nothing");
@@ -429,12 +429,12 @@ fn running_out_leaves_a_snapshot_and_a_report_once() {
         let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
         let text = run_out_of_pieces();
         let (snapshot, report) = (directory.join("oom.pickle"), directory.join("oom.html"));
-        let told = format!(
+        let reported = format!(
             "\nWritten: {} and {}.",
             snapshot.display(),
             report.display()
         );
-        assert!(text.ends_with(&told), "{text}");
+        assert!(text.ends_with(&reported), "{text}");
         let pickle = fs::read(&snapshot).unwrap();
         let read = lowtide_trace::read_from(&*pickle).unwrap();
         let [trace] = &read.traces[..] else {
@@ -538,10 +538,10 @@ fn a_snapshot_that_takes_long_to_read_is_left_without_a_report() {
         let path = directory.join("oom.pickle");
         assert_eq!(fs::metadata(&path).unwrap().len(), LENGTH as u64);
         let path = path.display();
-        let told = format!(
+        let reported = format!(
             "\nWritten: {path}, whose report would keep the program waiting: `lowtide report {path}` makes it."
         );
-        assert!(text.ends_with(&told), "{text}");
+        assert!(text.ends_with(&reported), "{text}");
         fs::remove_dir_all(&directory).unwrap();
     });
 }
@@ -641,8 +641,8 @@ fn running_out_has_figures_and_names_the_biggest_holders() {
             .join()
             .unwrap();
         assert_eq!(allocate(usize::MAX, 0), Err(Status::OutOfMemory));
-        let told = last_out_of_memory().unwrap();
-        assert_eq!((told.requested, told.device_total), (u64::MAX, 0));
+        let reported = last_out_of_memory().unwrap();
+        assert_eq!((reported.requested, reported.device_total), (u64::MAX, 0));
         assert_eq!(lowtide_deallocate(held), Status::Ok);
         assert_eq!(stat(0, "num_ooms"), 1);
     });

@@ -272,7 +272,7 @@ fn a_source_may_call_the_driver() {
 }
 
 /// The calls of a restore: whether a block was freed or allocated, its address and its size.
-type Told = Vec<(&'static str, usize, usize)>;
+type Visited = Vec<(&'static str, usize, usize)>;
 
 unsafe extern "C" fn freed(
     context: *mut c_void,
@@ -284,7 +284,7 @@ unsafe extern "C" fn freed(
     // This works because no lock is held.
     let _ = stat(0, "allocation.all.current");
     // SAFETY: `context` is the test's own value.
-    unsafe { &mut *context.cast::<Told>() }.push(("freed", memory.addr(), size));
+    unsafe { &mut *context.cast::<Visited>() }.push(("freed", memory.addr(), size));
 }
 
 unsafe extern "C" fn allocated(
@@ -294,7 +294,7 @@ unsafe extern "C" fn allocated(
     _stream: *mut c_void,
 ) {
     // SAFETY: `context` is the test's own value.
-    unsafe { &mut *context.cast::<Told>() }.push(("allocated", memory.addr(), size));
+    unsafe { &mut *context.cast::<Visited>() }.push(("allocated", memory.addr(), size));
 }
 
 fn checkpoint(pool: Mempool) -> Result<*mut Checkpoint, Status> {
@@ -306,16 +306,16 @@ fn checkpoint(pool: Mempool) -> Result<*mut Checkpoint, Status> {
     }
 }
 
-fn restore(device: c_int, checkpoint: *const Checkpoint) -> Result<Told, Status> {
-    let mut told = Told::new();
-    let context = (&raw mut told).cast();
+fn restore(device: c_int, checkpoint: *const Checkpoint) -> Result<Visited, Status> {
+    let mut visited = Visited::new();
+    let context = (&raw mut visited).cast();
     // SAFETY: 1. the checkpoint is null or was not released. 2. Both functions take such a context.
     let status =
         unsafe { lowtide_restore_pool(device, checkpoint, Some(freed), Some(allocated), context) };
     match status {
-        Status::Ok => Ok(told),
+        Status::Ok => Ok(visited),
         status => {
-            assert_eq!(told, [], "a failure tells nothing");
+            assert_eq!(visited, [], "a failure visits nothing");
             Err(status)
         }
     }
@@ -344,17 +344,17 @@ fn restores_a_pool() {
     assert!(!is_live(&[later[0], blocks[2]]));
     assert!(!is_live(&[]));
 
-    let mut told = restore(0, taken).unwrap();
-    told.sort_unstable();
+    let mut visited = restore(0, taken).unwrap();
+    visited.sort_unstable();
     let allocated = blocks.iter().zip(sizes);
     let allocated = allocated.map(|(memory, size)| ("allocated", memory.addr(), size));
     let freed = [later[0], later[1], blocks[2]]
         .into_iter()
         .zip([512, 5 << 20, 30 << 20]);
     let freed = freed.map(|(memory, size)| ("freed", memory.addr(), size));
-    let mut expected: Told = allocated.chain(freed).collect();
+    let mut expected: Visited = allocated.chain(freed).collect();
     expected.sort_unstable();
-    assert_eq!(told, expected);
+    assert_eq!(visited, expected);
     assert!(is_live(&blocks));
     check(blocks[2], sizes[2], 9);
 

@@ -193,7 +193,7 @@ fn a_configuration_that_is_refused_is_not_settled() {
 
 /// Returns lowtide's lines on standard error from a child process. It runs one test of this file with the
 /// variable `child` set, and with an unknown strategy.
-fn told_by(test: &str, child: &str) -> Vec<String> {
+fn reported_by(test: &str, child: &str) -> Vec<String> {
     let output = Command::new(std::env::current_exe().expect("a test is a program"))
         .args(["--exact", test, "--nocapture"])
         .env(child, "1")
@@ -212,8 +212,8 @@ fn lines_of_lowtide(output: &Output) -> Vec<String> {
 
 /// A variable must be 0 or 1. Another value gives a warning.
 #[test]
-fn what_is_neither_0_nor_1_is_told_once() {
-    const TEST: &str = "what_is_neither_0_nor_1_is_told_once";
+fn what_is_neither_0_nor_1_is_reported_once() {
+    const TEST: &str = "what_is_neither_0_nor_1_is_reported_once";
     const CHILD: &str = "LOWTIDE_TEST_SWITCHES";
     if std::env::var_os(CHILD).is_some() {
         let _driver = Fake::load();
@@ -230,7 +230,7 @@ fn what_is_neither_0_nor_1_is_told_once() {
         }
         return;
     }
-    let told = |value: &str| {
+    let reported = |value: &str| {
         let mut child = common::command(TEST);
         let variables = ["LOWTIDE_RETAIN_BACKUPS", "LOWTIDE_PUBLISH"].map(|name| (name, value));
         let output = child.env(CHILD, "1").envs(variables).output().unwrap();
@@ -238,14 +238,14 @@ fn what_is_neither_0_nor_1_is_told_once() {
         lines_of_lowtide(&output)
     };
     assert_eq!(
-        told("yes"),
+        reported("yes"),
         [
             "lowtide: LOWTIDE_PUBLISH is 'yes', and can be 0 or 1; it is taken for 1",
             "lowtide: LOWTIDE_RETAIN_BACKUPS is 'yes', and can be 0 or 1; it is taken for 0",
         ]
     );
     for value in ["", "0", "1"] {
-        assert_eq!(told(value), [""; 0]);
+        assert_eq!(reported(value), [""; 0]);
     }
 }
 
@@ -257,7 +257,7 @@ fn a_malloc_that_fails_says_why_on_standard_error() {
         assert!(lowtide_malloc(1, 0, ptr::null_mut()).is_null());
         return;
     }
-    let lines = told_by("a_malloc_that_fails_says_why_on_standard_error", CHILD);
+    let lines = reported_by("a_malloc_that_fails_says_why_on_standard_error", CHILD);
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(
         lines[0].starts_with("lowtide: Unknown strategy 'tied'"),
@@ -285,7 +285,7 @@ fn a_hook_that_fails_says_why_once_a_kind() {
         }
         return;
     }
-    let lines = told_by("a_hook_that_fails_says_why_once_a_kind", CHILD);
+    let lines = reported_by("a_hook_that_fails_says_why_once_a_kind", CHILD);
     let beginnings = [
         "lowtide: 0x1000 ",
         "lowtide: 2 is not a fraction",
@@ -298,9 +298,9 @@ fn a_hook_that_fails_says_why_once_a_kind() {
 }
 
 #[test]
-fn a_limit_is_kept_and_told() {
+fn a_limit_is_kept_and_reported() {
     isolated(
-        "a_limit_is_kept_and_told",
+        "a_limit_is_kept_and_reported",
         &[("FAKECUDA_CAPACITY", "1073741824")],
         |_| {
             let fraction = || {
@@ -365,8 +365,8 @@ fn a_snapshot_can_be_read() {
 }
 
 #[test]
-fn the_child_of_a_fork_is_told() {
-    isolated("the_child_of_a_fork_is_told", &[], |fake| {
+fn the_child_of_a_fork_gets_an_error() {
+    isolated("the_child_of_a_fork_gets_an_error", &[], |fake| {
         let memory = allocate(1 << 20, 0).unwrap();
         let calls = fake.calls("cuMemAlloc_v2");
         fake.use_device(0);
@@ -463,9 +463,9 @@ fn a_fork_before_the_driver_starts_is_fine() {
 
 /// Other libraries may free memory when the process ends, after the driver has shut down.
 #[test]
-fn memory_may_be_given_back_after_the_driver_has_ended() {
+fn memory_may_be_freed_after_the_driver_has_ended() {
     static LATE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-    extern "C" fn give_back() {
+    extern "C" fn free_at_exit() {
         let memory = LATE.load(Ordering::Relaxed);
         let is_gone = allocate(1, 0) == Err(Status::Driver);
         if !is_gone || lowtide_deallocate(memory) != Status::Ok {
@@ -474,11 +474,11 @@ fn memory_may_be_given_back_after_the_driver_has_ended() {
             unsafe { libc::_exit(1) }
         }
     }
-    let test = "memory_may_be_given_back_after_the_driver_has_ended";
+    let test = "memory_may_be_freed_after_the_driver_has_ended";
     isolated(test, &[("LOWTIDE_STRATEGY", "direct")], |_| {
         // Registered before the driver's own handler, so that it runs after it.
         // SAFETY: the function exists until the process ends.
-        assert_eq!(unsafe { libc::atexit(give_back) }, 0);
+        assert_eq!(unsafe { libc::atexit(free_at_exit) }, 0);
         LATE.store(allocate(1 << 20, 0).unwrap(), Ordering::Relaxed);
     });
 }

@@ -142,9 +142,12 @@ fn run(mut command: Command) -> (String, String) {
         stdout,
         stderr,
     } = command.output().unwrap();
-    let [printed, told] = [stdout, stderr].map(|text| String::from_utf8(text).unwrap());
-    assert!(status.success(), "{command:?}: {status}\n{printed}{told}");
-    (printed, told)
+    let [printed, reported] = [stdout, stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(
+        status.success(),
+        "{command:?}: {status}\n{printed}{reported}"
+    );
+    (printed, reported)
 }
 
 /// Runs a check in both forms, with these environment variables. Returns the standard error of each.
@@ -164,13 +167,13 @@ fn a_program_is_recorded() {
         let machine = Machine::new("recorded", form);
         let path = machine.0.join("job.lowtide");
         let mut command = machine.command("loop", true);
-        let (_, told) = run({
+        let (_, reported) = run({
             command.env("LOWTIDE_RECORD", &path);
             command
         });
         assert!(
-            told.contains("lowtide: recorded 30,001 events to "),
-            "{told}"
+            reported.contains("lowtide: recorded 30,001 events to "),
+            "{reported}"
         );
         let snapshot = lowtide_trace::read(&path).unwrap();
         assert!(!snapshot.is_cut_off);
@@ -245,15 +248,15 @@ fn place<'t>(frame: &lowtide_trace::Frame<'t>) -> (&'t str, bool) {
 fn a_loop_calls_the_driver_once() {
     for form in FORMS {
         let machine = Machine::new("loop", form);
-        let (printed, told) = run(machine.command("loop", true));
+        let (printed, reported) = run(machine.command("loop", true));
         assert_eq!(printed, "1\n", "{form:?}");
         assert_eq!(
-            told,
+            reported,
             "lowtide: 20000 calls for memory, 1 made to the driver\n\
              lowtide: device 0: peak 2.00 MiB reserved, peak 1.00 MiB live\n"
         );
-        let (printed, told) = run(machine.command("loop", false));
-        assert_eq!((printed.as_str(), told.as_str()), ("10000\n", ""));
+        let (printed, reported) = run(machine.command("loop", false));
+        assert_eq!((printed.as_str(), reported.as_str()), ("10000\n", ""));
     }
 }
 
@@ -263,8 +266,8 @@ fn contents_stay_whatever_the_strategy_and_the_thread() {
     for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching"] {
         let mut command = machine.command("threads", true);
         command.env("LOWTIDE_STRATEGY", strategy);
-        let (_, told) = run(command);
-        assert!(told.starts_with("lowtide: 48"), "{told}");
+        let (_, reported) = run(command);
+        assert!(reported.starts_with("lowtide: 48"), "{reported}");
     }
 }
 
@@ -278,8 +281,8 @@ fn odd_arguments_have_cudas_answers() {
 
 #[test]
 fn memory_of_others_is_left_to_them() {
-    for told in check("foreign", &[]) {
-        let lines: Vec<&str> = told.lines().collect();
+    for reported in check("foreign", &[]) {
+        let lines: Vec<&str> = reported.lines().collect();
         assert_eq!(
             lines[0],
             "lowtide: 4 calls for memory, 3 made to the driver; 1 for managed memory, left to the driver"
@@ -293,9 +296,9 @@ fn what_the_driver_serves_is_counted_with_its_frees() {
     for form in FORMS {
         let machine = Machine::new("left", form);
         machine.put_in_front("short_driver.c");
-        let (_, told) = run(machine.command("left_to_driver", true));
+        let (_, reported) = run(machine.command("left_to_driver", true));
         assert_eq!(
-            told.lines().next(),
+            reported.lines().next(),
             Some(
                 "lowtide: 82 calls for memory, 81 made to the driver; 10 for managed memory, left to the driver"
             )
@@ -334,7 +337,7 @@ fn captures_are_spoiled_by_what_spoils_them_without_lowtide() {
 }
 
 #[test]
-fn work_that_failed_is_told_by_its_code() {
+fn work_that_failed_is_reported_by_its_code() {
     // The second query is the one in the free.
     check(
         "failed_work",
@@ -343,7 +346,7 @@ fn work_that_failed_is_told_by_its_code() {
 }
 
 #[test]
-fn running_out_is_told_by_cudas_codes_and_ends() {
+fn running_out_is_reported_by_cudas_codes_and_ends() {
     check("out_of_memory", &[("FAKECUDA_CAPACITY", "67108864")]);
 }
 
@@ -369,8 +372,8 @@ fn a_reset_device_is_the_drivers_alone() {
 
 #[test]
 fn each_device_has_its_memory() {
-    for told in check("devices", &[("FAKECUDA_DEVICES", "2")]) {
-        assert_eq!(told.lines().count(), 3, "{told}");
+    for reported in check("devices", &[("FAKECUDA_DEVICES", "2")]) {
+        assert_eq!(reported.lines().count(), 3, "{reported}");
     }
 }
 
@@ -413,18 +416,18 @@ fn a_free_in_a_capture_waits_though_the_device_is_full() {
 
 #[test]
 fn children_are_served_and_tell_for_themselves() {
-    for told in check("children", &[]) {
-        let lines: Vec<&str> = told.lines().collect();
-        assert_eq!(lines.len(), 4, "{told}");
-        assert!(lines[0].starts_with("lowtide: 20000 calls"), "{told}");
-        assert!(lines[2].starts_with("lowtide: 4 calls"), "{told}");
+    for reported in check("children", &[]) {
+        let lines: Vec<&str> = reported.lines().collect();
+        assert_eq!(lines.len(), 4, "{reported}");
+        assert!(lines[0].starts_with("lowtide: 20000 calls"), "{reported}");
+        assert!(lines[2].starts_with("lowtide: 4 calls"), "{reported}");
     }
 }
 
 #[test]
 fn calls_before_and_after_main_are_served() {
-    for told in check("at_the_ends", &[("TEST_EARLY", "1")]) {
-        assert!(told.starts_with("lowtide: "), "{told}");
+    for reported in check("at_the_ends", &[("TEST_EARLY", "1")]) {
+        assert!(reported.starts_with("lowtide: "), "{reported}");
     }
 }
 
@@ -432,11 +435,11 @@ fn calls_before_and_after_main_are_served() {
 fn the_summary_is_for_standard_error_alone() {
     let name = format!("standard-error-{}", std::process::id());
     let file = env::temp_dir().join(name);
-    for told in check(
+    for reported in check(
         "closes_standard_error",
         &[("TEST_FILE", file.to_str().unwrap())],
     ) {
-        assert_eq!(told, "");
+        assert_eq!(reported, "");
         assert_eq!(fs::read_to_string(&file).unwrap(), "");
     }
     fs::remove_file(&file).unwrap();
@@ -460,7 +463,7 @@ fn without_preloading_everything_is_passed_on() {
 }
 
 #[test]
-fn a_refused_configuration_is_told_and_the_program_runs() {
+fn a_refused_configuration_is_reported_and_the_program_runs() {
     let machine = Machine::new("refused", Form::Shared);
     for (name, value, said) in [
         ("LOWTIDE_STRATEGY", "best", "'best'"),
@@ -472,15 +475,15 @@ fn a_refused_configuration_is_told_and_the_program_runs() {
     ] {
         let mut command = machine.command("loop", true);
         command.env(name, value);
-        let (printed, told) = run(command);
+        let (printed, reported) = run(command);
         assert_eq!(printed, "10000\n");
-        let line = told.strip_suffix("; the program runs without lowtide\n");
-        let line = line.unwrap_or_else(|| panic!("{told}"));
+        let line = reported.strip_suffix("; the program runs without lowtide\n");
+        let line = line.unwrap_or_else(|| panic!("{reported}"));
         assert!(
             line.starts_with("lowtide: ") && line.contains(said),
-            "{told}"
+            "{reported}"
         );
-        assert!(!line.contains('\n'), "{told}");
+        assert!(!line.contains('\n'), "{reported}");
     }
     // PyTorch's own variable is for PyTorch's allocator.
     let mut command = machine.command("loop", true);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use lowtide::*;
 
 use crate::common::{Fake, isolated, last_error};
-use crate::{Program, check_records, directory, play, read, role, start, told};
+use crate::{Program, check_records, directory, play, read, reported, role, start};
 
 #[test]
 fn a_file_that_cannot_be_written_to_ends_the_recording_and_not_the_job() {
@@ -205,6 +205,6 @@ fn a_recording_that_the_environment_asks_for_may_fail() {
         }
         let output = play(TEST, role, &path, &[]);
         assert!(output.status.success(), "{role}: {output:?}");
-        assert_eq!(told(&output), [expected], "{role}");
+        assert_eq!(reported(&output), [expected], "{role}");
     }
 }

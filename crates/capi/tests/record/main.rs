@@ -168,12 +168,12 @@ fn pauses(trace: &Trace) -> Vec<(Action, u64, String)> {
     let events = trace.events.iter();
     let pauses = events.filter(|event| event.event.action.is_pause());
     let pauses = pauses.inspect(|event| assert!(event.time_us > 0));
-    let told = trace.initial.paused.iter().chain(pauses).map(|event| {
+    let shown = trace.initial.paused.iter().chain(pauses).map(|event| {
         let tag = trace.stacks.note(event.note).user_metadata.unwrap();
         let size = event.event.size.get() >> 20;
         (event.event.action, size, tag.raw().to_owned())
     });
-    told.collect()
+    shown.collect()
 }
 
 /// Returns the tags of a trace's regions.
@@ -252,8 +252,8 @@ fn a_recording_that_begins_late_knows_what_is_paused() {
             }
             assert_eq!(lowtide_record_stop(), Status::Ok);
             let snapshot = read(&path);
-            let told = pauses(&snapshot.traces[0]);
-            let actions: Vec<_> = told.iter().map(|(action, ..)| *action).collect();
+            let found = pauses(&snapshot.traces[0]);
+            let actions: Vec<_> = found.iter().map(|(action, ..)| *action).collect();
             let expected = [Action::SegmentPaused, Action::SegmentResumed];
             assert_eq!(actions, &expected[..if is_away { 2 } else { 0 }]);
             let trace = &snapshot.traces[0];
@@ -514,7 +514,7 @@ fn role() -> Option<String> {
     env::var(ROLE).ok()
 }
 
-fn told(output: &Output) -> Vec<String> {
+fn reported(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     let lines = text.lines().filter(|line| line.starts_with("lowtide: "));
     lines.map(str::to_owned).collect()
@@ -537,7 +537,7 @@ fn a_process_that_ends_leaves_a_complete_file() {
     let events = snapshot.traces[0].events.len();
     assert!(events > 5_000);
     verify(&snapshot.traces[0]);
-    let [line] = &told(&output)[..] else {
+    let [line] = &reported(&output)[..] else {
         panic!("one line is said");
     };
     let count = lowtide_core::Count(events as u64);
@@ -679,7 +679,7 @@ fn what_is_no_recording_has_none_beside_it() {
             let output = play(TEST, "goes on", &path, variables);
             assert!(output.status.success(), "{output:?}");
             let expected = format!("lowtide: nothing is recorded: {}: {why}", path.display());
-            assert_eq!(told(&output), [expected]);
+            assert_eq!(reported(&output), [expected]);
         }
     }
     assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
@@ -728,7 +728,7 @@ fn forks_leave_the_file_alone() {
     let path = directory.join("forks.lowtide");
     let output = play(TEST, "forks", &path, &[]);
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(told(&output).len(), 2, "{output:?}");
+    assert_eq!(reported(&output).len(), 2, "{output:?}");
     let entries = fs::read_dir(&directory).unwrap().flatten();
     let paths = entries.map(|entry| entry.path());
     let mut events: Vec<usize> = paths
@@ -755,12 +755,12 @@ fn forks_leave_the_file_alone() {
 
 /// An observer gets the same events while they are recorded.
 #[test]
-fn an_observer_is_told_beside_a_recording() {
-    static TOLD: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+fn an_observer_is_notified_beside_a_recording() {
+    static NOTIFIED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     unsafe extern "C" fn count(_context: *mut c_void, _event: *const Event) {
-        TOLD.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        NOTIFIED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
-    isolated("an_observer_is_told_beside_a_recording", &[], |fake| {
+    isolated("an_observer_is_notified_beside_a_recording", &[], |fake| {
         let path = directory().join("observed.lowtide");
         // SAFETY: the context is not used.
         let observed = unsafe { lowtide_observe_events(Some(count), ptr::null_mut()) };
@@ -769,9 +769,9 @@ fn an_observer_is_told_beside_a_recording() {
         let mut program = Program::new(fake, 3, 0, 2);
         program.run(500);
         assert_eq!(lowtide_record_stop(), Status::Ok);
-        let told = TOLD.load(std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(read(&path).traces[0].events.len(), told);
+        let notified = NOTIFIED.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(read(&path).traces[0].events.len(), notified);
         program.run(500);
-        assert!(TOLD.load(std::sync::atomic::Ordering::Relaxed) > told);
+        assert!(NOTIFIED.load(std::sync::atomic::Ordering::Relaxed) > notified);
     });
 }

@@ -34,12 +34,12 @@ fn left() -> (Trace, String) {
 }
 
 /// Returns the pauses and resumes among events: action, size in MiB, and tag.
-fn told<'a>(
+fn listed<'a>(
     trace: &Trace,
     events: impl IntoIterator<Item = &'a TraceEvent>,
 ) -> Vec<(Action, u64, String)> {
     let pauses = { events.into_iter() }.filter(|event| event.event.action.is_pause());
-    let told = pauses.map(|event| {
+    let listed = pauses.map(|event| {
         let tag = trace.stacks.note(event.note).user_metadata.unwrap();
         (
             event.event.action,
@@ -47,7 +47,7 @@ fn told<'a>(
             tag.raw().to_owned(),
         )
     });
-    told.collect()
+    listed.collect()
 }
 
 fn history(trace: &Trace) -> History {
@@ -90,12 +90,12 @@ fn a_dump_has_what_is_paused_and_since_when() {
         let (trace, report) = left();
         let paused = |mib, tag: &str| (Action::SegmentPaused, mib, tag.to_owned());
         let resumed = |mib, tag: &str| (Action::SegmentResumed, mib, tag.to_owned());
-        let before = told(&trace, &trace.initial.paused);
+        let before = listed(&trace, &trace.initial.paused);
         assert_eq!(before, [paused(30, "weights")]);
         let both = [paused(20, "kv"), paused(12, "kv")];
         let back = [resumed(20, "kv"), resumed(12, "kv")];
         let expected = [&both[..], &back, &both, &back, &both].concat();
-        assert_eq!(told(&trace, &trace.events), expected);
+        assert_eq!(listed(&trace, &trace.events), expected);
         let place = |found: &dyn Fn(&TraceEvent) -> bool| trace.events.iter().position(found);
         let first = place(&|event| event.event.action.is_pause()).unwrap();
         let late = place(&|event| event.event.address.get() == later.addr() as u64).unwrap();
@@ -134,7 +134,7 @@ fn snapshot() -> Vec<u8> {
 }
 
 #[test]
-fn what_another_leaves_is_told_what_is_paused() {
+fn pauses_are_added_to_what_another_wrote() {
     unsafe extern "C" fn knows(
         _: *mut c_void,
         write: unsafe extern "C" fn(*mut c_void, *const c_void, usize),
@@ -145,7 +145,7 @@ fn what_another_leaves_is_told_what_is_paused() {
         unsafe { write(to, written.as_ptr().cast(), written.len()) };
         true
     }
-    let test = "dump::what_another_leaves_is_told_what_is_paused";
+    let test = "dump::pauses_are_added_to_what_another_wrote";
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_of_anothers_pauses");
     isolated(test, &variables(&directory), |_| {
         // SAFETY: it needs no context.
@@ -164,7 +164,7 @@ fn what_another_leaves_is_told_what_is_paused() {
             panic!("{} are paused", trace.initial.paused.len())
         };
         let paused = (Action::SegmentPaused, 20, "kv".to_owned());
-        assert_eq!(told(&trace, [&pause]), [paused]);
+        assert_eq!(listed(&trace, [&pause]), [paused]);
         assert!((before_us..=after_us).contains(&pause.time_us));
         assert_eq!(history(&trace).end.paused, Bytes::mib(20));
         assert!(report.contains(&format!("\"peak_paused\":{},", 20 << 20)));
@@ -192,11 +192,11 @@ fn a_snapshot_has_what_is_paused() {
                     .collect::<Vec<_>>(),
                 ["kv"]
             );
-            assert_eq!(told(trace, &trace.events), []);
+            assert_eq!(listed(trace, &trace.events), []);
             let paused = (Action::SegmentPaused, 20, "kv".to_owned());
             let expected = [paused];
-            let told = told(trace, &trace.initial.paused);
-            assert_eq!(told, expected[..usize::from(is_away)]);
+            let listed = listed(trace, &trace.initial.paused);
+            assert_eq!(listed, expected[..usize::from(is_away)]);
             let end = history(trace).end;
             let reserved = if is_away { 10 } else { 30 };
             assert_eq!(end.gap.reserved, Bytes::mib(reserved));

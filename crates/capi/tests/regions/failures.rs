@@ -277,8 +277,8 @@ fn why_it_fails(size: usize) -> String {
 
 /// The error names the margin if only the margin refuses the request.
 #[test]
-fn a_request_that_the_margin_refuses_is_told_of_it() {
-    let test = "failures::a_request_that_the_margin_refuses_is_told_of_it";
+fn a_request_that_the_margin_refuses_names_it() {
+    let test = "failures::a_request_that_the_margin_refuses_names_it";
     isolated(test, &[("FAKECUDA_CAPACITY", "209715200")], |_| {
         allocate_in("kv", Backup::None, 60 * MIB, 0, 1);
         assert_eq!(lowtide_set_memory_margin(120 << 20), Status::Ok);

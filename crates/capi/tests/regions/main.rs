@@ -10,10 +10,10 @@ mod cycles;
 mod dump;
 mod failures;
 mod meanwhile;
+mod notifications;
 mod pools;
 mod returns;
 mod scrubbing;
-mod told;
 mod work;
 
 use std::collections::BTreeMap;
@@ -524,14 +524,14 @@ fn a_thread_that_is_ending_is_in_no_region() {
         static LEAVES: std::cell::RefCell<Option<Leaves>> = const { std::cell::RefCell::new(None) };
     }
     isolated("a_thread_that_is_ending_is_in_no_region", &[], |_| {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, refusals) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             // Created before the thread's list of regions, so that it is dropped after it.
-            LEAVES.set(Some(Leaves(tell)));
+            LEAVES.set(Some(Leaves(sender)));
             enter("kv", Backup::None);
         });
         thread.join().unwrap();
         let refused = Status::InvalidArgument;
-        assert_eq!(told.recv(), Ok([refused, refused]));
+        assert_eq!(refusals.recv(), Ok([refused, refused]));
     });
 }

@@ -90,7 +90,7 @@ fn shown_as_paused() -> Vec<u64> {
 /// A visitor sees the paused segments without having observed the events. Here nothing observed them.
 #[test]
 fn what_is_paused_is_shown_so() {
-    isolated("told::what_is_paused_is_shown_so", &[], |fake| {
+    isolated("notifications::what_is_paused_is_shown_so", &[], |fake| {
         let outside = allocate(MIB, 0).unwrap();
         let kept = allocate_in("kv", Backup::Host, 30 * MIB, 0, 1);
         let freed = allocate_in("kv", Backup::None, 40 * MIB, 0, 2);
@@ -114,7 +114,7 @@ fn what_is_paused_is_shown_so() {
 
 #[test]
 fn registrations_follow_a_pause_and_a_resume() {
-    let test = "told::registrations_follow_a_pause_and_a_resume";
+    let test = "notifications::registrations_follow_a_pause_and_a_resume";
     isolated(test, &[], |fake| {
         let registrations = Mutex::new(Registrations::default());
         let context = ptr::from_ref(&registrations).cast_mut().cast();

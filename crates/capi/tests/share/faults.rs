@@ -32,13 +32,13 @@ const CALLS: [&str; 17] = [
 #[test]
 fn a_call_that_fails_once_leaves_nothing_attached() {
     fn fails(fake: &Fake) {
-        let bytes = told().unwrap();
+        let bytes = received().unwrap();
         // The device is initialized first. The request makes a context current in its own thread, not in this
         // one.
         let request = thread::spawn(|| allocate(512, 0).unwrap().expose_provenance());
         let held = ptr::with_exposed_provenance_mut(request.join().unwrap());
         let before = described(&fake.live());
-        while let Some(line) = told() {
+        while let Some(line) = received() {
             let (call, nth) = line.split_once(' ').unwrap();
             fake.fail(call, nth.parse().unwrap(), 999);
             let mut failures = 0;
@@ -101,7 +101,7 @@ fn a_call_that_fails_once_leaves_nothing_attached() {
 fn a_call_that_fails_once_keeps_nothing_from_being_shared() {
     fn fails(fake: &Fake) {
         let memory = allocate(30 << 20, 0).unwrap();
-        while let Some(line) = told() {
+        while let Some(line) = received() {
             let (call, nth) = line.split_once(' ').unwrap();
             fake.fail(call, nth.parse().unwrap(), 999);
             let first = share(memory);

@@ -247,7 +247,7 @@ fn while_detaching(fake: &Fake, start: *mut c_void, meanwhile: impl FnOnce()) {
 #[test]
 fn detaching_keeps_nobody_waiting() {
     fn detaches(fake: &Fake) {
-        let bytes = told().unwrap();
+        let bytes = received().unwrap();
         let attach = || attach(&bytes, 0).unwrap();
         let start = attach();
         while_detaching(fake, start, || {
@@ -334,7 +334,7 @@ fn the_child_of_a_fork_neither_shares_nor_answers() {
 fn the_child_of_a_fork_ends() {
     fn forks(_: &Fake) {
         say(&share(allocate(3 << 20, 0).unwrap()).unwrap().0);
-        told();
+        received();
         for _ in 0..100 {
             // SAFETY: the child only ends.
             let child = unsafe { libc::fork() };
@@ -348,10 +348,10 @@ fn the_child_of_a_fork_ends() {
             assert_eq!(status, 0);
         }
         say("all ended");
-        told();
+        received();
     }
     fn attaches(_: &Fake) {
-        let bytes = told().unwrap();
+        let bytes = received().unwrap();
         for round in 0..300 {
             let start = attach(&bytes, 0).unwrap();
             assert_eq!(lowtide_detach(start), Status::Ok);

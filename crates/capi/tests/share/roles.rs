@@ -103,7 +103,7 @@ pub(crate) fn say(text: &str) {
 }
 
 /// Returns the next line from the controlling process, `None` at the end.
-pub(crate) fn told() -> Option<String> {
+pub(crate) fn received() -> Option<String> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     (!line.is_empty()).then(|| line.trim_end().to_owned())
@@ -153,7 +153,7 @@ pub(crate) fn behind(memory: *mut c_void, offset: usize) -> *mut c_void {
 /// answers `ok` to every command until the end.
 pub(crate) fn export(fake: &Fake) {
     let _ = fake;
-    let sizes = told().unwrap();
+    let sizes = received().unwrap();
     let sizes = sizes.split(' ').map(|size| size.parse().unwrap());
     let blocks: Vec<(*mut c_void, usize)> = sizes
         .map(|size| (allocate(size, 0).unwrap(), size))
@@ -164,7 +164,7 @@ pub(crate) fn export(fake: &Fake) {
         let (bytes, offset) = share(memory).unwrap_or_else(|_| panic!("{}", last_error()));
         say(&format!("{bytes} {offset}"));
     }
-    while let Some(line) = told() {
+    while let Some(line) = received() {
         match line.as_str() {
             // Checks that the importer wrote to the blocks.
             "check" => {
@@ -205,7 +205,7 @@ pub(crate) fn exporter(
 /// The importer. Commands: `attach DEVICE BYTES`, `detach ADDRESS`, `check ADDRESS SIZE SEED`, `fill ADDRESS SIZE
 /// SEED`, `live`. Answers with the address, `ok`, or the status and the last error.
 pub(crate) fn import(fake: &Fake) {
-    while let Some(line) = told() {
+    while let Some(line) = received() {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<usize>().unwrap();
         let memory = |index: usize| ptr::with_exposed_provenance_mut::<c_void>(number(index));
