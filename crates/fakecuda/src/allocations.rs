@@ -19,17 +19,13 @@ const SMALL_UNIT_BYTES: u64 = 512;
 driver_calls! {
     fn cuMemAlloc_v2(address: Out<CUdeviceptr>, bytes: usize) {
         let out = address.required()?;
-        let mut state = lock()?;
-        let (device, _) = state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (mut state, device) = capture::lock_for_unsafe_call()?;
         out.set(state.allocate(device, bytes as u64)?);
         Ok(())
     }
 
     fn cuMemFree_v2(address: CUdeviceptr) {
-        let mut state = lock()?;
-        state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (state, _) = capture::lock_for_unsafe_call()?;
         // An H200 with driver 580 accepts null.
         if address == 0 {
             return Ok(());
@@ -68,9 +64,7 @@ driver_calls! {
 
     fn cuMemAllocManaged(address: Out<CUdeviceptr>, bytes: usize, flags: c_uint) {
         let out = address.required()?;
-        let mut state = lock()?;
-        let (device, _) = state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (mut state, device) = capture::lock_for_unsafe_call()?;
         let is_known = [CU_MEM_ATTACH_GLOBAL, CU_MEM_ATTACH_HOST].contains(&flags);
         if !is_known || bytes == 0 {
             return Err(CUresult::INVALID_VALUE);

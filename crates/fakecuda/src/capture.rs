@@ -11,7 +11,7 @@ use crate::calls::{Outcome, driver_calls};
 use crate::names::{new_name, this_thread};
 use crate::pointers::Out;
 use crate::state::capture::{Capture, Position};
-use crate::state::{State, lock};
+use crate::state::{Guard, State, lock};
 use crate::sys::*;
 
 /// The data of an edge between two nodes. It is always zero.
@@ -81,14 +81,7 @@ driver_calls! {
     }
 
     fn cuStreamIsCapturing(stream: CUstream, status: Out<c_uint>) {
-        let out = status.required()?;
-        let mut state = lock()?;
-        let name = state.stream_named(stream)?;
-        // The manual: querying the legacy stream while a blocking stream captures is an error that leaves the
-        // capture valid.
-        state.check_implicit_wait(name)?;
-        out.set(state.capture_status(name));
-        Ok(())
+        capture_info(stream, status, Out::NULL, Out::NULL, Out::NULL, Out::NULL)
     }
 
     fn cuStreamGetCaptureInfo_v2(
@@ -161,6 +154,8 @@ fn capture_info(
     let out = status.required()?;
     let mut state = lock()?;
     let name = state.stream_named(stream)?;
+    // The manual: querying the legacy stream while a blocking stream captures is an error that leaves the capture
+    // valid.
     state.check_implicit_wait(name)?;
     out.set(state.capture_status(name));
     if let Some(capture) = state.streams[&name].capture {
@@ -370,6 +365,19 @@ fn refuse_for(state: &mut State, captures: Vec<u64>, code: CUresult) -> Outcome 
         invalidate(state, number);
     }
     if is_allowed { Ok(()) } else { Err(code) }
+}
+
+/// Locks the state for a call in the current context that the manual calls potentially unsafe. Returns the state, and
+/// the context's device.
+///
+/// # Errors
+///
+/// Those of [`State::current`] and of [`refuse_unsafe_call`].
+pub(crate) fn lock_for_unsafe_call() -> Result<(Guard, usize), CUresult> {
+    let mut state = lock()?;
+    let (device, _) = state.current()?;
+    refuse_unsafe_call(&mut state)?;
+    Ok((state, device))
 }
 
 /// Refuses a call that the manual calls potentially unsafe, if this thread's mode and a capture in progress forbid

@@ -148,9 +148,7 @@ impl Copy {
 /// Copies in the legacy stream and waits. On a card, a copy within one device may return earlier, but no program
 /// can rely on that.
 fn copy_now(copy: Copy) -> Outcome {
-    let mut state = lock()?;
-    state.current()?;
-    capture::refuse_unsafe_call(&mut state)?;
+    let (mut state, _) = capture::lock_for_unsafe_call()?;
     copy.check(&state)?;
     let name = state.stream_named(CU_STREAM_LEGACY)?;
     if copy.bytes == 0 {

@@ -6,7 +6,6 @@ use crate::calls::driver_calls;
 use crate::capture;
 use crate::os::{HostRange, PAGE_BYTES, create_file};
 use crate::pointers::Out;
-use crate::state::lock;
 use crate::state::memory::HostMemory;
 use crate::sys::CUresult;
 use crate::work;
@@ -19,9 +18,7 @@ const REGISTER_FLAGS: c_uint = 1 | 2 | 4 | 8;
 driver_calls! {
     fn cuMemHostAlloc(address: Out<u64>, bytes: usize, flags: c_uint) {
         let out = address.required()?;
-        let mut state = lock()?;
-        state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (mut state, _) = capture::lock_for_unsafe_call()?;
         if bytes == 0 || flags & !ALLOC_FLAGS != 0 {
             return Err(CUresult::INVALID_VALUE);
         }
@@ -38,9 +35,7 @@ driver_calls! {
     }
 
     fn cuMemFreeHost(address: u64) {
-        let mut state = lock()?;
-        state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (state, _) = capture::lock_for_unsafe_call()?;
         let is_ours = |memory: &HostMemory| memory.range.is_some();
         if !state.memory.host.get(&address).is_some_and(is_ours) {
             return Err(CUresult::INVALID_VALUE);
@@ -54,9 +49,7 @@ driver_calls! {
     }
 
     fn cuMemHostRegister_v2(address: u64, bytes: usize, flags: c_uint) {
-        let mut state = lock()?;
-        state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (mut state, _) = capture::lock_for_unsafe_call()?;
         let end = address.checked_add(bytes as u64).ok_or(CUresult::INVALID_VALUE)?;
         if address == 0 || bytes == 0 || flags & !REGISTER_FLAGS != 0 {
             return Err(CUresult::INVALID_VALUE);
@@ -71,9 +64,7 @@ driver_calls! {
     }
 
     fn cuMemHostUnregister(address: u64) {
-        let mut state = lock()?;
-        state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (mut state, _) = capture::lock_for_unsafe_call()?;
         let is_registered = |memory: &HostMemory| memory.range.is_none();
         if !state.memory.host.get(&address).is_some_and(is_registered) {
             return Err(CUresult::HOST_MEMORY_NOT_REGISTERED);

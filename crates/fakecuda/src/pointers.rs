@@ -1,6 +1,7 @@
 //! Pointers that C passes to the exported functions. Only this file dereferences them.
 
 use std::ffi::{CStr, c_char};
+use std::ptr;
 
 use crate::sys::CUresult;
 
@@ -20,6 +21,8 @@ pub(crate) struct In<T>(*const T);
 pub(crate) struct Text(*const c_char);
 
 impl<T> Out<T> {
+    pub(crate) const NULL: Self = Self(ptr::null_mut());
+
     /// Wraps a pointer that was passed with another type, for calls whose result has several types.
     pub(crate) fn new(pointer: *mut T) -> Self {
         Self(pointer)

@@ -79,9 +79,7 @@ driver_calls! {
 
     fn cuIpcOpenMemHandle_v2(address: Out<CUdeviceptr>, handle: CUipcMemHandle, flags: c_uint) {
         let out = address.required()?;
-        let mut state = lock()?;
-        state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (mut state, _) = capture::lock_for_unsafe_call()?;
         if flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS {
             return Err(CUresult::INVALID_VALUE);
         }
@@ -95,9 +93,7 @@ driver_calls! {
     }
 
     fn cuIpcCloseMemHandle(address: CUdeviceptr) {
-        let mut state = lock()?;
-        state.current()?;
-        capture::refuse_unsafe_call(&mut state)?;
+        let (mut state, _) = capture::lock_for_unsafe_call()?;
         let mapping = state.memory.mappings.get_mut(&address);
         let Some(Mapping { kind: Kind::Opened { opens, .. }, .. }) = mapping else {
             return Err(CUresult::INVALID_VALUE);
