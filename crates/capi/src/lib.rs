@@ -30,6 +30,7 @@ mod dump;
 mod environment;
 mod error;
 mod events;
+mod exit;
 mod explain;
 mod exposition;
 mod fork;

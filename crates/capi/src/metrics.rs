@@ -10,15 +10,14 @@ mod http;
 use std::io::{self, ErrorKind, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use lowtide_cuda::call_at_exit;
 use lowtide_files::{NewFile, Readers};
 
 use crate::boundary;
 use crate::error::{Error, Status};
+use crate::exit::at_exit;
 use crate::exposition::Reader;
 use crate::threads::ParentsOnly;
 use crate::{environment, exposition};
@@ -109,7 +108,8 @@ fn listen_text(address: SocketAddr, error: &io::Error) -> String {
 fn write_repeatedly(path: &Path) -> io::Result<()> {
     write_file(path)?;
     let path = path.to_owned();
-    remove_at_exit(path.clone());
+    let removed = path.clone();
+    at_exit(move || drop(lowtide_files::remove(&removed)));
     let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
     thread.spawn(move || {
         loop {
@@ -130,24 +130,6 @@ fn write_file(path: &Path) -> io::Result<()> {
     let new = NewFile::create(path, Readers::Umask)?;
     new.file().write_all(text.as_bytes())?;
     new.rename().map(drop)
-}
-
-fn remove_at_exit(path: PathBuf) {
-    static FILE: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
-    extern "C" fn at_exit() {
-        let Ok(file) = FILE.lock() else { return };
-        // In a forked child the file belongs to the parent.
-        if let Some((_, path)) = file
-            .as_ref()
-            .filter(|(process, _)| *process == std::process::id())
-        {
-            let _ = lowtide_files::remove(path);
-        }
-    }
-    if let Ok(mut file) = FILE.lock() {
-        *file = Some((std::process::id(), path));
-    }
-    call_at_exit(at_exit);
 }
 
 #[cfg(test)]

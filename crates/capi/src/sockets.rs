@@ -4,16 +4,13 @@ use std::env;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::thread;
 
-use lowtide_cuda::{SignalsBlocked, call_at_exit};
-use lowtide_sockets::{Directory, Entry, Places, is_same_user};
+use lowtide_cuda::SignalsBlocked;
+use lowtide_sockets::{Directory, Places, is_same_user};
 
+use crate::exit::at_exit;
 use crate::threads::{ParentsOnly, accept_all};
-
-/// Socket names that are removed when the process ends.
-static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 /// Returns the socket directories of this process's user.
 pub(crate) fn places() -> Places {
@@ -35,7 +32,8 @@ pub(crate) fn serve(
     answer: impl Fn(&UnixStream) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
     let (listener, entry) = directory.listen(name)?;
-    remove_at_exit(entry);
+    // The next `lowtide top` removes a name that stays.
+    at_exit(move || entry.remove());
     let listener = ParentsOnly::new(listener)?;
     let _signals = SignalsBlocked::begin();
     let thread = thread::Builder::new().name(thread_name.to_owned());
@@ -54,18 +52,4 @@ pub(crate) fn serve(
         });
     })?;
     Ok(())
-}
-
-fn remove_at_exit(entry: Entry) {
-    extern "C" fn at_exit() {
-        // In a forked child the lock may be held for ever, and the names belong to the parent.
-        if let Ok(entries) = ENTRIES.try_lock() {
-            entries.iter().for_each(Entry::remove);
-        }
-    }
-    // As above. The next `lowtide top` removes a name that stays.
-    if let Ok(mut entries) = ENTRIES.try_lock() {
-        entries.push(entry);
-    }
-    call_at_exit(at_exit);
 }

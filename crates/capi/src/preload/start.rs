@@ -8,6 +8,7 @@ use lowtide_cuda::PrimaryContexts;
 use super::{mode, summary};
 use crate::boundary::run_and_report;
 use crate::error::{Error, Status};
+use crate::exit::at_exit;
 use crate::settings::{self, Choice};
 use crate::{cuda, environment, fork};
 
@@ -27,7 +28,7 @@ pub(super) fn start() -> Option<&'static PrimaryContexts> {
             Ok(())
         });
         if status == Status::Ok && mode::reports() {
-            summary::report_at_exit();
+            at_exit(summary::report);
         }
         contexts
     });

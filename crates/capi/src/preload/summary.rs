@@ -4,10 +4,9 @@ use crate::devices;
 use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lowtide_core::Bytes;
-use lowtide_cuda::call_at_exit;
 
 use super::serving::is_thread_served;
 
@@ -15,8 +14,6 @@ use super::serving::is_thread_served;
 static LEFT_TO_DRIVER: AtomicU64 = AtomicU64::new(0);
 /// How many of those were for managed memory.
 static MANAGED: AtomicU64 = AtomicU64::new(0);
-/// The process that prints the summary.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// The device and inode numbers of standard error when the process began; zero for none.
 static STANDARD_ERROR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
@@ -36,19 +33,7 @@ pub(super) fn look_at_standard_error() {
 }
 
 /// Prints the summary when the process ends by `exit` or by the end of `main`.
-pub(super) fn report_at_exit() {
-    // SAFETY: it only asks.
-    PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-    // If the system has no room for the handler, there is no summary.
-    call_at_exit(report);
-}
-
-extern "C" fn report() {
-    // A forked child ends by `exit` too, and has nothing to report.
-    // SAFETY: the call only reads.
-    if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
-        return;
-    }
+pub(super) fn report() {
     // This thread may hold a lock that the summary would wait for.
     if is_thread_served() {
         return;

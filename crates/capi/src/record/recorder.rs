@@ -8,12 +8,12 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Action, Bytes, Count, Event, MempoolId, Observer, SegmentSnapshot};
-use lowtide_cuda::{SignalsBlocked, call_at_exit};
+use lowtide_cuda::SignalsBlocked;
 use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
 
 use super::native::Functions;
@@ -22,6 +22,7 @@ use super::stacks;
 use crate::boundary;
 use crate::environment::shown;
 use crate::error::{Error, Status};
+use crate::exit::at_exit;
 use crate::regions::table;
 
 /// The maximum time between flushes: what a killed process can lose of its recording.
@@ -121,7 +122,14 @@ impl Recorder {
         })?;
         let _ = recorder.writer.set(thread.thread().clone());
         stacks::want(options.has_stacks);
-        end_at_exit(&recorder);
+        // Weak, so that a recording that was stopped is freed.
+        let weak = Arc::downgrade(&recorder);
+        at_exit(move || {
+            if let Some(recorder) = weak.upgrade() {
+                // The failure was reported already, and no caller is left to return it to.
+                let _ = recorder.end_with_process();
+            }
+        });
         Ok(recorder)
     }
 
@@ -490,22 +498,6 @@ pub(crate) fn now_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let micros = since.map_or(0, |since| since.as_micros());
     i64::try_from(micros).unwrap_or(i64::MAX)
-}
-
-/// Completes a recording when the process ends.
-fn end_at_exit(recorder: &Arc<Recorder>) {
-    // Weak, so that a recording that was stopped is freed.
-    static LAST: Mutex<Weak<Recorder>> = Mutex::new(Weak::new());
-    extern "C" fn at_exit() {
-        let last = lock(&LAST).upgrade();
-        if let Some(recorder) = last.filter(|last| last.is_of_this_process()) {
-            // The failure was reported already, and no caller is left to return it to.
-            let _ = recorder.end_with_process();
-        }
-    }
-    *lock(&LAST) = Arc::downgrade(recorder);
-    // If the system has no room for the handler, the end of the file is missing.
-    call_at_exit(at_exit);
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
