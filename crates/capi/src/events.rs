@@ -87,7 +87,11 @@ pub unsafe extern "C" fn lowtide_observe_events(
     observer: EventObserver,
     context: *mut c_void,
 ) -> Status {
-    run(|| observe_everywhere(observer.map(|call| EventListener { call, context })))
+    run(|| {
+        let _in_order = devices::begin_change()?;
+        lock()?.observer = observer.map(|call| EventListener { call, context });
+        notify_everywhere()
+    })
 }
 
 /// The observers that are notified of events.
@@ -106,12 +110,6 @@ static LISTENERS: Mutex<Listeners> = Mutex::new(Listeners {
 /// Locks the observers.
 pub(crate) fn lock() -> Result<MutexGuard<'static, Listeners>, Error> {
     devices::lock(&LISTENERS)
-}
-
-fn observe_everywhere(observer: Option<EventListener>) -> Result<(), Error> {
-    let _in_order = devices::begin_change()?;
-    lock()?.observer = observer;
-    notify_everywhere()
 }
 
 /// Registers the current observers with every device in use.

@@ -170,16 +170,13 @@ fn not_exportable() -> Error {
     Error::new(Status::Driver, text)
 }
 
-/// The attached memory.
-struct Attachments {
-    by_address: BTreeMap<DeviceAddress, Attachment>,
-    /// The address by bytes. Excludes ranges that can only be unmapped.
-    by_bytes: BTreeMap<Box<[u8]>, DeviceAddress>,
-}
+/// The attached memory, by address.
+type Attachments = BTreeMap<DeviceAddress, Attachment>;
 
 struct Attachment {
     ordinal: c_int,
-    bytes: Box<[u8]>,
+    /// The bytes that it was attached by. `None` if the memory can only be unmapped.
+    bytes: Option<Box<[u8]>>,
     memory: Memory,
     /// The number of holders.
     count: u64,
@@ -197,10 +194,7 @@ enum Memory {
 /// Also locked while another process is asked, because the same bytes must not be mapped twice. That process may
 /// wait in the same way, because its thread does not take this lock. Not locked while the device's work is
 /// awaited, because that work may need what other threads have yet to queue.
-static ATTACHED: Mutex<Attachments> = Mutex::new(Attachments {
-    by_address: BTreeMap::new(),
-    by_bytes: BTreeMap::new(),
-});
+static ATTACHED: Mutex<Attachments> = Mutex::new(Attachments::new());
 
 fn attached() -> Result<MutexGuard<'static, Attachments>, Error> {
     let attached = ATTACHED.lock();
@@ -219,9 +213,8 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
         peers::enable(ordinal, device)?;
     }
     let mut attached = attached()?;
-    if let Some(&address) = attached.by_bytes.get(bytes)
-        && let Some(known) = attached.by_address.get_mut(&address)
-    {
+    let mut all = attached.iter_mut();
+    if let Some((&address, known)) = all.find(|(_, known)| known.bytes.as_deref() == Some(bytes)) {
         known.count += 1;
         known.holders += 1;
         return Ok(address);
@@ -238,13 +231,12 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
     };
     let attachment = Attachment {
         ordinal,
-        bytes: bytes.into(),
+        bytes: Some(bytes.into()),
         memory,
         count: 1,
         holders: 1,
     };
-    attached.by_address.insert(address, attachment);
-    attached.by_bytes.insert(bytes.into(), address);
+    attached.insert(address, attachment);
     Ok(address)
 }
 
@@ -309,14 +301,14 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
     let mut awaited_holders = None;
     loop {
         let mut attached = attached()?;
-        let attachment = attached.by_address.get_mut(&address);
+        let attachment = attached.get_mut(&address);
         let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
         if attachment.count > 1 {
             attachment.count -= 1;
             return Ok(());
         }
         if awaited_holders == Some(attachment.holders) {
-            return attached.remove(address);
+            return end(&mut attached, address);
         }
         awaited_holders = Some(attachment.holders);
         let ordinal = attachment.ordinal;
@@ -326,26 +318,24 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
     }
 }
 
-impl Attachments {
-    /// Detaches memory that no work uses any more.
-    fn remove(&mut self, address: DeviceAddress) -> Result<(), Error> {
-        let attachment = self.by_address.get_mut(&address);
-        let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
-        let ended = drivers::with(attachment.ordinal, |driver| match &mut attachment.memory {
-            Memory::Opened => driver.close_ipc(address),
-            Memory::Mapped(held) => driver.end_import(held),
-        })?;
-        let is_usable = match &attachment.memory {
-            Memory::Opened => ended.is_err(),
-            Memory::Mapped(held) => held.is_mapped(),
-        };
-        if !is_usable && self.by_bytes.get(&attachment.bytes) == Some(&address) {
-            self.by_bytes.remove(&attachment.bytes);
-        }
-        unless_driver_gone(ended)?;
-        self.by_address.remove(&address);
-        Ok(())
+/// Detaches memory that no work uses any more.
+fn end(attached: &mut Attachments, address: DeviceAddress) -> Result<(), Error> {
+    let attachment = attached.get_mut(&address);
+    let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
+    let ended = drivers::with(attachment.ordinal, |driver| match &mut attachment.memory {
+        Memory::Opened => driver.close_ipc(address),
+        Memory::Mapped(held) => driver.end_import(held),
+    })?;
+    let is_usable = match &attachment.memory {
+        Memory::Opened => ended.is_err(),
+        Memory::Mapped(held) => held.is_mapped(),
+    };
+    if !is_usable {
+        attachment.bytes = None;
     }
+    unless_driver_gone(ended)?;
+    attached.remove(&address);
+    Ok(())
 }
 
 /// Returns the error, unless it says that the driver has shut down and so has freed all memory.

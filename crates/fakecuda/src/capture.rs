@@ -156,7 +156,9 @@ fn capture_info(
     let name = state.stream_named(stream)?;
     // The manual: querying the legacy stream while a blocking stream captures is an error that leaves the capture
     // valid.
-    state.check_implicit_wait(name)?;
+    if !state.implicitly_awaited(name).is_empty() {
+        return Err(CUresult::STREAM_CAPTURE_IMPLICIT);
+    }
     out.set(state.capture_status(name));
     if let Some(capture) = state.streams[&name].capture {
         let after = &state.captures[&capture].frontiers[&name];
@@ -207,15 +209,6 @@ impl State {
             if stream.capture == Some(number) {
                 stream.capture = None;
             }
-        }
-    }
-
-    /// Fails if the stream is the legacy stream and a blocking stream of its context captures.
-    fn check_implicit_wait(&self, stream: CUstream) -> Outcome {
-        if self.implicitly_awaited(stream).is_empty() {
-            Ok(())
-        } else {
-            Err(CUresult::STREAM_CAPTURE_IMPLICIT)
         }
     }
 

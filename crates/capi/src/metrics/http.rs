@@ -6,7 +6,6 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,12 +24,14 @@ pub(super) fn serve(
     listener: &TcpListener,
     page: impl Fn() -> Result<String, Error> + Copy + Send + 'static,
 ) {
-    let busy = Arc::new(AtomicUsize::new(0));
+    // Each connection that is being served holds a reference. Only this thread adds connections.
+    let busy = Arc::new(());
     let accept = || listener.accept().map(|(stream, _)| stream);
     accept_all(accept, |stream| {
-        let Some(place) = Place::take(&busy) else {
+        if Arc::strong_count(&busy) > CONNECTIONS_MAX {
             return;
-        };
+        }
+        let place = Arc::clone(&busy);
         let thread = thread::Builder::new().name("lowtide-metrics".to_owned());
         // If no thread can be started, the connection is closed, as with too many connections.
         let _ = thread.spawn(move || {
@@ -39,26 +40,6 @@ pub(super) fn serve(
             let _ = answer(&stream, page);
         });
     });
-}
-
-/// One of the connections that are being served.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(busy: &Arc<AtomicUsize>) -> Option<Place> {
-        // Only the listener's thread adds connections.
-        if busy.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
-            return None;
-        }
-        busy.fetch_add(1, Ordering::Relaxed);
-        Some(Place(Arc::clone(busy)))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 fn answer(stream: &TcpStream, page: impl Fn() -> Result<String, Error>) -> io::Result<()> {

@@ -126,14 +126,12 @@ fn known() -> MutexGuard<'static, Known> {
 
 fn gather() -> u32 {
     match gather_of_python() {
-        0 => gather_of_program(),
+        0 => {
+            let calls = native::calls(FRAMES_MAX);
+            known().stack_of_calls(&calls)
+        }
         stack => stack,
     }
-}
-
-fn gather_of_program() -> u32 {
-    let calls = native::calls(FRAMES_MAX);
-    known().stack_of_calls(&calls)
 }
 
 fn gather_of_python() -> u32 {
