@@ -5,7 +5,6 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use lowtide_core::{Bytes, CachingConfig, Config, DevicePast, Stats, TorchRelease};
-use lowtide_trace::{Snapshot, Trace, write_pickle};
 
 use crate::boundary::{run, text_from_c, write_to_c};
 use crate::devices::Allocator;
@@ -380,7 +379,13 @@ pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut 
         if bytes.is_null() || length.is_null() {
             return Err(Error::null("bytes` and `length"));
         }
-        let pickle = snapshot()?;
+        let (pickle, _) = pauses::snapshot_of(|allocator| {
+            allocator.with_all(|device| DevicePast {
+                segments: device.snapshot(),
+                paused: device.lane().paused_pools(),
+                ..DevicePast::default()
+            })
+        })?;
         let copy = copy_for_c(&pickle)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("bytes", bytes, copy) }?;
@@ -441,25 +446,6 @@ fn lasting(text: String) -> Result<&'static CStr, Error> {
     let text = Box::leak(text.into_boxed_c_str());
     texts.push(text);
     Ok(text)
-}
-
-fn snapshot() -> Result<Vec<u8>, Error> {
-    let settings = settings::recorded()?;
-    let mut snapshot = Snapshot::default();
-    for (ordinal, allocator) in devices::all() {
-        let past = allocator.with_all(|device| DevicePast {
-            segments: device.snapshot(),
-            paused: device.lane().paused_pools(),
-            ..DevicePast::default()
-        })?;
-        snapshot.traces.push(Trace {
-            settings: settings.clone(),
-            ..pauses::trace_of(ordinal, past)?
-        });
-    }
-    let mut pickle = Vec::new();
-    write_pickle(&snapshot, &mut pickle).map_err(|error| Error::new(Status::Internal, error))?;
-    Ok(pickle)
 }
 
 /// Returns a copy in memory that C can free.

@@ -13,9 +13,10 @@ use lowtide_history::{BlockSizes, History, Leaks, PageData, PageTrace, trace_nam
 use lowtide_trace::{Snapshot, Trace, TraceError};
 
 use crate::boundary::run;
+use crate::devices::Allocator;
 use crate::environment::shown;
 use crate::error::{Error, Status};
-use crate::{devices, environment, pauses, record, settings};
+use crate::{environment, pauses, record};
 
 /// The directory for the files that are written when memory runs out.
 const VARIABLE: &str = "LOWTIDE_OOM_DUMP";
@@ -177,23 +178,14 @@ fn shares(lengths: &[usize], budget: usize) -> Vec<usize> {
 /// Returns the pickle of the registered writer's snapshot or else of lowtide's own, and in the latter case also
 /// the snapshot.
 fn snapshot() -> Result<(Vec<u8>, Option<Snapshot>), Error> {
-    let failed = |error: &dyn Display| Error::new(Status::Internal, error);
     let writer = *WRITER.lock().map_err(|_| poisoned())?;
     if let Some(mut pickle) = writer.and_then(|writer| writer.snapshot()) {
         // PyTorch does not know about pauses.
         pauses::add_to(&mut pickle);
         return Ok((pickle, None));
     }
-    let settings = settings::recorded()?;
-    let mut snapshot = Snapshot::default();
-    for (ordinal, allocator) in devices::all() {
-        snapshot.traces.push(Trace {
-            settings: settings.clone(),
-            ..pauses::trace_of(ordinal, allocator.with_all(|device| device.recent_past())?)?
-        });
-    }
-    let mut pickle = Vec::new();
-    lowtide_trace::write_pickle(&snapshot, &mut pickle).map_err(|error| failed(&error))?;
+    let past_of = |allocator: &Allocator| allocator.with_all(|device| device.recent_past());
+    let (pickle, snapshot) = pauses::snapshot_of(past_of)?;
     Ok((pickle, Some(snapshot)))
 }
 

@@ -5,18 +5,43 @@ use std::ffi::c_int;
 use std::mem;
 use std::sync::Arc;
 
-use lowtide_core::{Action, DeviceAddress, DevicePast, Event, MempoolId};
-use lowtide_trace::{PausedSegment, RecordedText, RegionPool, StackTable, Trace, TraceEvent};
+use lowtide_core::{Action, AllocError, DeviceAddress, DevicePast, Event, MempoolId};
+use lowtide_trace::{
+    PausedSegment, RecordedText, RegionPool, Snapshot, StackTable, Trace, TraceEvent,
+};
 
-use crate::error::Error;
+use crate::devices::{self, Allocator};
+use crate::error::{Error, Status};
 use crate::regions::table;
-use crate::{devices, events};
+use crate::{events, settings};
 
 /// The tag of the region that each memory pool belongs to.
 type Tags = BTreeMap<MempoolId, RecordedText>;
 
+/// Returns a snapshot of the devices in use, and its pickle. `past_of` returns what is known of a device.
+///
+/// # Errors
+///
+/// If the configuration is refused, or lowtide panicked before.
+pub(crate) fn snapshot_of(
+    past_of: impl Fn(&Allocator) -> Result<DevicePast, AllocError>,
+) -> Result<(Vec<u8>, Snapshot), Error> {
+    let settings = settings::recorded()?;
+    let mut snapshot = Snapshot::default();
+    for (ordinal, allocator) in devices::all() {
+        snapshot.traces.push(Trace {
+            settings: settings.clone(),
+            ..trace_of(ordinal, past_of(allocator)?)?
+        });
+    }
+    let mut pickle = Vec::new();
+    let written = lowtide_trace::write_pickle(&snapshot, &mut pickle);
+    written.map_err(|error| Error::new(Status::Internal, error))?;
+    Ok((pickle, snapshot))
+}
+
 /// Returns a device's recorded past as a trace, with its regions and their pauses.
-pub(crate) fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error> {
+fn trace_of(ordinal: c_int, past: DevicePast) -> Result<Trace, Error> {
     let DevicePast {
         segments,
         events,

@@ -23,21 +23,16 @@ use crate::regions::{
     lowtide_resume, lowtide_retain_backups, table,
 };
 
-use process::{BACKENDS, ENVIRONMENT, backup, report, set_backup_directory, start};
+use process::{BACKENDS, ENVIRONMENT, Settings, report, set_backup_directory, start};
 
 thread_local! {
     /// Never dropped, so that it can be used while the thread ends. This leaks a few bytes for each thread.
     static THREAD: RefCell<ManuallyDrop<Thread>> = RefCell::new(ManuallyDrop::new(Thread::new()));
 }
 
-/// What a thread's calls have set for its requests.
+/// What a thread's calls have set for its requests, and where it is because of them.
 struct Thread {
-    is_interesting: bool,
-    tag: CString,
-    keeps_on_cpu: bool,
-    keeps_on_disk: bool,
-    /// Stored, without effect.
-    backend: CString,
+    settings: Settings,
     /// The place of its requests until a call sets another.
     at_first: Place,
     /// The places that the thread has entered because of these calls and has not left, innermost last. Regions
@@ -59,11 +54,7 @@ impl Thread {
     /// A new thread is in the process's region, if `TMS_INIT_ENABLE` requests one.
     fn new() -> Thread {
         let mut thread = Thread {
-            is_interesting: ENVIRONMENT.is_interesting,
-            tag: c"default".to_owned(),
-            keeps_on_cpu: ENVIRONMENT.keeps_on_cpu,
-            keeps_on_disk: ENVIRONMENT.keeps_on_disk,
-            backend: ENVIRONMENT.backend.to_owned(),
+            settings: ENVIRONMENT.clone(),
             at_first: None,
             entered: Vec::new(),
         };
@@ -73,13 +64,9 @@ impl Thread {
 
     /// Returns the place of the thread's requests, by what its calls have set.
     fn place(&self) -> Place {
-        let place = || {
-            (
-                self.tag.clone(),
-                backup(self.keeps_on_cpu, self.keeps_on_disk),
-            )
-        };
-        self.is_interesting.then(place)
+        let settings = &self.settings;
+        let place = || (settings.tag.clone(), settings.backup());
+        settings.is_interesting.then(place)
     }
 
     /// Enters the current place of the thread's requests, and leaves the one that it entered before for that. If
@@ -110,13 +97,13 @@ impl Thread {
 /// Puts this thread in a region, or takes it out.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_interesting_region(is_interesting: bool) {
-    change(|thread| thread.is_interesting = is_interesting);
+    change(|settings| settings.is_interesting = is_interesting);
 }
 
 /// Returns whether this thread is in a region.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_interesting_region() -> bool {
-    look(|thread| thread.is_interesting)
+    look(|settings| settings.is_interesting)
 }
 
 /// Sets the tag of this thread's region.
@@ -128,38 +115,38 @@ pub extern "C" fn tms_get_interesting_region() -> bool {
 pub unsafe extern "C" fn tms_set_current_tag(tag: *const c_char) {
     // SAFETY: it ends with a zero byte, by the contract of this function.
     if let Some(tag) = unsafe { owned("tag", tag) } {
-        change(|thread| thread.tag = tag);
+        change(|settings| settings.tag = tag);
     }
 }
 
 /// Returns the tag of this thread's region. Valid until the thread sets another.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_current_tag() -> *const c_char {
-    look(|thread| thread.tag.as_ptr())
+    look(|settings| settings.tag.as_ptr())
 }
 
 /// Sets whether contents of this thread's region are saved in host memory. This takes precedence over disk.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_enable_cpu_backup(keeps: bool) {
-    change(|thread| thread.keeps_on_cpu = keeps);
+    change(|settings| settings.keeps_on_cpu = keeps);
 }
 
 /// Returns whether contents of this thread's region are saved in host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_enable_cpu_backup() -> bool {
-    look(|thread| thread.keeps_on_cpu)
+    look(|settings| settings.keeps_on_cpu)
 }
 
 /// Sets whether contents of this thread's region are saved on disk.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_set_enable_disk_backup(keeps: bool) {
-    change(|thread| thread.keeps_on_disk = keeps);
+    change(|settings| settings.keeps_on_disk = keeps);
 }
 
 /// Returns whether contents of this thread's region are saved on disk.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_enable_disk_backup() -> bool {
-    look(|thread| thread.keeps_on_disk)
+    look(|settings| settings.keeps_on_disk)
 }
 
 /// Sets the kind of host memory for backups, "pinned" or "mmap". It is stored and has no effect. Any other text
@@ -179,7 +166,7 @@ pub unsafe extern "C" fn tms_set_cpu_backup_backend(backend: *const c_char) {
             let text = format_args!("a backend is pinned or mmap, not {backend:?}");
             return Err(Error::new(Status::InvalidArgument, text));
         }
-        THREAD.with_borrow_mut(|thread| thread.backend = backend);
+        THREAD.with_borrow_mut(|thread| thread.settings.backend = backend);
         Ok(())
     });
 }
@@ -187,7 +174,7 @@ pub unsafe extern "C" fn tms_set_cpu_backup_backend(backend: *const c_char) {
 /// Returns the stored kind of host memory. Valid until the thread sets another.
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_cpu_backup_backend() -> *const c_char {
-    look(|thread| thread.backend.as_ptr())
+    look(|settings| settings.backend.as_ptr())
 }
 
 /// Like `lowtide_set_backup_directory`, and creates the directory and its parents if necessary. From then on
@@ -285,17 +272,17 @@ pub extern "C" fn tms_torch_free(
 }
 
 /// Returns a part of what this thread's calls have set.
-fn look<R>(look: impl FnOnce(&Thread) -> R) -> R {
+fn look<R>(look: impl FnOnce(&Settings) -> R) -> R {
     start();
-    THREAD.with_borrow(|thread| look(thread))
+    THREAD.with_borrow(|thread| look(&thread.settings))
 }
 
 /// Changes what this thread's calls have set, and enters the resulting region.
-fn change(change: impl FnOnce(&mut Thread)) {
+fn change(change: impl FnOnce(&mut Settings)) {
     start();
     report(|| {
         THREAD.with_borrow_mut(|thread| {
-            change(thread);
+            change(&mut thread.settings);
             thread.enter()
         })
     });

@@ -226,7 +226,10 @@ impl Reader<'_> {
     }
 
     fn add_use(&mut self, is_public: bool, prefix: &[String], tree: &UseTree) {
-        let with = |name: &Ident| [prefix, &[name.unraw().to_string()]].concat();
+        let with = |name: &Ident| match name.unraw().to_string().as_str() {
+            "self" => prefix.to_vec(),
+            name => [prefix, &[name.to_owned()]].concat(),
+        };
         match tree {
             UseTree::Path(path) => self.add_use(is_public, &with(&path.ident), &path.tree),
             UseTree::Group(group) => {
@@ -235,16 +238,10 @@ impl Reader<'_> {
                 }
             }
             UseTree::Glob(_) => self.add(prefix),
-            UseTree::Name(name) if name.ident == "self" => self.add_named(is_public, prefix, None),
             UseTree::Name(name) => self.add_named(is_public, &with(&name.ident), None),
             UseTree::Rename(rename) => {
                 let other = Some(rename.rename.unraw().to_string());
-                let path = if rename.ident == "self" {
-                    prefix.to_vec()
-                } else {
-                    with(&rename.ident)
-                };
-                self.add_named(is_public, &path, other);
+                self.add_named(is_public, &with(&rename.ident), other);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The environment variables of torch_memory_saver.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::sync::{LazyLock, Once};
 
@@ -13,40 +13,43 @@ use crate::regions::{keeper, table};
 
 /// What the environment sets for every new thread. Read once, so that problems are reported once and all threads
 /// agree.
-pub(super) static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(Environment::read);
+pub(super) static ENVIRONMENT: LazyLock<Settings> = LazyLock::new(Settings::of_environment);
 
-pub(super) struct Environment {
+/// What a thread's calls have set for its requests.
+#[derive(Clone)]
+pub(super) struct Settings {
     pub(super) is_interesting: bool,
+    pub(super) tag: CString,
     pub(super) keeps_on_cpu: bool,
     pub(super) keeps_on_disk: bool,
-    pub(super) backend: &'static CStr,
-    retains: bool,
+    /// Stored, without effect.
+    pub(super) backend: CString,
 }
 
-impl Environment {
+impl Settings {
     /// A variable that is neither 0 nor 1 saves the contents that it may concern, and has no other effect.
-    fn read() -> Environment {
-        Environment {
+    fn of_environment() -> Settings {
+        Settings {
             is_interesting: is_set("TMS_INIT_ENABLE", false),
+            tag: c"default".to_owned(),
             keeps_on_cpu: is_set("TMS_INIT_ENABLE_CPU_BACKUP", true),
             keeps_on_disk: is_set("TMS_INIT_ENABLE_DISK_BACKUP", true),
-            backend: backend_of_environment(),
-            retains: is_set("TMS_RETAIN_CPU_BACKUP", false),
+            backend: backend_of_environment().to_owned(),
+        }
+    }
+
+    /// Returns the kind of backup. Host memory takes precedence over disk.
+    pub(super) fn backup(&self) -> Option<BackupKind> {
+        match (self.keeps_on_cpu, self.keeps_on_disk) {
+            (true, _) => Some(BackupKind::Host),
+            (false, true) => Some(BackupKind::Disk),
+            (false, false) => None,
         }
     }
 }
 
 /// The kinds of host memory for backups; the first is the default.
 pub(super) const BACKENDS: [&CStr; 2] = [c"pinned", c"mmap"];
-
-/// Returns the kind of backup. Host memory takes precedence over disk.
-pub(super) fn backup(keeps_on_cpu: bool, keeps_on_disk: bool) -> Option<BackupKind> {
-    match (keeps_on_cpu, keeps_on_disk) {
-        (true, _) => Some(BackupKind::Host),
-        (false, true) => Some(BackupKind::Disk),
-        (false, false) => None,
-    }
-}
 
 /// Applies the environment's settings to the process, if the environment puts lowtide in the place of
 /// torch_memory_saver's library. That library applies them at the process's first request, before any of its
@@ -67,13 +70,13 @@ pub(super) fn start() {
         if let Some(directory) = directory.filter(|_| !keeper::has_directory()) {
             report(|| set_backup_directory(&directory));
         }
+        let settings = &*ENVIRONMENT;
         report(|| {
-            if ENVIRONMENT.retains && !keeper::has_retain() {
+            if is_set("TMS_RETAIN_CPU_BACKUP", false) && !keeper::has_retain() {
                 keeper::set_retain(true)?;
             }
-            if ENVIRONMENT.is_interesting {
-                let kind = backup(ENVIRONMENT.keeps_on_cpu, ENVIRONMENT.keeps_on_disk);
-                table::enter_process("default", kind)?;
+            if settings.is_interesting {
+                table::enter_process("default", settings.backup())?;
             }
             Ok(())
         });

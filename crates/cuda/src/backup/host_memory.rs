@@ -13,7 +13,7 @@ use lowtide_region::BackupError;
 
 use crate::backup::available::Promise;
 use crate::backup::release::ReleaseQueue;
-use crate::library::{Library, call};
+use crate::library::call;
 
 /// A range of host memory. A page becomes resident when it is first written to.
 #[derive(Debug)]
@@ -221,30 +221,16 @@ impl Drop for HostMemory {
         }
         self.queue.release(bytes, move |context| {
             while let Some(&block) = locked.last() {
+                let address = ptr::with_exposed_provenance_mut(block);
                 // SAFETY: 1. `lock` registered it. 2. No copy uses it any more: the code that begins a copy holds
                 // the memory until the copy has ended.
-                unsafe { unlock(context.device().library(), block) }?;
+                unsafe { call!(context.device().library(), cuMemHostUnregister(address)) }?;
                 locked.pop();
             }
             // SAFETY: as above, and the queue does not call this again.
             unsafe { unmap_pages(start, bytes) };
             Ok(())
         });
-    }
-}
-
-/// Unregisters the page-locked block at an address.
-///
-/// # Safety
-///
-/// The block must be page-locked, and no copy may use it.
-unsafe fn unlock(library: &Library, block: usize) -> Result<(), DriverError> {
-    // SAFETY: by the contract of this function.
-    unsafe {
-        call!(
-            library,
-            cuMemHostUnregister(ptr::with_exposed_provenance_mut(block))
-        )
     }
 }
 

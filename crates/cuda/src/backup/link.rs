@@ -178,7 +178,15 @@ impl Link {
             let address = slot.address(copy.offset);
             self.begin(way, self.staged, copy, address)?;
         }
-        self.record(slot)
+        // Until the stream has finished this, the device uses the slot.
+        // SAFETY: event and stream are this link's, of one context.
+        unsafe {
+            call!(
+                self.library(),
+                cuEventRecord(self.events[slot.number], self.staged)
+            )
+        }?;
+        Ok(Loading(slot))
     }
 
     /// Returns whether the copies of a slot have ended.
@@ -234,18 +242,6 @@ impl Link {
             number,
             slots: Arc::clone(&self.slots),
         }
-    }
-
-    /// Marks a slot as used by the device until the staged stream has finished its current work.
-    fn record(&self, slot: Slot) -> Result<Loading, DriverError> {
-        // SAFETY: event and stream are this link's, of one context.
-        unsafe {
-            call!(
-                self.library(),
-                cuEventRecord(self.events[slot.number], self.staged)
-            )
-        }?;
-        Ok(Loading(slot))
     }
 
     fn begin(
