@@ -19,25 +19,13 @@ impl CudaDriver {
         if device.attribute(Attribute::VirtualMemory)? == 0 {
             return Ok(());
         }
-        let best = Extras {
-            exportable: device.attribute(Attribute::PosixFileDescriptors)? != 0,
-            rdma: device.attribute(Attribute::GpuDirectRdma)? != 0,
-        };
-        let mut candidates = vec![
-            best,
-            Extras {
-                rdma: false,
-                ..best
-            },
-            Extras {
-                rdma: false,
-                exportable: false,
-            },
-        ];
+        let exportable = device.attribute(Attribute::PosixFileDescriptors)? != 0;
+        let rdma = device.attribute(Attribute::GpuDirectRdma)? != 0;
+        let mut candidates = vec![(exportable, rdma), (exportable, false), (false, false)];
         candidates.dedup();
         let mut result = Ok(());
-        for extras in candidates {
-            result = self.use_physical_memory(extras);
+        for (exportable, rdma) in candidates {
+            result = self.use_physical_memory(Extras { exportable, rdma });
             // A device without a free page says nothing about its handles' capabilities.
             let is_full = result == Err(DriverError::OutOfMemory) && self.physical.is_some();
             if result.is_ok() || is_full {

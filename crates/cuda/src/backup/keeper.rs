@@ -451,16 +451,10 @@ impl Shared {
         state: MutexGuard<'a, State>,
         wait: Option<Duration>,
     ) -> MutexGuard<'a, State> {
-        match wait {
-            None => self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner),
-            Some(time) => {
-                let woken = self.changed.wait_timeout(state, time);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
-        }
+        let woken = self
+            .changed
+            .wait_timeout(state, wait.unwrap_or(Duration::MAX));
+        woken.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
