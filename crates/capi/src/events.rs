@@ -216,7 +216,7 @@ impl Listeners {
             let held = all.segments();
             let away = held.iter().filter_map(|segment| {
                 let region = pools.get(&segment.pool)?;
-                region.away_since_us?;
+                region.paused_since_us?;
                 Some((Arc::clone(&region.tag), pause_event(true, segment)))
             });
             let away = away.collect();

@@ -14,8 +14,8 @@ use lowtide_core::{BlockStatus, Bytes, Stats};
 use lowtide_region::BackupKind;
 
 use crate::error::Error;
+use crate::regions::backups;
 use crate::regions::figures::{self, OnDeviceFigures};
-use crate::regions::keeper;
 use crate::{devices, settings};
 
 /// Who can read a page.
@@ -123,8 +123,8 @@ figures! { DEVICE_FIGURES: |stats: &Stats| -> i64 {
         "Waits for every stream that blocks were waiting for.";
 } }
 
-figures! { KEEPER_FIGURES: |ordinal: &c_int| -> u64 {
-    lowtide_kept_host_bytes = keeper::kept(*ordinal).get(),
+figures! { BACKUP_FIGURES: |ordinal: &c_int| -> u64 {
+    lowtide_kept_host_bytes = backups::kept(*ordinal).get(),
         "Bytes of the host's memory that ended backups have left for the next ones.";
 } }
 
@@ -225,15 +225,15 @@ impl Page {
             .map(|(ordinal, stats)| (of_device(ordinal), stats))
             .collect();
         self.add(DEVICE_FIGURES, &stats);
-        self.add(KEEPER_FIGURES, &kept);
+        self.add(BACKUP_FIGURES, &kept);
     }
 
     fn regions(&mut self, regions: Vec<OnDeviceFigures>) {
         let labelled = regions.into_iter().map(|region| {
             let labels = [
                 label("device", &region.device.to_string()),
-                label("region", &region.name.tag),
-                label("backup", backup_name(region.name.kind)),
+                label("region", &region.tag),
+                label("backup", backup_name(region.kind)),
             ];
             (labels.concat(), region)
         });
@@ -325,10 +325,10 @@ mod tests {
     #[test]
     fn names_follow_prometheuss_conventions() {
         let devices = DEVICE_FIGURES.iter().map(|figure| figure.family);
-        let keepers = KEEPER_FIGURES.iter().map(|figure| figure.family);
+        let backups = BACKUP_FIGURES.iter().map(|figure| figure.family);
         let regions = REGION_FIGURES.iter().map(|figure| figure.family);
         let times = REGION_TIMES.iter().map(|figure| figure.family);
-        let families = devices.chain(keepers).chain(regions).chain(times);
+        let families = devices.chain(backups).chain(regions).chain(times);
         for Family { name, help } in families {
             assert!(
                 name.starts_with("lowtide_") && help.ends_with('.'),

@@ -104,7 +104,7 @@ pub unsafe extern "C" fn lowtide_visit_segments(
                     let after = numbers.partition_point(|&(start, _)| start <= shown.address);
                     let (_, number) = numbers[after - 1];
                     let region = regions.get(&shown.pool);
-                    let is_paused = region.is_some_and(|region| region.away_since_us.is_some());
+                    let is_paused = region.is_some_and(|region| region.paused_since_us.is_some());
                     let segment = Segment::of(device, &shown, number, is_paused);
                     // SAFETY: it may be called with the context, by the contract of this function.
                     unsafe { visit(context, &raw const segment, blocks.as_ptr(), blocks.len()) };

@@ -196,7 +196,7 @@ fn paused_now() -> Result<Vec<PausedSegment>, Error> {
                 Some(PausedSegment {
                     device: ordinal.unsigned_abs(),
                     event: events::pause_event(true, segment),
-                    time_us: region.away_since_us?,
+                    time_us: region.paused_since_us?,
                     tag: Arc::clone(&region.tag).into(),
                 })
             }));

@@ -2,26 +2,27 @@
 //!
 //! ```text
 //! lowtide_region_enter, leave       table.rs: every region, and which of them this thread is in
-//! lowtide_pause, resume             change.rs: every device of a region, at the same time
-//! ├─ RegionMemory::pause, resume    lowtide-region: one region's memory on one device
-//! ├─ Device                         device.rs: its allocator, and who is notified
-//! ├─ Keeper                         keeper.rs: one device's backups
-//! └─ scrubbing::begin               scrubbing.rs: the driver's own work after it, beside the job
+//! lowtide_pause, resume             change.rs: the regions of a tag, and what errors say
+//! └─ Change::apply                  lowtide-region: every device of a region, at the same time
+//!    ├─ RegionMemory::pause, resume one region's memory on one device
+//!    └─ Device                      device.rs: its allocator, and who is notified
+//!       ├─ CudaBackups              backups.rs: one device's backups
+//!       └─ scrubbing::begin         scrubbing.rs: the driver's own work after it, in the background
 //! ```
 //!
-//! Locks are taken in this order: a device's keeper, the table, an allocator's, the books of a region's memory,
+//! Locks are taken in this order: a device's backups, the table, an allocator's, the books of a region's memory,
 //! the driver's. The first is held while contents are copied and while a device is waited for, the others are
 //! not: whoever allocates and frees, in other regions or in none, goes on meanwhile.
 
+pub(crate) mod backups;
 mod card;
 mod change;
 mod device;
 pub(crate) mod figures;
-pub(crate) mod keeper;
 mod scrubbing;
 pub(crate) mod table;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,7 +115,7 @@ pub unsafe extern "C" fn lowtide_region_pool(
         let kind = kind_of(backup)?;
         let allocator = start::device(device)?;
         let region = table::on_device(device, allocator, tag, kind)?;
-        Ok(region.memory.add_pool(pool.id())?)
+        Ok(region.add_pool(pool.id())?)
     })
 }
 
@@ -251,12 +252,12 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
     let Some(region) = table::memory_of(device, block.pool)? else {
         return Ok(None);
     };
-    Ok(region.memory.host_copy(block)?)
+    Ok(region.host_copy(block)?)
 }
 
 /// Refuses what needs the memory of a device's block, if that is not on the device.
-pub(crate) fn refuse_away(device: c_int, block: &Allocation) -> Result<(), Error> {
-    let Some(tag) = region_away(device, block)? else {
+pub(crate) fn refuse_paused(device: c_int, block: &Allocation) -> Result<(), Error> {
+    let Some(tag) = paused_region(device, block)? else {
         return Ok(());
     };
     let text = format_args!("region {tag:?} is paused: resume it before sharing its blocks");
@@ -264,13 +265,12 @@ pub(crate) fn refuse_away(device: c_int, block: &Allocation) -> Result<(), Error
 }
 
 /// Returns the tag of the region that a device's block is in, if the region's memory is not on the device.
-fn region_away(device: c_int, block: &Allocation) -> Result<Option<Arc<str>>, Error> {
+fn paused_region(device: c_int, block: &Allocation) -> Result<Option<Arc<str>>, Error> {
     let Some(region) = table::memory_of(device, block.pool)? else {
         return Ok(None);
     };
-    let state = region.memory.state()?;
-    let is_away = state != lowtide_region::RegionState::Mapped;
-    Ok(is_away.then(|| Arc::clone(&region.name.tag)))
+    let is_paused = region.state()? != lowtide_region::RegionState::Mapped;
+    Ok(is_paused.then(|| Arc::clone(region.tag())))
 }
 
 /// Returns where the host's copy of some bytes is, which lie in one block.
@@ -343,7 +343,7 @@ pub unsafe extern "C" fn lowtide_is_in_region(
         let tag = unsafe { text_from_c("tag", tag) }?;
         let (device, block) = devices::find_allocation(address_of(memory.cast_mut()))?;
         let found = table::memory_of(device, block.pool)?;
-        let found = found.is_some_and(|region| tag.is_none_or(|tag| *region.name.tag == *tag));
+        let found = found.is_some_and(|region| tag.is_none_or(|tag| **region.tag() == *tag));
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("is_in", is_in, found) }
     })
@@ -361,7 +361,7 @@ pub unsafe extern "C" fn lowtide_is_in_region(
 pub unsafe extern "C" fn lowtide_is_away(memory: *const c_void, is_away: *mut bool) -> Status {
     run(|| {
         let (device, block) = devices::find_allocation(address_of(memory.cast_mut()))?;
-        let found = region_away(device, &block)?.is_some();
+        let found = paused_region(device, &block)?.is_some();
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("is_away", is_away, found) }
     })
@@ -388,7 +388,7 @@ pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> St
     run(|| {
         // SAFETY: it ends with a zero byte, by the contract of this function.
         let path = unsafe { path_from_c(path) }.ok_or_else(|| Error::null("path"))?;
-        keeper::set_directory(path.to_owned())
+        backups::set_directory(path.to_owned())
     })
 }
 
@@ -404,7 +404,7 @@ pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> St
 /// device, gives back what is idle, and fails if it has too little still.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
-    run(|| keeper::set_retain(retain))
+    run(|| backups::set_retain(retain))
 }
 
 /// Writes to `bytes` how much of the host's memory the backups of a device that ended have left for the next ones: mapped,
@@ -419,7 +419,7 @@ pub unsafe extern "C" fn lowtide_kept_host_bytes(device: c_int, bytes: *mut u64)
     run(|| {
         devices::get_checked(device)?;
         // SAFETY: it may be written to, by the contract of this function.
-        unsafe { write_to_c("bytes", bytes, keeper::kept(device).get()) }
+        unsafe { write_to_c("bytes", bytes, backups::kept(device).get()) }
     })
 }
 
@@ -443,7 +443,7 @@ pub extern "C" fn lowtide_release_idle_backups() -> Status {
 /// faster then. Regions are not paused and resumed meanwhile.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_page_lock_backups() -> Status {
-    run(keeper::finish_locking)
+    run(backups::finish_locking)
 }
 
 /// Where a region's memory is.
@@ -528,9 +528,10 @@ pub unsafe extern "C" fn lowtide_visit_regions(
 ) -> Status {
     run(|| {
         let visit = visit.ok_or_else(|| Error::null("visit"))?;
-        for region in table::on_devices()? {
-            let figures = figures::of(&region)?;
-            let shown = Region::of(&figures);
+        for region in table::memories()? {
+            let tag = CString::new(&**region.tag());
+            let tag = tag.map_err(|error| Error::new(Status::Internal, error))?;
+            let shown = Region::of(&tag, &figures::of(&region)?);
             // SAFETY: it may be called with the context, by the contract of this function.
             unsafe { visit(context, &raw const shown) };
         }
@@ -539,14 +540,13 @@ pub unsafe extern "C" fn lowtide_visit_regions(
 }
 
 impl Region {
-    /// The tag is valid as long as the region's figures are.
-    fn of(region: &OnDeviceFigures) -> Region {
+    fn of(tag: &CStr, region: &OnDeviceFigures) -> Region {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let figures = &region.memory;
         Region {
-            tag: region.name.c_tag().as_ptr(),
+            tag: tag.as_ptr(),
             device: region.device,
-            backup: Backup::of(region.name.kind),
+            backup: Backup::of(region.kind),
             state: match figures.state {
                 lowtide_region::RegionState::Mapped => RegionState::Mapped,
                 lowtide_region::RegionState::Pausing => RegionState::Pausing,

@@ -131,7 +131,7 @@ pub extern "C" fn lowtide_detach(memory: *mut c_void) -> Status {
 
 fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {
     let (ordinal, block) = devices::find_allocation(address)?;
-    regions::refuse_away(ordinal, &block)?;
+    regions::refuse_paused(ordinal, &block)?;
     let identity = Identity::of_this_process()?;
     let (device, mapped, named) = drivers::with_physical(ordinal, |physical| {
         let mapped = physical.mapped_range(address, block.size);

@@ -19,7 +19,7 @@ use crate::error::{Error, Status};
 use crate::pluggable::{lowtide_free, lowtide_malloc};
 use crate::pointers::address_of;
 use crate::regions::{
-    self, Backup, keeper, lowtide_pause, lowtide_region_enter, lowtide_region_leave,
+    self, Backup, backups, lowtide_pause, lowtide_region_enter, lowtide_region_leave,
     lowtide_resume, lowtide_retain_backups, table,
 };
 
@@ -205,7 +205,7 @@ pub extern "C" fn tms_set_retain_cpu_backup(retain: bool) {
 #[unsafe(no_mangle)]
 pub extern "C" fn tms_get_retain_cpu_backup() -> bool {
     start();
-    keeper::retains()
+    backups::retains()
 }
 
 /// Like `lowtide_set_memory_margin`.

@@ -180,14 +180,6 @@ impl CudaBackups {
         self.keeper.set_retains(retain);
     }
 
-    /// Releases the memory that is kept for later backups. Returns when it is released.
-    pub fn release_retained(&mut self) {
-        // If the wait for copies fails, their memory stays.
-        let _ = self.finish_copies();
-        self.keeper.release();
-        self.queue.retry();
-    }
-
     /// Returns a handle to the host memory that is kept for later backups, or that the driver refused to release.
     pub fn kept(&self) -> KeptMemory {
         self.keeper.kept(Arc::clone(&self.queue))
@@ -435,6 +427,13 @@ impl Backups for CudaBackups {
             Some(unfinished) => unfinished.is_discarded = true,
             None => self.keeper.keep(memory),
         }
+    }
+
+    fn release_retained(&mut self) {
+        // If the wait for copies fails, their memory stays.
+        let _ = self.finish_copies();
+        self.keeper.release();
+        self.queue.retry();
     }
 
     fn retains(&mut self, backup: &CudaBackup) -> bool {

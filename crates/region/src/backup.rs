@@ -15,9 +15,9 @@ use lowtide_core::{Bytes, DeviceAddress, DriverError};
 /// [`finish`](Backups::finish) says that they are not: what was given to the call stays mapped until then, and what was to
 /// be written is written by no one else. A panic leaves no file behind, and neither does the process when it ends;
 /// one that is killed leaves those that the implementation was told to show.
-pub trait Backups {
+pub trait Backups: Send + 'static {
     /// The contents of some ranges. It is given back by [`discard`](Backups::discard), or when it is dropped.
-    type Backup;
+    type Backup: Send;
 
     /// Returns a backup that is to hold some ranges, none of which is saved yet.
     ///
@@ -71,6 +71,9 @@ pub trait Backups {
     /// Ends a backup. What kept it stays for the next one, or goes back to the system, as the
     /// implementation was told.
     fn discard(&mut self, backup: Self::Backup);
+
+    /// Releases the host memory that is kept for later backups.
+    fn release_retained(&mut self);
 
     /// Returns whether a backup that was restored is kept as it is, to be read, and not discarded with the
     /// resume: until its region is paused again, or has no segment any more.

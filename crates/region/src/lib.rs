@@ -42,7 +42,7 @@ mod reservation;
 mod state;
 
 pub use backup::{BackupError, BackupKind, Backups, MemoryRange};
-pub use change::{Change, release_copies};
+pub use change::{Change, ChangeError, release_copies};
 pub use device::Device;
 pub use error::RegionError;
 pub use figures::RegionFigures;

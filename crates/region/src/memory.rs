@@ -62,14 +62,15 @@ pub enum Copies {
 ///
 /// Locks are taken in this order: the operation that is under way, those of the pools' allocator, the
 /// books, the driver's.
-pub struct RegionMemory<D, B: Backups> {
+pub struct RegionMemory<D: Device> {
     device: D,
     kind: Option<BackupKind>,
     pools: RegionPools,
-    /// Held while the region is being paused or resumed.
-    operation: Mutex<()>,
-    books: Mutex<Books<B::Backup>>,
+    books: Mutex<Books<BackupOf<D>>>,
 }
+
+/// A backup of one region.
+type BackupOf<D> = <<D as Device>::Backups as Backups>::Backup;
 
 #[derive(Debug)]
 struct Books<K> {
@@ -89,7 +90,7 @@ struct Books<K> {
     figures: RegionFigures,
 }
 
-impl<D: Device, B: Backups> RegionMemory<D, B> {
+impl<D: Device> RegionMemory<D> {
     /// Returns the memory of the region called `tag`, which has nothing yet. `kind` says what becomes of contents while it
     /// is paused: they are lost where it is `None`. `own_pool` is the pool of requests in the region, which
     /// [`RegionMemory::create_pool`] makes. The device is called for nothing yet.
@@ -98,12 +99,11 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         tag: Arc<str>,
         kind: Option<BackupKind>,
         own_pool: MempoolId,
-    ) -> RegionMemory<D, B> {
+    ) -> RegionMemory<D> {
         RegionMemory {
             device,
             kind,
             pools: RegionPools::new(tag, own_pool),
-            operation: Mutex::new(()),
             books: Mutex::new(Books {
                 state: RegionState::Mapped,
                 refuses: false,
@@ -119,6 +119,16 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Returns the device.
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// Returns the region's name.
+    pub fn tag(&self) -> &Arc<str> {
+        &self.pools.tag
+    }
+
+    /// Returns where contents are kept while the region is paused; `None` if they are lost.
+    pub fn kind(&self) -> Option<BackupKind> {
+        self.kind
     }
 
     /// Returns every pool that has the region's memory.
@@ -138,8 +148,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// # Errors
     ///
     /// [`RegionError`]; the region is then mapped as before, but where the error says that it is not.
-    pub fn pause(&self, backups: &mut B) -> Result<(), RegionError> {
-        self.take_away(backups, self.kind)
+    pub fn pause(&self) -> Result<(), RegionError> {
+        self.take_away(self.kind)
     }
 
     /// As [`RegionMemory::pause`], and keeps nothing, whatever the region's kind is: of a region that an earlier pause left
@@ -148,8 +158,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// # Errors
     ///
     /// As [`RegionMemory::pause`].
-    pub fn pause_and_drop(&self, backups: &mut B) -> Result<(), RegionError> {
-        self.take_away(backups, None)
+    pub fn pause_and_drop(&self) -> Result<(), RegionError> {
+        self.take_away(None)
     }
 
     /// Brings the memory back, and what the blocks held that the program still holds. Does nothing where
@@ -158,18 +168,18 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// # Errors
     ///
     /// [`RegionError`]; the region is then paused as before, but where the error says that it is not.
-    pub fn resume(&self, backups: &mut B) -> Result<(), RegionError> {
-        let _operation = self.operation.lock()?;
-        let finished = self.finish_copies(backups);
+    pub fn resume(&self) -> Result<(), RegionError> {
+        let mut backups = self.device.lock_backups()?;
+        let finished = self.finish_copies(&mut backups);
         if self.state()? == RegionState::Mapped {
             return self.admit();
         }
         finished?;
-        self.come_back(backups)
+        self.come_back(&mut backups)
     }
 
     /// Resumes a region that is paused.
-    fn come_back(&self, backups: &mut B) -> Result<(), RegionError> {
+    fn come_back(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let start = Instant::now();
         let mut books = self.books()?;
         books.state = RegionState::Resuming;
@@ -208,15 +218,15 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// # Errors
     ///
     /// [`RegionError::Stopped`].
-    pub fn release_retained(&self, copies: Copies, backups: &mut B) -> Result<(), RegionError> {
+    pub fn release_copy(&self, copies: Copies) -> Result<(), RegionError> {
         let is_it = |saved: &Saved<_>| match copies {
             Copies::All => true,
             Copies::Unshown => saved.is_over || !saved.is_shown,
             Copies::Ended => saved.is_over,
         };
-        let _operation = self.operation.lock()?;
+        let mut backups = self.device.lock_backups()?;
         // As in `trim`.
-        let _ = self.finish_copies(backups);
+        let _ = self.finish_copies(&mut backups);
         let mut books = self.books()?;
         let is_mapped = books.state == RegionState::Mapped;
         let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));
@@ -234,11 +244,11 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// # Errors
     ///
     /// [`RegionError`] of the pools; what was given back by then is, and the next call does the rest.
-    pub fn trim(&self, backups: &mut B) -> Result<(), RegionError> {
-        let _operation = self.operation.lock()?;
+    pub fn trim(&self) -> Result<(), RegionError> {
+        let mut backups = self.device.lock_backups()?;
         self.pools.trim_and_list(&self.device)?;
         // Where nobody can tell, the next call gives it back.
-        let _ = self.finish_copies(backups);
+        let _ = self.finish_copies(&mut backups);
         let mut books = self.books()?;
         // A pause may have left memory on the device.
         books.tidy(&self.device);
@@ -275,11 +285,12 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     }
 
     fn notify(&self, is_leaving: bool) {
-        self.device.notify(is_leaving, |pool| self.pools.has(pool));
+        let has_pool = |pool| self.pools.has(pool);
+        self.device.notify(&self.pools.tag, is_leaving, has_pool);
     }
 
     /// Makes memory for every segment and restores what it held. Returns what that was.
-    fn bring_back(&self, backups: &mut B) -> Result<Copied, RegionError> {
+    fn bring_back(&self, backups: &mut D::Backups) -> Result<Copied, RegionError> {
         let mut held = self.pools.trim_and_list(&self.device)?;
         let mut books = self.books()?;
         // What an earlier pause left where no segment is any more would be missing elsewhere. Nobody used it since.
@@ -334,7 +345,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
 
     /// Waits for the copies of a backup that failed, where they may be under way. They may be after an error, which
     /// leaves all as it is.
-    fn finish_copies(&self, backups: &mut B) -> Result<(), RegionError> {
+    fn finish_copies(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let mut books = self.books()?;
         if !books.is_copied {
             return Ok(());
@@ -350,7 +361,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     }
 
     /// Returns whether the copies of a backup that has just failed have ended. Otherwise what is mapped stays so.
-    fn have_copies_ended(&self, backups: &mut B) -> Result<bool, RegionError> {
+    fn have_copies_ended(&self, backups: &mut D::Backups) -> Result<bool, RegionError> {
         let ended = backups.finish();
         self.books()?.is_copied = ended.is_err();
         Ok(ended.is_ok())
@@ -373,12 +384,12 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
         Ok(())
     }
 
-    fn books(&self) -> Result<MutexGuard<'_, Books<B::Backup>>, RegionError> {
+    fn books(&self) -> Result<MutexGuard<'_, Books<BackupOf<D>>>, RegionError> {
         Ok(self.books.lock()?)
     }
 }
 
-impl<D, B: Backups> fmt::Debug for RegionMemory<D, B> {
+impl<D: Device> fmt::Debug for RegionMemory<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut memory = f.debug_struct("RegionMemory");
         memory.field("kind", &self.kind).finish_non_exhaustive()

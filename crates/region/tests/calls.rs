@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{TestBackups, TestDriver, TestRegion, allocator};
+use common::{TestDriver, TestRegion, allocator};
 use lowtide_core::{Bytes, Config, Stream};
 use lowtide_sim::Call;
 
@@ -32,7 +32,6 @@ fn a_thousand_segments_are_few_pieces() {
     let driver = TestDriver::new(Bytes::gib(64));
     let allocator = allocator(&driver, &Config::default());
     let region = TestRegion::new(1, None, &driver, &allocator);
-    let mut backups = TestBackups::new(&driver);
     let before = calls(&driver);
     for _ in 0..1024 {
         region
@@ -46,15 +45,15 @@ fn a_thousand_segments_are_few_pieces() {
     assert!(mapped <= Bytes::gib(33), "{mapped}");
 
     let before = calls(&driver);
-    region.pause(&mut backups).expect("nothing fails");
+    region.pause().expect("nothing fails");
     assert_eq!(since(&driver, before), [0, 0, 0, 1, creates]);
     let before = calls(&driver);
-    region.resume(&mut backups).expect("nothing fails");
+    region.resume().expect("nothing fails");
     assert_eq!(since(&driver, before), [32, 32, 1, 0, 0]);
     let before = calls(&driver);
-    region.pause(&mut backups).expect("nothing fails");
+    region.pause().expect("nothing fails");
     assert_eq!(since(&driver, before), [0, 0, 0, 1, 32]);
-    region.resume(&mut backups).expect("nothing fails");
+    region.resume().expect("nothing fails");
     assert_eq!(
         region.memory.figures().expect("no call panics").mapped,
         Bytes::gib(32)
@@ -67,7 +66,6 @@ fn a_large_segment_is_one_piece() {
     let driver = TestDriver::new(Bytes::gib(64));
     let allocator = allocator(&driver, &Config::default());
     let region = TestRegion::new(1, None, &driver, &allocator);
-    let mut backups = TestBackups::new(&driver);
     for gib in [32, 3] {
         let before = calls(&driver);
         region
@@ -78,9 +76,9 @@ fn a_large_segment_is_one_piece() {
     region
         .allocate(Bytes::mib(32), Stream(0))
         .expect("there is room");
-    region.pause(&mut backups).expect("nothing fails");
+    region.pause().expect("nothing fails");
     let before = calls(&driver);
-    region.resume(&mut backups).expect("nothing fails");
+    region.resume().expect("nothing fails");
     assert_eq!(since(&driver, before), [3, 3, 1, 0, 0]);
 }
 

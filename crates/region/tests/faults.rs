@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::sync::MutexGuard;
+
 use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
 use lowtide_core::{AllocError, Bytes, Config, DriverError, Stream};
 use lowtide_region::{BackupKind, MemoryRange, RegionError, RegionState};
@@ -15,7 +17,6 @@ struct World {
     driver: TestDriver,
     allocator: Allocator,
     region: TestRegion,
-    backups: TestBackups,
     held: Vec<(MemoryRange, u64)>,
 }
 
@@ -25,7 +26,6 @@ impl World {
         let allocator = allocator(&driver, &Config::default());
         let region = TestRegion::new(1, kind, &driver, &allocator);
         let mut world = World {
-            backups: TestBackups::new(&driver),
             driver,
             allocator,
             region,
@@ -53,6 +53,10 @@ impl World {
         world
     }
 
+    fn backups(&self) -> MutexGuard<'_, TestBackups> {
+        self.region.backups()
+    }
+
     fn state(&self) -> RegionState {
         self.region.memory.state().expect("no call panics")
     }
@@ -61,12 +65,12 @@ impl World {
         self.region.memory.figures().expect("no call panics").mapped
     }
 
-    fn pause(&mut self) -> Result<(), RegionError> {
-        self.region.pause(&mut self.backups)
+    fn pause(&self) -> Result<(), RegionError> {
+        self.region.pause()
     }
 
-    fn resume(&mut self) -> Result<(), RegionError> {
-        self.region.resume(&mut self.backups)
+    fn resume(&self) -> Result<(), RegionError> {
+        self.region.resume()
     }
 
     /// Looks at the contents, but for those that the program said may be lost.
@@ -89,7 +93,7 @@ impl World {
         assert_eq!(self.allocator.empty_cache(), Ok(()));
         assert_eq!(self.driver.leaks(), [""; 0]);
         assert_eq!(self.driver.wrongs(), [""; 0]);
-        assert_eq!(self.backups.count(), 0);
+        assert_eq!(self.region.backups().count(), 0);
     }
 }
 
@@ -104,7 +108,7 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
         for error in [failed(), DriverError::OutOfMemory] {
             let mut failures = 0;
             let count = for_each_call(|nth| {
-                let mut world = World::new(kind);
+                let world = World::new(kind);
                 let before = (world.driver.failures(), world.mapped());
                 world
                     .driver
@@ -166,7 +170,7 @@ fn a_call_that_fails_while_resuming_loses_nothing() {
     for kind in KINDS {
         for error in [failed(), DriverError::OutOfMemory] {
             let count = for_each_call(|nth| {
-                let mut world = World::new(kind);
+                let world = World::new(kind);
                 world.pause().expect("nothing fails yet");
                 let failures = world.driver.failures();
                 world
@@ -202,17 +206,17 @@ const BACKUP_CALLS: u64 = 1 + 4;
 fn a_backup_that_fails_loses_nothing() {
     for kind in [BackupKind::Host, BackupKind::Disk] {
         for (panics, nth) in (0..BACKUP_CALLS).flat_map(|nth| [(false, nth), (true, nth)]) {
-            let mut world = World::new(Some(kind));
+            let world = World::new(Some(kind));
             let mapped = world.mapped();
-            world.backups.panics = panics;
-            world.backups.fails_in = Some(nth);
+            world.backups().panics = panics;
+            world.backups().fails_in = Some(nth);
             assert!(matches!(world.pause(), Err(RegionError::Backup(_))));
             assert_eq!(world.state(), RegionState::Mapped);
             // Room for segments to come does not come back, where it had left.
             assert!(world.mapped() <= mapped && (nth > 2 || world.mapped() == mapped));
             world.check_contents(false);
             world.pause().expect("nothing fails any more");
-            world.backups.fails_in = Some(0);
+            world.backups().fails_in = Some(0);
             assert!(matches!(world.resume(), Err(RegionError::Backup(_))));
             assert_eq!(
                 (world.state(), world.mapped()),
@@ -227,9 +231,9 @@ fn a_backup_that_fails_loses_nothing() {
 
 #[test]
 fn what_is_saved_leaves_before_the_rest_is() {
-    let mut world = World::new(Some(BackupKind::Host));
+    let world = World::new(Some(BackupKind::Host));
     world.pause().expect("nothing fails");
-    let in_use = &world.backups.in_use;
+    let in_use = world.backups().in_use.clone();
     assert_eq!(in_use.len() as u64, BACKUP_CALLS - 1);
     assert!(
         in_use.windows(2).all(|pair| pair[1] < pair[0]),
@@ -243,28 +247,25 @@ fn what_is_saved_leaves_before_the_rest_is() {
 /// Two failures: a step of the backup, and any call of the driver before or after.
 #[test]
 fn a_backup_and_a_call_that_fail_lose_nothing() {
-    for (nth_step, way_out) in (0..BACKUP_CALLS).flat_map(|nth| {
-        [
-            (nth, World::resume as fn(&mut World) -> _),
-            (nth, World::pause),
-        ]
-    }) {
+    for (nth_step, way_out) in (0..BACKUP_CALLS)
+        .flat_map(|nth| [(nth, World::resume as fn(&World) -> _), (nth, World::pause)])
+    {
         let mut kept_away = 0;
         let count = for_each_call(|nth| {
-            let mut world = World::new(Some(BackupKind::Host));
+            let world = World::new(Some(BackupKind::Host));
             let failures = world.driver.failures();
-            world.backups.fails_in = Some(nth_step);
+            world.backups().fails_in = Some(nth_step);
             world
                 .driver
                 .set_faults(FaultPlan::nth_of_any(nth, failed()));
             let error = world.pause().expect_err("the backup fails");
             world.driver.set_faults(FaultPlan::none());
-            world.backups.fails_in = None;
+            world.backups().fails_in = None;
             let is_away = world.state() == RegionState::Paused;
             assert_eq!(is_away, error.is_paused(), "{error}");
             kept_away += u32::from(is_away);
             let has_failed = world.driver.failures() > failures;
-            way_out(&mut world).expect("nothing fails any more");
+            way_out(&world).expect("nothing fails any more");
             world.resume().expect("nothing fails any more");
             world.check_contents(true);
             world.end();
@@ -281,7 +282,7 @@ fn a_backup_and_a_call_that_fail_lose_nothing() {
 /// Copies go on after their call has failed, and so many waits for them fail.
 #[test]
 fn what_copies_may_use_stays_mapped() {
-    let ways_out = [World::resume as fn(&mut World) -> _, World::pause];
+    let ways_out = [World::resume as fn(&World) -> _, World::pause];
     let mut kept = 0;
     for (nth, failing_waits, panics) in (1..=2 * BACKUP_CALLS)
         .flat_map(|nth| (1..4).map(move |waits| (nth, waits, false)))
@@ -289,10 +290,10 @@ fn what_copies_may_use_stays_mapped() {
     {
         for (way_out, more_failures) in ways_out.into_iter().zip([0, 1]) {
             let mut world = World::new(Some(BackupKind::Host));
-            world.backups.panics = panics;
-            world.backups.fails_in = Some(nth);
-            world.backups.more_failures = more_failures;
-            world.backups.failing_waits = failing_waits;
+            world.backups().panics = panics;
+            world.backups().fails_in = Some(nth);
+            world.backups().more_failures = more_failures;
+            world.backups().failing_waits = failing_waits;
             if world.pause().is_ok() && world.resume().is_err() {
                 kept += u32::from(!world.mapped().is_zero());
             }
@@ -302,8 +303,9 @@ fn what_copies_may_use_stays_mapped() {
                 assert_eq!(world.region.allocator.empty_cache(), Ok(()));
             }
             assert_eq!(world.driver.wrongs(), [""; 0], "{nth} {failing_waits}");
-            (world.backups.fails_in, world.backups.failing_waits) = (None, 0);
-            way_out(&mut world).expect("nothing fails any more");
+            world.backups().fails_in = None;
+            world.backups().failing_waits = 0;
+            way_out(&world).expect("nothing fails any more");
             world.resume().expect("nothing fails any more");
             world.check_contents(false);
             world.end();
@@ -315,11 +317,11 @@ fn what_copies_may_use_stays_mapped() {
 /// A wait fails once. The pause that failed leaves the region as it was, for new memory, too.
 #[test]
 fn requests_are_served_once_the_copies_of_a_failed_pause_have_ended() {
-    let mut world = World::new(Some(BackupKind::Host));
-    world.backups.fails_in = Some(1);
-    world.backups.failing_waits = 1;
+    let world = World::new(Some(BackupKind::Host));
+    world.backups().fails_in = Some(1);
+    world.backups().failing_waits = 1;
     assert!(world.pause().is_err());
-    assert_eq!(world.backups.failing_waits, 0);
+    assert_eq!(world.backups().failing_waits, 0);
     let request = world.region.allocate(Bytes::mib(24), Stream(0));
     let block = request.expect("nothing fails any more");
     assert_eq!(world.region.allocator.free(block.address), Ok(()));
@@ -332,8 +334,8 @@ fn requests_are_served_once_the_copies_of_a_failed_pause_have_ended() {
 fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
     let mut world = World::new(Some(BackupKind::Host));
     let mapped = world.mapped();
-    world.backups.fails_in = Some(1);
-    world.backups.failing_waits = 8;
+    world.backups().fails_in = Some(1);
+    world.backups().failing_waits = 8;
     assert!(world.pause().is_err());
     assert!(world.pause().is_err() && world.pause().is_err());
     assert_eq!(
@@ -344,13 +346,13 @@ fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
         assert_eq!(world.region.allocator.free(range.address), Ok(()));
     }
     assert_eq!(world.region.allocator.empty_cache(), Ok(()));
-    let trim = |world: &mut World| world.region.memory.trim(&mut world.backups);
-    trim(&mut world).expect("what cannot go stays");
+    let trim = |world: &World| world.region.memory.trim();
+    trim(&world).expect("what cannot go stays");
     assert_eq!(world.mapped(), mapped);
     let request = |world: &World| world.region.allocate(Bytes::mib(24), Stream(0));
     assert!(request(&world).is_err(), "copies may use it");
-    world.backups.failing_waits = 0;
-    trim(&mut world).expect("nothing fails any more");
+    world.backups().failing_waits = 0;
+    trim(&world).expect("nothing fails any more");
     assert_eq!(world.mapped(), Bytes::ZERO);
     let served = request(&world).expect("the copies have ended");
     assert_eq!(world.region.allocator.free(served.address), Ok(()));
@@ -364,9 +366,9 @@ fn what_is_saved_by_a_pause_that_fails_is_kept_if_it_cannot_be_put_back() {
         let mut count = 0;
         for nth in 0..BACKUP_CALLS {
             for way_out in [World::resume, World::pause] {
-                let mut world = World::new(Some(kind));
-                world.backups.fails_in = Some(nth);
-                world.backups.more_failures = 1;
+                let world = World::new(Some(kind));
+                world.backups().fails_in = Some(nth);
+                world.backups().more_failures = 1;
                 let paused = world.pause();
                 if matches!(paused, Err(RegionError::NotPutBack { .. })) {
                     assert_eq!(world.state(), RegionState::Paused);
@@ -374,10 +376,10 @@ fn what_is_saved_by_a_pause_that_fails_is_kept_if_it_cannot_be_put_back() {
                 } else {
                     assert!(matches!(paused, Err(RegionError::Backup(_))), "{paused:?}");
                     assert_eq!(world.state(), RegionState::Mapped);
-                    world.backups.fails_in = None;
+                    world.backups().fails_in = None;
                 }
-                world.backups.more_failures = 0;
-                way_out(&mut world).expect("nothing fails any more");
+                world.backups().more_failures = 0;
+                way_out(&world).expect("nothing fails any more");
                 world.resume().expect("nothing fails any more");
                 world.check_contents(true);
                 world.end();
@@ -396,9 +398,8 @@ impl World {
             world.driver.fail_unmap_then(nth, then);
             world
         });
-        let is_it =
-            |world: &mut World| matches!(world.pause(), Err(RegionError::NotPutBack { .. }));
-        let world = worlds.find_map(|mut world| is_it(&mut world).then_some(world));
+        let is_it = |world: &World| matches!(world.pause(), Err(RegionError::NotPutBack { .. }));
+        let world = worlds.find(is_it);
         world.expect("an unmap fails after everything is saved")
     }
 }
@@ -409,10 +410,10 @@ fn what_cannot_be_put_back_is_kept() {
     for kind in KINDS {
         for then in [Call::Map, Call::SetAccess] {
             for way_out in [World::resume, World::pause] {
-                let mut world = World::not_put_back(kind, then);
+                let world = World::not_put_back(kind, then);
                 assert_eq!(world.state(), RegionState::Paused);
                 world.driver.set_faults(FaultPlan::none());
-                way_out(&mut world).expect("nothing fails any more");
+                way_out(&world).expect("nothing fails any more");
                 world.resume().expect("nothing fails any more");
                 world.check_contents(true);
                 world.end();
@@ -426,7 +427,7 @@ fn what_cannot_be_put_back_is_kept() {
 fn what_cannot_be_put_back_outlives_a_resume_that_fails() {
     for kind in KINDS {
         let count = for_each_call(|nth| {
-            let mut world = World::not_put_back(kind, Call::Map);
+            let world = World::not_put_back(kind, Call::Map);
             let failures = world.driver.failures();
             world
                 .driver
@@ -448,9 +449,9 @@ fn what_cannot_be_put_back_outlives_a_resume_that_fails() {
 impl World {
     /// Returns a world whose pause failed at a step of the backup, and then at the copy back of what had left.
     fn partly_saved() -> World {
-        let mut world = World::new(Some(BackupKind::Host));
-        world.backups.fails_in = Some(3);
-        world.backups.more_failures = 1;
+        let world = World::new(Some(BackupKind::Host));
+        world.backups().fails_in = Some(3);
+        world.backups().more_failures = 1;
         assert!(matches!(world.pause(), Err(RegionError::NotPutBack { .. })));
         let figures = world.region.memory.figures().expect("no call panics");
         assert!(!figures.mapped.is_zero() && !figures.host.is_zero());
@@ -463,12 +464,12 @@ impl World {
 fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
     for act in [World::resume, World::pause] {
         let count = for_each_call(|nth| {
-            let mut world = World::partly_saved();
+            let world = World::partly_saved();
             let failures = world.driver.failures();
             world
                 .driver
                 .set_faults(FaultPlan::nth_of_any(nth, failed()));
-            let _ = act(&mut world);
+            let _ = act(&world);
             world.driver.set_faults(FaultPlan::none());
             let has_failed = world.driver.failures() > failures;
             world.resume().expect("nothing fails any more");
@@ -484,9 +485,9 @@ fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
 /// However it may be that little is left on the device: nobody wants what was there.
 #[test]
 fn what_is_partly_saved_can_be_dropped_without_room() {
-    let mut world = World::partly_saved();
+    let world = World::partly_saved();
     let calls = [Call::Create, Call::Map].map(|call| world.driver.calls(call));
-    let paused = world.region.memory.pause_and_drop(&mut world.backups);
+    let paused = world.region.memory.pause_and_drop();
     paused.expect("it takes no memory");
     assert_eq!(
         calls,
@@ -496,7 +497,7 @@ fn what_is_partly_saved_can_be_dropped_without_room() {
         (world.state(), world.mapped()),
         (RegionState::Paused, Bytes::ZERO)
     );
-    assert_eq!(world.backups.count(), 0);
+    assert_eq!(world.backups().count(), 0);
     world.resume().expect("nothing fails");
     for &(range, _) in &world.held {
         assert!(world.driver.is_usable(range));
@@ -507,9 +508,9 @@ fn what_is_partly_saved_can_be_dropped_without_room() {
 /// A pause that was to keep nothing, and left what it could not put back: the next is to keep it.
 #[test]
 fn what_a_drop_could_not_put_back_is_saved_by_the_next_pause() {
-    let mut world = World::new(Some(BackupKind::Host));
+    let world = World::new(Some(BackupKind::Host));
     world.driver.fail_unmap_then(2, Call::Map);
-    let dropped = world.region.memory.pause_and_drop(&mut world.backups);
+    let dropped = world.region.memory.pause_and_drop();
     assert!(matches!(dropped, Err(RegionError::NotPutBack { .. })));
     world.driver.set_faults(FaultPlan::none());
     world.pause().expect("nothing fails any more");
@@ -535,7 +536,7 @@ fn blocks_of_what_is_partly_saved_may_go() {
             assert_eq!(world.region.allocator.free(range.address), Ok(()));
         }
         if is_trimmed {
-            let trimmed = world.region.memory.trim(&mut world.backups);
+            let trimmed = world.region.memory.trim();
             trimmed.expect("nothing fails");
         }
         world.resume().expect("nothing fails");
@@ -551,14 +552,13 @@ fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
     let config: Config = "direct".parse().expect("there is such a strategy");
     let allocator = allocator(&driver, &config);
     let region = TestRegion::new(1, Some(BackupKind::Host), &driver, &allocator);
-    let mut backups = TestBackups::new(&driver);
     let [gone, kept] = [96, 64].map(|mib| {
         let range = region.allocate(Bytes::mib(mib), Stream(0));
         range.expect("there is room")
     });
     driver.write(kept, 7);
     driver.set_faults(FaultPlan::nth(Call::Release, 1, failed()));
-    let paused = region.pause(&mut backups);
+    let paused = region.pause();
     assert!(
         matches!(paused, Err(RegionError::StillHeld { size, .. }) if size >= gone.size),
         "{paused:?}"
@@ -567,7 +567,7 @@ fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
     let other = region.allocator.allocate(Bytes::mib(128), Stream(0));
     other.expect("there is room");
     let waits = driver.calls(Call::SynchronizeStream);
-    region.resume(&mut backups).expect("there is room");
+    region.resume().expect("there is room");
     assert_eq!(driver.calls(Call::SynchronizeStream), waits);
     assert!(driver.check(kept, 7));
     assert_eq!(driver.wrongs(), [""; 0]);
@@ -585,15 +585,14 @@ enum Act {
 impl World {
     /// Some of the next uses of the allocator find no pools: the first if the lowest bit is set, and so on. Returns how
     /// many did, too.
-    fn act(&mut self, act: Act, refused: u64) -> (Result<(), RegionError>, u64) {
+    fn act(&self, act: Act, refused: u64) -> (Result<(), RegionError>, u64) {
         let memory = &self.region.memory;
         let before = self.region.device().refusals();
         self.region.device().refuse(refused);
-        let backups = &mut self.backups;
         let outcome = match act {
-            Act::Pause => memory.pause(backups),
-            Act::Resume => memory.resume(backups),
-            Act::Trim | Act::TrimPaused => memory.trim(backups),
+            Act::Pause => memory.pause(),
+            Act::Resume => memory.resume(),
+            Act::Trim | Act::TrimPaused => memory.trim(),
         };
         self.region.device().refuse(0);
         (outcome, self.region.device().refusals() - before)

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{TestBackups, TestDriver, TestRegion, allocator, failed};
+use common::{TestDriver, TestRegion, allocator, failed};
 use lowtide_core::{AllocError, Bytes, Config, Stream};
 use lowtide_region::{BackupError, BackupKind, Copies, RegionError, RegionState};
 use lowtide_sim::{Call, FaultPlan};
@@ -22,7 +22,6 @@ fn region(strategy: &str, kind: BackupKind) -> (TestDriver, TestRegion) {
 fn a_block_that_is_freed_while_its_region_is_resumed_is_not_restored() {
     for strategy in ["direct", "buddy", "slab"] {
         let (driver, region) = region(strategy, BackupKind::Host);
-        let mut backups = TestBackups::new(&driver);
         let allocate = |value| {
             let range = region.allocate(Bytes::mib(40), Stream(0));
             let range = range.expect("there is room");
@@ -30,13 +29,13 @@ fn a_block_that_is_freed_while_its_region_is_resumed_is_not_restored() {
             range
         };
         let (kept, freed) = (allocate(1), allocate(2));
-        region.pause(&mut backups).expect("nothing fails");
+        region.pause().expect("nothing fails");
         let allocator = region.allocator.clone();
         // After the blocks of the region's own pool were listed, and before those of the other one are.
         region.device().before_use(1, move || {
             assert_eq!(allocator.free(freed.address), Ok(()));
         });
-        let resumed = region.resume(&mut backups);
+        let resumed = region.resume();
         resumed.expect("nothing fails");
         assert!(driver.check(kept, 1), "{strategy}");
         assert_eq!(driver.wrongs(), [""; 0]);
@@ -48,7 +47,6 @@ fn a_block_that_is_freed_while_its_region_is_resumed_is_not_restored() {
 fn a_pause_that_fails_is_undone_without_what_was_freed_meanwhile() {
     for (strategy, steps_before) in [("direct", 1), ("direct", 2), ("buddy", 3), ("slab", 2)] {
         let (driver, region) = region(strategy, BackupKind::Host);
-        let mut backups = TestBackups::new(&driver);
         let blocks = [1, 2, 3, 4, 5, 6, 7, 8].map(|value| {
             let range = region.allocate(Bytes::mib(40), Stream(0));
             let range = range.expect("there is room");
@@ -57,12 +55,12 @@ fn a_pause_that_fails_is_undone_without_what_was_freed_meanwhile() {
         });
         let [(freed, _), kept @ ..] = blocks;
         // Its beginning is a call, too.
-        backups.fails_in = Some(1 + steps_before);
+        region.backups().fails_in = Some(1 + steps_before);
         let allocator = region.allocator.clone();
         region.device().when_notified(true, move || {
             assert_eq!(allocator.free(freed.address), Ok(()));
         });
-        let paused = region.pause(&mut backups);
+        let paused = region.pause();
         assert!(
             matches!(
                 paused,
@@ -75,15 +73,14 @@ fn a_pause_that_fails_is_undone_without_what_was_freed_meanwhile() {
         for (range, value) in kept {
             assert!(driver.check(range, value), "{strategy}");
         }
-        assert_eq!(backups.count(), 0);
+        assert_eq!(region.backups().count(), 0);
         assert_eq!(driver.wrongs(), [""; 0]);
     }
 }
 
 #[test]
 fn a_request_meets_a_region_that_serves_it_or_says_that_it_is_paused() {
-    let (driver, region) = region("caching", BackupKind::Host);
-    let mut backups = TestBackups::new(&driver);
+    let (_, region) = region("caching", BackupKind::Host);
     let answers = Arc::new(Mutex::new(Vec::new()));
     let request = || {
         let (allocator, pool, answers) = (region.allocator.clone(), region.pool, answers.clone());
@@ -94,9 +91,9 @@ fn a_request_meets_a_region_that_serves_it_or_says_that_it_is_paused() {
     };
     // Before the pools are set to refuse requests, and before they are set to serve them.
     region.device().before_use(0, request());
-    region.pause(&mut backups).expect("nothing fails");
+    region.pause().expect("nothing fails");
     region.device().when_notified(false, request());
-    region.resume(&mut backups).expect("nothing fails");
+    region.resume().expect("nothing fails");
     let paused = AllocError::Paused {
         region: "kv".into(),
     };
@@ -116,43 +113,45 @@ fn a_retained_copy_outlives_the_last_segment_until_someone_has_the_backups() {
 
 fn outlive_the_last_segment(faults: FaultPlan) {
     let (driver, region) = region("caching", BackupKind::Host);
-    let mut backups = TestBackups::new(&driver);
-    backups.retains = true;
+    region.backups().retains = true;
+    let copies = || {
+        let backups = region.backups();
+        (backups.count(), backups.discards)
+    };
     let range = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
-    region.pause(&mut backups).expect("nothing fails");
-    region.resume(&mut backups).expect("nothing fails");
+    region.pause().expect("nothing fails");
+    region.resume().expect("nothing fails");
     region.allocator.free(range.address).expect("it is held");
     driver.set_faults(faults);
     region.allocator.empty_cache().expect("nothing fails");
-    assert_eq!((backups.count(), backups.discards), (1, 0));
+    assert_eq!(copies(), (1, 0));
     assert_eq!(region.memory.figures().expect("no panic").host, Bytes::ZERO);
     // It is nobody's copy, not even that of a block at the same address.
     let later = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
     assert_eq!(region.host_copy(later), None);
-    let released = region.memory.release_retained(Copies::Ended, &mut backups);
+    let released = region.memory.release_copy(Copies::Ended);
     released.expect("no panic");
-    assert_eq!((backups.count(), backups.discards), (0, 1));
+    assert_eq!(copies(), (0, 1));
 }
 
 /// A copy ends with its block, whatever lies at the address later.
 #[test]
 fn what_is_handed_out_where_a_copy_is_of_is_noted() {
-    let (driver, region) = region("caching", BackupKind::Host);
-    let mut backups = TestBackups::new(&driver);
-    backups.retains = true;
+    let (_, region) = region("caching", BackupKind::Host);
+    region.backups().retains = true;
     let [one, other] = [0, 1].map(|_| region.allocate(Bytes::mib(4), Stream(1)).expect("room"));
-    region.pause(&mut backups).expect("nothing fails");
+    region.pause().expect("nothing fails");
     assert!(!region.allocator.is_watched(one.address));
-    region.resume(&mut backups).expect("nothing fails");
+    region.resume().expect("nothing fails");
     region.allocator.free(one.address).expect("it is held");
     let later = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
     assert_eq!(later, one, "the address is used again");
     let is_watched = [one, other].map(|range| region.allocator.is_watched(range.address));
     assert_eq!(is_watched, [false, true]);
-    region.pause(&mut backups).expect("nothing fails");
-    region.resume(&mut backups).expect("nothing fails");
+    region.pause().expect("nothing fails");
+    region.resume().expect("nothing fails");
     assert!(region.allocator.is_watched(one.address));
-    let released = region.memory.release_retained(Copies::All, &mut backups);
+    let released = region.memory.release_copy(Copies::All);
     released.expect("no panic");
     assert!(!region.allocator.is_watched(one.address));
 }

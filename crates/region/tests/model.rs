@@ -1,28 +1,44 @@
-//! Random programs over three regions, each beside a shadow of what the program holds: after every step, states,
-//! contents, addresses and the memory of the device are what they must be, whatever failed.
+//! Random programs over four regions on two devices, each beside a shadow of what the program holds: after every step,
+//! states, contents, addresses and the memory of the devices are what they must be, whatever failed.
 //!
-//! One thread. Threads are in the tests of the C interface.
+//! A change of several regions has a thread for each device. Other threads are in the tests of the C interface.
 
 mod common;
 
-use common::{Allocator, TestBackups, TestDriver, TestRegion, allocator, failed};
-use lowtide_core::{
-    AllocError, Bytes, CheckLevel, DeviceAddress, DriverError, SegmentSnapshot, Stream,
+use std::ptr;
+use std::sync::Arc;
+
+use common::{Allocator, TestDevice, TestDriver, TestRegion, allocator_of, failed};
+use lowtide_core::{AllocError, Bytes, CheckLevel, DriverError, SegmentSnapshot, Stream};
+use lowtide_region::{
+    BackupKind, Change, ChangeError, Copies, MemoryRange, RegionError, RegionMemory, RegionState,
+    release_copies,
 };
-use lowtide_region::{BackupKind, Copies, MemoryRange, RegionError, RegionState};
 use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan};
 use proptest::prelude::*;
 
-/// Little, so that programs run out of it.
-const CAPACITY: Bytes = Bytes::mib(256);
+/// What each device has: little, so that programs run out of it.
+const CAPACITIES: [Bytes; 2] = [Bytes::mib(256), Bytes::mib(96)];
+
+/// Where each region's contents are kept.
+const KINDS: [Option<BackupKind>; REGIONS] = [
+    Some(BackupKind::Host),
+    Some(BackupKind::Disk),
+    None,
+    Some(BackupKind::Host),
+];
+const REGIONS: usize = 4;
+
+/// The device of each region, and then of what is in no region.
+const DEVICES: [usize; REGIONS + 2] = [0, 0, 0, 1, 0, 1];
 
 /// The unit of memory, to which segments are rounded.
 const GRANULARITY: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// In a region, in its own pool or one that joined it, or in none for the last number.
+    /// In a region, in its own pool or one that joined it, or in none for the last numbers.
     Allocate {
         region: usize,
         is_joined: bool,
@@ -34,19 +50,22 @@ enum Op {
     Launch(usize),
     Pause(usize),
     Resume(usize),
+    /// Of one region, or of all at once, with further attempts if memory is short.
+    Change(Change, Option<usize>),
     Trim(usize),
     EmptyCache,
     /// Has a later call of the driver fail in the next step: the n-th of any kind, or of one kind.
     Fail(u64, Option<Call>, DriverError),
     /// Has some calls of the driver fail in the next step.
     FailAtRandom(u64),
-    /// Has a later call to the backups fail in the next step, and some after it.
-    FailBackup(u64, u64),
+    /// Has a later call to the backups fail in the next step, and some after it, perhaps as the host has too little memory.
+    FailBackup(u64, u64, bool),
     /// Has a later use of the allocator by regions find no pools in the next step.
     FailPools(u64),
     /// Whether backups in the host's memory stay after a resume from now on.
     Retain(bool),
-    ReleaseRetained(usize),
+    /// Of one region, or of all that nobody may read.
+    ReleaseCopies(Option<usize>),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -64,23 +83,33 @@ fn op() -> impl Strategy<Value = Op> {
         Call::Release,
     ];
     let call = prop::option::of(prop::sample::select(calls.to_vec()));
+    let changes = [
+        Change::Pause,
+        Change::PauseAndDrop,
+        Change::Resume,
+        Change::Resume,
+    ];
+    let change = prop::sample::select(changes.to_vec());
+    let chosen = prop::option::of(0..REGIONS);
     let error = prop_oneof![Just(DriverError::OutOfMemory), Just(failed())];
     prop_oneof![
-        30 => (0..4_usize, prop::bool::weighted(0.2), size, stream).prop_map(
+        30 => (0..DEVICES.len(), prop::bool::weighted(0.2), size, stream).prop_map(
             |(region, is_joined, size, stream)| Op::Allocate { region, is_joined, size, stream }
         ),
         18 => any::<usize>().prop_map(Op::Free),
         10 => any::<usize>().prop_map(Op::Launch),
-        14 => (0..3_usize).prop_map(Op::Pause),
-        14 => (0..3_usize).prop_map(Op::Resume),
-        3 => (0..3_usize).prop_map(Op::Trim),
+        11 => (0..REGIONS).prop_map(Op::Pause),
+        11 => (0..REGIONS).prop_map(Op::Resume),
+        9 => (change, chosen.clone()).prop_map(|(change, chosen)| Op::Change(change, chosen)),
+        3 => (0..REGIONS).prop_map(Op::Trim),
         2 => Just(Op::EmptyCache),
         8 => (1..12_u64, call, error).prop_map(|(nth, call, error)| Op::Fail(nth, call, error)),
         3 => any::<u64>().prop_map(Op::FailAtRandom),
-        3 => (0..5_u64, 0..2_u64).prop_map(|(after, more)| Op::FailBackup(after, more)),
+        3 => (0..5_u64, 0..3_u64, any::<bool>())
+            .prop_map(|(after, more, is_short)| Op::FailBackup(after, more, is_short)),
         3 => (0..12_u64).prop_map(Op::FailPools),
         3 => any::<bool>().prop_map(Op::Retain),
-        2 => (0..3_usize).prop_map(Op::ReleaseRetained),
+        2 => chosen.prop_map(Op::ReleaseCopies),
     ]
 }
 
@@ -88,7 +117,7 @@ fn op() -> impl Strategy<Value = Op> {
 #[derive(Debug)]
 struct Held {
     range: MemoryRange,
-    /// Three for none.
+    /// An index into [`DEVICES`].
     region: usize,
     stream: Stream,
     /// What was written; `None` where that is lost.
@@ -96,17 +125,18 @@ struct Held {
 }
 
 struct World {
-    driver: TestDriver,
-    allocator: Allocator,
-    regions: Vec<TestRegion>,
-    states: [RegionState; 3],
+    drivers: [TestDriver; 2],
+    allocators: [Allocator; 2],
+    regions: [TestRegion; REGIONS],
+    states: [RegionState; REGIONS],
     /// Which regions may refuse requests while they are mapped, as a call to their pools failed.
-    may_refuse: [bool; 3],
+    may_refuse: [bool; REGIONS],
     /// How often regions found no pools before this step.
-    refusals: [u64; 3],
+    refusals: [u64; REGIONS],
     /// Which regions' last pause failed and left them paused: their copies may be of a part.
-    may_be_partial: [bool; 3],
-    backups: TestBackups,
+    may_be_partial: [bool; REGIONS],
+    /// Which regions' contents may have been dropped by the last pause.
+    may_be_dropped: [bool; REGIONS],
     held: Vec<Held>,
     last_value: u64,
     is_failing: bool,
@@ -115,21 +145,25 @@ struct World {
 impl World {
     fn new(config: usize) -> World {
         let configs = configs();
-        let driver = TestDriver::new(CAPACITY);
-        let allocator = allocator(&driver, &configs[config % configs.len()]);
-        let kinds = [Some(BackupKind::Host), Some(BackupKind::Disk), None];
-        let regions = (1..).zip(kinds);
+        let config = &configs[config % configs.len()];
+        let drivers = CAPACITIES.map(TestDriver::new);
+        let allocators = [0, 1].map(|device: u8| {
+            let driver = &drivers[usize::from(device)];
+            allocator_of(device, driver, config)
+        });
+        let regions = [0, 1, 2, 3].map(|index: usize| {
+            let (driver, allocator) = (&drivers[DEVICES[index]], &allocators[DEVICES[index]]);
+            TestRegion::new(index as u64 + 1, KINDS[index], driver, allocator)
+        });
         World {
-            backups: TestBackups::new(&driver),
-            regions: regions
-                .map(|(number, kind)| TestRegion::new(number, kind, &driver, &allocator))
-                .collect(),
-            driver,
-            allocator,
-            states: [RegionState::Mapped; 3],
-            may_refuse: [false; 3],
-            refusals: [0; 3],
-            may_be_partial: [false; 3],
+            drivers,
+            allocators,
+            regions,
+            states: [RegionState::Mapped; REGIONS],
+            may_refuse: [false; REGIONS],
+            refusals: [0; REGIONS],
+            may_be_partial: [false; REGIONS],
+            may_be_dropped: [false; REGIONS],
             held: Vec::new(),
             last_value: 0,
             is_failing: false,
@@ -138,7 +172,7 @@ impl World {
 
     fn step(&mut self, op: &Op) {
         let was_failing = self.is_failing;
-        self.refusals = [0, 1, 2].map(|number| self.regions[number].device().refusals());
+        self.refusals = [0, 1, 2, 3].map(|number| self.regions[number].device().refusals());
         match op {
             Op::Allocate {
                 region,
@@ -155,22 +189,29 @@ impl World {
             }
             Op::Pause(region) => self.pause(*region),
             Op::Resume(region) => self.resume(*region),
+            Op::Change(change, chosen) => self.change(*change, *chosen),
             Op::Trim(region) => self.trim(*region),
             Op::EmptyCache => {
-                let emptied = self.allocator.empty_cache();
-                assert!(emptied.is_ok() || was_failing);
+                for allocator in &self.allocators {
+                    let emptied = allocator.empty_cache();
+                    assert!(emptied.is_ok() || was_failing);
+                }
             }
             Op::Fail(nth, call, error) => {
                 let error = error.clone();
-                self.fail(match call {
-                    Some(call) => FaultPlan::nth(*call, *nth, error),
-                    None => FaultPlan::nth_of_any(*nth, error),
+                self.fail(|| match call {
+                    Some(call) => FaultPlan::nth(*call, *nth, error.clone()),
+                    None => FaultPlan::nth_of_any(*nth, error.clone()),
                 });
             }
-            Op::FailAtRandom(seed) => self.fail(FaultPlan::random(*seed, 3, failed())),
-            Op::FailBackup(after, more) => {
-                self.backups.fails_in = Some(*after);
-                self.backups.more_failures = *more;
+            Op::FailAtRandom(seed) => self.fail(|| FaultPlan::random(*seed, 3, failed())),
+            Op::FailBackup(after, more, is_short) => {
+                for allocator in &self.allocators {
+                    let mut backups = allocator.backups();
+                    backups.fails_in = Some(*after);
+                    backups.more_failures = *more;
+                    backups.is_short_of_host = *is_short;
+                }
                 self.is_failing = true;
             }
             Op::FailPools(after) => {
@@ -179,13 +220,17 @@ impl World {
                 }
                 self.is_failing = true;
             }
-            Op::Retain(retains) => self.backups.retains = *retains,
-            Op::ReleaseRetained(number) => {
-                let region = &self.regions[*number];
-                let memory = &region.memory;
-                memory
-                    .release_retained(Copies::All, &mut self.backups)
-                    .expect("no call panics");
+            Op::Retain(retains) => {
+                for allocator in &self.allocators {
+                    allocator.backups().retains = *retains;
+                }
+            }
+            Op::ReleaseCopies(chosen) => {
+                let released = match chosen {
+                    Some(number) => self.regions[*number].memory.release_copy(Copies::All),
+                    None => release_copies(&self.memories(), Copies::Unshown),
+                };
+                released.expect("no call panics");
             }
         }
         if was_failing {
@@ -196,15 +241,20 @@ impl World {
         }
     }
 
-    fn fail(&mut self, faults: FaultPlan) {
-        self.driver.set_faults(faults);
+    fn fail(&mut self, faults: impl Fn() -> FaultPlan) {
+        for driver in &self.drivers {
+            driver.set_faults(faults());
+        }
         self.is_failing = true;
     }
 
     fn fail_no_more(&mut self) {
-        self.driver.set_faults(FaultPlan::none());
-        self.backups.fails_in = None;
-        self.backups.more_failures = 0;
+        for (driver, allocator) in self.drivers.iter().zip(&self.allocators) {
+            driver.set_faults(FaultPlan::none());
+            let mut backups = allocator.backups();
+            backups.fails_in = None;
+            backups.more_failures = 0;
+        }
         for region in &self.regions {
             region.device().refuse(0);
         }
@@ -212,11 +262,12 @@ impl World {
     }
 
     fn allocate(&mut self, region: usize, is_joined: bool, size: Bytes, stream: Stream) {
+        let device = DEVICES[region];
         let allocated = match self.regions.get(region) {
             Some(region) if is_joined => region.allocator.allocate_in(region.joined, size, stream),
             Some(region) => region.allocate(size, stream),
             None => {
-                let address = self.allocator.allocate(size, stream);
+                let address = self.allocators[device].allocate(size, stream);
                 address.map(|address| MemoryRange { address, size })
             }
         };
@@ -224,7 +275,7 @@ impl World {
         match allocated {
             Ok(range) => {
                 assert!(!is_away, "{range:?} is handed out");
-                self.driver.give(range, stream);
+                self.drivers[device].give(range, stream);
                 self.held.push(Held {
                     range,
                     region,
@@ -247,8 +298,9 @@ impl World {
         if self.states.get(held.region) == Some(&RegionState::Mapped) {
             self.last_value += 1;
             held.value = Some(self.last_value);
-            self.driver.launch(held.range, held.stream);
-            self.driver.write(held.range, self.last_value);
+            let driver = &self.drivers[DEVICES[held.region]];
+            driver.launch(held.range, held.stream);
+            driver.write(held.range, self.last_value);
         }
     }
 
@@ -257,8 +309,8 @@ impl World {
             return;
         }
         let index = index % self.held.len();
-        let address = self.held[index].range.address;
-        let freed = self.allocator.free(address);
+        let held = &self.held[index];
+        let freed = self.allocators[DEVICES[held.region]].free(held.range.address);
         assert!(freed.is_ok() || self.is_failing, "{freed:?}");
         if freed.is_ok() {
             self.held.swap_remove(index);
@@ -270,12 +322,13 @@ impl World {
         // It is resumed first then.
         let may_be_mapped = before == RegionState::Mapped || self.may_be_partial[number];
         let region = &self.regions[number];
-        let paused = region.pause(&mut self.backups);
+        let paused = region.pause();
         let state = region.memory.state().expect("no call panics");
         match &paused {
             Ok(()) => {
                 assert_eq!(state, RegionState::Paused);
                 self.may_be_partial[number] &= before == RegionState::Paused;
+                self.may_be_dropped[number] &= before == RegionState::Paused;
             }
             Err(RegionError::NoRoom { needed, free }) => {
                 assert!(self.may_be_partial[number]);
@@ -302,8 +355,76 @@ impl World {
             assert_eq!(mapped, Bytes::ZERO, "all of it is gone");
         }
         if state == RegionState::Paused && region.kind.is_none() {
-            let lost = self.held.iter_mut().filter(|held| held.region == number);
-            lost.for_each(|held| held.value = None);
+            self.lose(number);
+        }
+        self.states[number] = state;
+    }
+
+    /// Expects no contents of a region's blocks any more.
+    fn lose(&mut self, number: usize) {
+        let lost = self.held.iter_mut().filter(|held| held.region == number);
+        lost.for_each(|held| held.value = None);
+    }
+
+    fn memories(&self) -> Vec<Arc<RegionMemory<TestDevice>>> {
+        let regions = self.regions.iter();
+        regions.map(|region| Arc::clone(&region.memory)).collect()
+    }
+
+    fn change(&mut self, change: Change, chosen: Option<usize>) {
+        let before = self.states;
+        let memories = self.memories();
+        let is_chosen = |memory: &RegionMemory<TestDevice>| {
+            chosen.is_none_or(|number| ptr::eq(memory, &raw const *memories[number]))
+        };
+        let changed = change.apply(&memories, is_chosen);
+        if let Err(ChangeError { region, error }) = &changed {
+            assert!(is_chosen(region));
+            let is_short_of_device = matches!(error, RegionError::NoRoom { .. });
+            assert!(is_short_of_device || self.is_failing, "{error}");
+        }
+        for number in (0..REGIONS).filter(|&number| chosen.is_none_or(|one| one == number)) {
+            self.check_changed(change, number, before[number], changed.is_ok());
+        }
+    }
+
+    /// Looks at one of the regions that were changed. If not all were, this may be one that failed.
+    fn check_changed(&mut self, change: Change, number: usize, before: RegionState, is_done: bool) {
+        let region = &self.regions[number];
+        let figures = region.memory.figures().expect("no call panics");
+        let state = figures.state;
+        let may_be_mapped = before == RegionState::Mapped || self.may_be_partial[number];
+        let is_expected = match (change, state) {
+            (Change::Resume, RegionState::Mapped) => true,
+            (Change::Resume, RegionState::Paused) => !is_done && before == RegionState::Paused,
+            (_, RegionState::Mapped) => !is_done && may_be_mapped && self.is_failing,
+            (_, RegionState::Paused) => true,
+            (_, RegionState::Pausing | RegionState::Resuming) => false,
+        };
+        assert!(is_expected, "{change:?} {before:?} {state:?}");
+        match change {
+            Change::Resume if is_done => {
+                self.may_refuse[number] = false;
+                if !self.is_failing {
+                    self.check_retained(number, before);
+                }
+            }
+            Change::Resume => self.may_refuse[number] |= self.is_failing,
+            Change::Pause | Change::PauseAndDrop => {
+                let keeps = change == Change::Pause && region.kind.is_some();
+                if state == RegionState::Paused && may_be_mapped && !keeps {
+                    self.lose(number);
+                }
+                if is_done {
+                    assert_eq!(figures.mapped, Bytes::ZERO, "all of it is gone");
+                    self.may_be_partial[number] &= before == RegionState::Paused;
+                    self.may_be_dropped[number] &= before == RegionState::Paused;
+                } else {
+                    self.may_be_partial[number] |= self.is_failing;
+                    self.may_refuse[number] |= self.is_failing;
+                }
+                self.may_be_dropped[number] |= change == Change::PauseAndDrop;
+            }
         }
         self.states[number] = state;
     }
@@ -317,7 +438,7 @@ impl World {
             let needed = region.memory.needed_to_resume();
             (needed.expect("no call panics"), figures().mapped)
         });
-        let resumed = region.resume(&mut self.backups);
+        let resumed = region.resume();
         let state = region.memory.state().expect("no call panics");
         match resumed {
             Ok(()) => {
@@ -350,12 +471,13 @@ impl World {
     fn trim(&mut self, number: usize) {
         let region = &self.regions[number];
         let figures = || region.memory.figures().expect("no call panics");
-        let before = (figures().mapped, self.driver.physical_bytes());
-        let trimmed = region.memory.trim(&mut self.backups);
+        let driver = &self.drivers[DEVICES[number]];
+        let before = (figures().mapped, driver.physical_bytes());
+        let trimmed = region.memory.trim();
         assert!(trimmed.is_ok() || self.is_failing, "{trimmed:?}");
         let figures = figures();
         let given_back = before.0 - figures.mapped;
-        assert_eq!(before.1 - self.driver.physical_bytes(), given_back);
+        assert_eq!(before.1 - driver.physical_bytes(), given_back);
         let has_held = self.held.iter().any(|held| held.region == number);
         // What is free in a pool that the program holds stays, too.
         if has_held || !region.joined_segments().is_empty() {
@@ -392,7 +514,8 @@ impl World {
             .collect();
         match figures.state {
             RegionState::Mapped => {
-                assert_eq!(figures.mapped, self.driver.mapped_around(&in_use));
+                let driver = &self.drivers[DEVICES[number]];
+                assert_eq!(figures.mapped, driver.mapped_around(&in_use));
             }
             _ => {
                 let sizes: Bytes = in_use.iter().map(|range| range.size).sum();
@@ -409,14 +532,15 @@ impl World {
         let host = region.memory.figures().expect("no call panics").host;
         let is_of_host = region.kind == Some(BackupKind::Host);
         assert!(host.is_zero() || is_of_host);
+        let retains = self.allocators[DEVICES[number]].backups().retains;
         if before == RegionState::Paused {
-            assert!(host.is_zero() || self.backups.retains);
+            assert!(host.is_zero() || retains);
             let has_held = self.held.iter().any(|held| held.region == number);
-            let is_whole = !self.may_be_partial[number];
+            let is_whole = !self.may_be_partial[number] && !self.may_be_dropped[number];
             // Pools that could not be called do not note which blocks the copies are of.
             let is_noted = region.device().refusals() == self.refusals[number];
             region.device().refuse(0);
-            if has_held && is_of_host && is_whole && is_noted && self.backups.retains {
+            if has_held && is_of_host && is_whole && is_noted && retains {
                 assert!(!host.is_zero());
                 for held in self.held.iter().filter(|held| held.region == number) {
                     assert!(region.host_copy(held.range).is_some(), "{held:?}");
@@ -428,26 +552,27 @@ impl World {
     /// Copies that outlived their region's last segment go.
     fn release_ended(&mut self) {
         for region in &self.regions {
-            let released = region
-                .memory
-                .release_retained(Copies::Ended, &mut self.backups);
+            let released = region.memory.release_copy(Copies::Ended);
             released.expect("no call panics");
         }
     }
 
     fn check(&mut self) {
         self.release_ended();
-        assert_eq!(self.driver.wrongs(), [""; 0]);
         for held in &self.held {
+            let driver = &self.drivers[DEVICES[held.region]];
             let is_there = self.states.get(held.region) != Some(&RegionState::Paused);
             match held.value {
                 _ if !is_there => {}
-                Some(value) => assert!(self.driver.check(held.range, value), "{held:?}"),
-                None => assert!(self.driver.is_usable(held.range), "{held:?}"),
+                Some(value) => assert!(driver.check(held.range, value), "{held:?}"),
+                None => assert!(driver.is_usable(held.range), "{held:?}"),
             }
         }
-        let checked = self.allocator.check_invariants(CheckLevel::Everything);
-        assert_eq!(checked, Ok(()));
+        for (driver, allocator) in self.drivers.iter().zip(&self.allocators) {
+            assert_eq!(driver.wrongs(), [""; 0]);
+            let checked = allocator.check_invariants(CheckLevel::Everything);
+            assert_eq!(checked, Ok(()));
+        }
         let mut kept = 0;
         for (region, state) in self.regions.iter().zip(self.states) {
             let figures = region.memory.figures().expect("no call panics");
@@ -460,29 +585,33 @@ impl World {
             }
             kept += usize::from(!(figures.host + figures.disk).is_zero());
         }
-        assert_eq!(self.backups.count(), kept, "what is kept is known of");
+        assert_eq!(self.backups_count(), kept, "what is kept is known of");
+    }
+
+    fn backups_count(&self) -> usize {
+        let allocators = self.allocators.iter();
+        allocators
+            .map(|allocator| allocator.backups().count())
+            .sum()
     }
 
     /// Everything that the program holds comes back and is given back.
     fn end(mut self) {
         self.fail_no_more();
         // Of what is in none, so that there is room.
-        let others = self.held.extract_if(.., |held| held.region == 3);
-        let others: Vec<DeviceAddress> = others.map(|held| held.range.address).collect();
-        for address in others {
-            let freed = self.allocator.free(address);
-            assert_eq!(freed, Ok(()));
+        while let Some(index) = self.held.iter().position(|held| held.region >= REGIONS) {
+            self.free(index);
         }
         // What is free in them would stay.
         for region in &self.regions {
-            assert_eq!(self.allocator.release_pool(region.joined), Ok(()));
+            assert_eq!(region.allocator.release_pool(region.joined), Ok(()));
         }
-        for number in 0..3 {
+        for number in 0..REGIONS {
             // Room for one after the other: each goes again when it has been looked at.
-            for other in 0..3 {
+            for other in 0..REGIONS {
                 self.pause(other);
             }
-            self.allocator.empty_cache().expect("nothing fails");
+            self.empty_caches();
             self.resume(number);
             assert_eq!(self.states[number], RegionState::Mapped);
             self.check();
@@ -492,18 +621,26 @@ impl World {
                 self.free(index);
             }
         }
-        for number in 0..3 {
+        for number in 0..REGIONS {
             self.resume(number);
         }
         for region in &self.regions {
-            assert_eq!(self.allocator.release_pool(region.pool), Ok(()));
+            assert_eq!(region.allocator.release_pool(region.pool), Ok(()));
         }
-        self.allocator.empty_cache().expect("nothing fails");
+        self.empty_caches();
         self.release_ended();
-        assert_eq!(self.driver.leaks(), [""; 0]);
-        assert_eq!(self.driver.wrongs(), [""; 0]);
-        assert_eq!(self.driver.physical_bytes(), Bytes::ZERO);
-        assert_eq!(self.backups.count(), 0);
+        for driver in &self.drivers {
+            assert_eq!(driver.leaks(), [""; 0]);
+            assert_eq!(driver.wrongs(), [""; 0]);
+            assert_eq!(driver.physical_bytes(), Bytes::ZERO);
+        }
+        assert_eq!(self.backups_count(), 0);
+    }
+
+    fn empty_caches(&self) {
+        for allocator in &self.allocators {
+            allocator.empty_cache().expect("nothing fails");
+        }
     }
 }
 

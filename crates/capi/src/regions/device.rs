@@ -1,22 +1,33 @@
-//! What a region takes of its process: the allocator of its device, waits for that, and who is notified of pauses.
+//! What a region needs from this process: the device's allocator and backups, waits, threads, and notifying observers.
 
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 use lowtide_core::{Bytes, DriverError, MempoolId, Stream};
-use lowtide_cuda::CudaDriver;
-use lowtide_region::Device;
+use lowtide_cuda::{CudaBackups, CudaDriver, SignalsBlocked};
+use lowtide_region::{Device, RegionError};
 
 use super::card::{self, Card};
-use crate::devices::Allocator;
+use super::{backups, scrubbing};
+use crate::devices::{self, Allocator};
 use crate::events;
 use crate::preload::is_of_thread;
 use crate::record::now_us;
 
 impl Device for Card {
     type Driver = CudaDriver;
+    type Backups = CudaBackups;
+
+    fn number(&self) -> u32 {
+        self.ordinal.unsigned_abs()
+    }
 
     fn allocator(&self) -> &Allocator {
-        card::allocator(self.ordinal)
+        devices::get(self.ordinal).expect("a region is on devices in use")
+    }
+
+    fn lock_backups(&self) -> Result<MutexGuard<'_, CudaBackups>, RegionError> {
+        backups::lock(&self.device)
     }
 
     fn synchronize(&self) -> Result<(), DriverError> {
@@ -32,13 +43,13 @@ impl Device for Card {
         card::margin()
     }
 
-    fn notify(&self, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool) {
-        // What fails here is a lock of lowtide's that a panic has poisoned, which the next call says.
+    fn notify(&self, tag: &Arc<str>, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool) {
+        // Fails only if a panic has poisoned a lock, which the next call reports.
         let _ = events::with_listeners(|listeners| {
-            let away_us = if is_leaving { now_us() } else { 0 };
-            self.notified_away_us.store(away_us, Ordering::Relaxed);
+            let paused_us = if is_leaving { now_us() } else { 0 };
+            self.notified_pause_us.store(paused_us, Ordering::Relaxed);
             if listeners.is_empty() {
-                // To picture all blocks takes a while, under the lock under which threads allocate.
+                // Listing the segments takes a while, under the lock that allocating threads need.
                 return Ok(());
             }
             Ok(self.allocator().with_pools(|lane| {
@@ -46,8 +57,16 @@ impl Device for Card {
                 segments.retain(|segment| has_pool(segment.pool));
                 let event = |segment| events::pause_event(is_leaving, segment);
                 let events: Vec<_> = segments.iter().map(event).collect();
-                listeners.notify_of_pause(self.ordinal, &self.tag, events);
+                listeners.notify_of_pause(self.ordinal, tag, events);
             })?)
         });
+    }
+
+    fn block_signals(&self) -> impl Sized {
+        SignalsBlocked::begin()
+    }
+
+    fn finish_change(&self, moved: Bytes) {
+        scrubbing::begin(self.ordinal, moved);
     }
 }

@@ -4,15 +4,16 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use lowtide_core::{Bytes, OutOfMemory};
-use lowtide_region::RegionFigures;
+use lowtide_region::{BackupKind, RegionFigures};
 
-use super::table::{self, Name, OnDevice};
+use super::table::{self, Memory};
 use crate::error::Error;
 
 /// A region's figures on one device.
 #[derive(Debug)]
 pub(crate) struct OnDeviceFigures {
-    pub(crate) name: Arc<Name>,
+    pub(crate) tag: Arc<str>,
+    pub(crate) kind: Option<BackupKind>,
     pub(crate) device: c_int,
     /// The blocks that the program holds in it.
     pub(crate) live: Bytes,
@@ -27,20 +28,18 @@ pub(crate) struct OnDeviceFigures {
 ///
 /// If lowtide panicked in this process.
 pub(crate) fn all() -> Result<Vec<OnDeviceFigures>, Error> {
-    table::on_devices()?
-        .iter()
-        .map(|region| of(region))
-        .collect()
+    table::memories()?.iter().map(|region| of(region)).collect()
 }
 
 /// Returns the figures of a region on a device.
-pub(super) fn of(region: &OnDevice) -> Result<OnDeviceFigures, Error> {
+pub(super) fn of(region: &Memory) -> Result<OnDeviceFigures, Error> {
     Ok(OnDeviceFigures {
-        name: Arc::clone(&region.name),
-        device: region.device,
-        live: region.memory.live_bytes()?,
-        needed_to_resume: region.memory.needed_to_resume()?,
-        memory: region.memory.figures()?,
+        tag: Arc::clone(region.tag()),
+        kind: region.kind(),
+        device: region.device().ordinal,
+        live: region.live_bytes()?,
+        needed_to_resume: region.needed_to_resume()?,
+        memory: region.figures()?,
     })
 }
 
@@ -52,10 +51,8 @@ pub(super) fn of(region: &OnDevice) -> Result<OnDeviceFigures, Error> {
 /// If lowtide panicked in this process.
 pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
     let mut sum = Bytes::ZERO;
-    for region in table::on_devices()? {
-        if region.device == device {
-            sum += region.memory.free_bytes_away()?;
-        }
+    for region in table::memories_on(device)? {
+        sum += region.free_bytes_away()?;
     }
     Ok(sum)
 }
@@ -70,5 +67,5 @@ pub(crate) fn kept_by_margin(figures: &OutOfMemory) -> Result<Option<Bytes>, Err
         return Ok(None);
     };
     let region = table::memory_of(device, figures.pool)?;
-    Ok(region.and_then(|region| region.memory.kept_by_margin(figures)))
+    Ok(region.and_then(|region| region.kept_by_margin(figures)))
 }

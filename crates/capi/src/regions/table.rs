@@ -2,21 +2,21 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use lowtide_core::{AllocError, Driver, DriverError, MempoolId, RouteOrder};
 use lowtide_region::{BackupKind, RegionMemory};
 
+use super::backups::{self, stopped};
 use super::card::Card;
-use super::keeper::{self, Keeper, stopped};
 use crate::devices::{self, Allocator};
 use crate::error::{Error, Status};
 use crate::fork;
 
 /// A region's memory on one device.
-pub(super) type Memory = RegionMemory<Card, Keeper>;
+pub(super) type Memory = RegionMemory<Card>;
 
 /// Every region that was ever entered, in that order. Taken before any lock of an allocator.
 static TABLE: Mutex<Vec<Region>> = Mutex::new(Vec::new());
@@ -55,46 +55,15 @@ impl Drop for Entered {
     }
 }
 
-/// What names a region.
-#[derive(Debug)]
-pub(crate) struct Name {
-    pub(crate) tag: Arc<str>,
-    c_tag: CString,
-    pub(crate) kind: Option<BackupKind>,
-}
-
-impl Name {
-    fn new(tag: &str, kind: Option<BackupKind>) -> Result<Name, Error> {
-        let c_tag = CString::new(tag);
-        Ok(Name {
-            tag: tag.into(),
-            c_tag: c_tag.map_err(|error| Error::new(Status::InvalidArgument, error))?,
-            kind,
-        })
-    }
-
-    /// Returns the tag as C has it, valid for ever: regions stay.
-    pub(super) fn c_tag(&self) -> &CStr {
-        &self.c_tag
-    }
-}
-
 struct Region {
-    name: Arc<Name>,
+    tag: Arc<str>,
+    kind: Option<BackupKind>,
     /// Its place in the table, from 1 on.
     number: u64,
     /// How often threads are in it. Its pool has a route on every device in use while that is not zero.
     visits: u64,
     /// By device.
-    memories: BTreeMap<c_int, Arc<OnDevice>>,
-}
-
-/// A region on one device.
-#[derive(Debug)]
-pub(crate) struct OnDevice {
-    pub(super) name: Arc<Name>,
-    pub(super) device: c_int,
-    pub(super) memory: Arc<Memory>,
+    memories: BTreeMap<c_int, Arc<Memory>>,
 }
 
 /// Has this thread's requests served from a region.
@@ -206,7 +175,7 @@ pub(super) fn on_device(
     allocator: &Allocator,
     tag: &str,
     kind: Option<BackupKind>,
-) -> Result<Arc<OnDevice>, Error> {
+) -> Result<Arc<Memory>, Error> {
     let mut table = table()?;
     find_or_insert(&mut table, tag, kind)?.prepare(device, allocator)
 }
@@ -216,7 +185,7 @@ pub(super) fn on_device(
 /// # Panics
 ///
 /// If there is none, which [`is_in_process_region`] tells; it stays then.
-pub(super) fn of_process(device: c_int, allocator: &Allocator) -> Result<Arc<OnDevice>, Error> {
+pub(super) fn of_process(device: c_int, allocator: &Allocator) -> Result<Arc<Memory>, Error> {
     let number = OF_PROCESS.load(Ordering::Relaxed);
     let mut table = table()?;
     let region = table.iter_mut().find(|region| region.number == number);
@@ -224,19 +193,18 @@ pub(super) fn of_process(device: c_int, allocator: &Allocator) -> Result<Arc<OnD
 }
 
 /// Returns every region on every device on which it has been.
-pub(super) fn on_devices() -> Result<Vec<Arc<OnDevice>>, Error> {
+pub(super) fn memories() -> Result<Vec<Arc<Memory>>, Error> {
     Ok(all_of(&table()?[..]))
 }
 
-/// Returns the memory of every region on a device.
+/// Returns every region on a device.
 pub(super) fn memories_on(device: c_int) -> Result<Vec<Arc<Memory>>, Error> {
-    let mut regions = on_devices()?;
-    regions.retain(|region| region.device == device);
-    let memories = regions.iter().map(|region| Arc::clone(&region.memory));
-    Ok(memories.collect())
+    let mut memories = memories()?;
+    memories.retain(|region| region.device().ordinal == device);
+    Ok(memories)
 }
 
-fn all_of(table: &[Region]) -> Vec<Arc<OnDevice>> {
+fn all_of(table: &[Region]) -> Vec<Arc<Memory>> {
     let all = table.iter().flat_map(|region| region.memories.values());
     all.cloned().collect()
 }
@@ -245,35 +213,38 @@ fn all_of(table: &[Region]) -> Vec<Arc<OnDevice>> {
 #[derive(Clone, Debug)]
 pub(crate) struct RegionPool {
     pub(crate) tag: Arc<str>,
-    /// Since when that memory is away, as far as observers were notified, in microseconds since 1970.
-    pub(crate) away_since_us: Option<i64>,
+    /// Since when the region is paused for observers, in microseconds since 1970; `None` if it is not.
+    pub(crate) paused_since_us: Option<i64>,
 }
 
 /// Returns a device's pools that have a region's memory. Whether that is away may change when observers are notified.
 pub(crate) fn pools_on(device: c_int) -> Result<BTreeMap<MempoolId, RegionPool>, Error> {
-    Ok(pools_among(&on_devices()?, device))
+    Ok(pools_among(&memories_on(device)?))
 }
 
 /// As [`pools_on`], `None` while regions are entered or left: for whoever must not wait for that.
 pub(crate) fn pools_unless_busy(
     device: c_int,
 ) -> Result<Option<BTreeMap<MempoolId, RegionPool>>, Error> {
-    let regions = match TABLE.try_lock() {
-        Ok(table) => all_of(&table),
+    let on_device: Vec<_> = match TABLE.try_lock() {
+        Ok(table) => table
+            .iter()
+            .filter_map(|region| region.memories.get(&device).cloned())
+            .collect(),
         Err(TryLockError::WouldBlock) => return Ok(None),
         Err(TryLockError::Poisoned(_)) => return Err(stopped()),
     };
-    Ok(Some(pools_among(&regions, device)))
+    Ok(Some(pools_among(&on_device)))
 }
 
-fn pools_among(regions: &[Arc<OnDevice>], device: c_int) -> BTreeMap<MempoolId, RegionPool> {
+fn pools_among(memories: &[Arc<Memory>]) -> BTreeMap<MempoolId, RegionPool> {
     let mut pools = BTreeMap::new();
-    for region in regions.iter().filter(|region| region.device == device) {
+    for region in memories {
         let of_region = RegionPool {
-            tag: Arc::clone(&region.name.tag),
-            away_since_us: region.memory.device().away_since_us(),
+            tag: Arc::clone(region.tag()),
+            paused_since_us: region.device().paused_since_us(),
         };
-        let all = region.memory.pools().into_iter();
+        let all = region.pools().into_iter();
         pools.extend(all.map(|pool| (pool, of_region.clone())));
     }
     pools
@@ -281,7 +252,7 @@ fn pools_among(regions: &[Arc<OnDevice>], device: c_int) -> BTreeMap<MempoolId, 
 
 /// Returns whether a tag was ever entered.
 pub(crate) fn is_known(tag: &str) -> Result<bool, Error> {
-    Ok(table()?.iter().any(|region| &*region.name.tag == tag))
+    Ok(table()?.iter().any(|region| &*region.tag == tag))
 }
 
 /// Fails for a tag that was never entered, and names those that were.
@@ -292,7 +263,7 @@ pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
     let table = table()?;
     let mut known: Vec<_> = table
         .iter()
-        .map(|region| format!("{:?}", region.name.tag))
+        .map(|region| format!("{:?}", region.tag))
         .collect();
     known.sort();
     known.dedup();
@@ -305,9 +276,9 @@ pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
 }
 
 /// Returns the region whose memory a device's pool has.
-pub(super) fn memory_of(device: c_int, pool: MempoolId) -> Result<Option<Arc<OnDevice>>, Error> {
-    let is_it = |region: &Arc<OnDevice>| region.device == device && region.memory.has_pool(pool);
-    Ok(on_devices()?.into_iter().find(is_it))
+pub(super) fn memory_of(device: c_int, pool: MempoolId) -> Result<Option<Arc<Memory>>, Error> {
+    let mut memories = memories_on(device)?.into_iter();
+    Ok(memories.find(|region| region.has_pool(pool)))
 }
 
 fn find_or_insert<'a>(
@@ -315,14 +286,15 @@ fn find_or_insert<'a>(
     tag: &str,
     kind: Option<BackupKind>,
 ) -> Result<&'a mut Region, Error> {
-    let is_it = |region: &Region| &*region.name.tag == tag && region.name.kind == kind;
+    let is_it = |region: &Region| &*region.tag == tag && region.kind == kind;
     let index = match table.iter().position(is_it) {
         Some(index) => index,
         None => {
             // Before the program has gone elsewhere, as far as can be.
-            keeper::look_at_directory();
+            backups::look_at_directory();
             table.push(Region {
-                name: Arc::new(Name::new(tag, kind)?),
+                tag: tag.into(),
+                kind,
                 number: table.len() as u64 + 1,
                 visits: 0,
                 memories: BTreeMap::new(),
@@ -373,7 +345,7 @@ impl Region {
     }
 
     /// Returns the region on a device, where its pool is made if need be.
-    fn prepare(&mut self, device: c_int, allocator: &Allocator) -> Result<Arc<OnDevice>, Error> {
+    fn prepare(&mut self, device: c_int, allocator: &Allocator) -> Result<Arc<Memory>, Error> {
         if let Some(known) = self.memories.get(&device) {
             return Ok(Arc::clone(known));
         }
@@ -381,17 +353,15 @@ impl Region {
             let call = "a region, which takes virtual memory,";
             return Err(DriverError::Unsupported { call }.into());
         }
-        let Name { tag, kind, .. } = &*self.name;
-        let card = Card::new(device, allocator, Arc::clone(tag));
-        let memory = Arc::new(Memory::new(card, Arc::clone(tag), *kind, self.pool()));
-        allocator.with_pools(|pools| memory.create_pool(pools))??;
-        let on_device = Arc::new(OnDevice {
-            name: Arc::clone(&self.name),
+        let card = Card::new(
             device,
-            memory,
-        });
-        self.memories.insert(device, Arc::clone(&on_device));
-        Ok(on_device)
+            allocator.with_driver(|driver| driver.device().clone()),
+        );
+        let tag = Arc::clone(&self.tag);
+        let memory = Arc::new(Memory::new(card, tag, self.kind, self.pool()));
+        allocator.with_pools(|pools| memory.create_pool(pools))??;
+        self.memories.insert(device, Arc::clone(&memory));
+        Ok(memory)
     }
 }
 

@@ -9,7 +9,7 @@ use lowtide_region::BackupKind;
 use crate::boundary::{self, run_and_report};
 use crate::environment;
 use crate::error::{Error, Status};
-use crate::regions::{keeper, table};
+use crate::regions::{backups, table};
 
 /// What the environment sets for every new thread. Read once, so that problems are reported once and all threads
 /// agree.
@@ -67,13 +67,13 @@ pub(super) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         let directory = environment::path_variable("TMS_DISK_BACKUP_DIR");
-        if let Some(directory) = directory.filter(|_| !keeper::has_directory()) {
+        if let Some(directory) = directory.filter(|_| !backups::has_directory()) {
             report(|| set_backup_directory(&directory));
         }
         let settings = &*ENVIRONMENT;
         report(|| {
-            if is_set("TMS_RETAIN_CPU_BACKUP", false) && !keeper::has_retain() {
-                keeper::set_retain(true)?;
+            if is_set("TMS_RETAIN_CPU_BACKUP", false) && !backups::has_retain() {
+                backups::set_retain(true)?;
             }
             if settings.is_interesting {
                 table::enter_process("default", settings.backup())?;
@@ -86,8 +86,8 @@ pub(super) fn start() {
 /// Saves backups on disk in a directory from now on, and creates it if necessary. If that fails, the setting is
 /// still in force, because another directory would be a surprise. A pause then reports the failure again.
 pub(super) fn set_backup_directory(directory: &Path) -> Result<(), Error> {
-    keeper::show_files()?;
-    keeper::set_directory(directory.to_owned())?;
+    backups::show_files()?;
+    backups::set_directory(directory.to_owned())?;
     lowtide_files::create_directory(directory).map_err(|error| {
         let text = format_args!("{directory:?} for backups could not be made: {error}");
         Error::new(Status::Backup, text)

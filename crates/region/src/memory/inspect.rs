@@ -11,7 +11,7 @@ use crate::pools::{PoolsLane, contents_of};
 use crate::reservation::Reservation;
 use crate::state::RegionState;
 
-impl<D: Device, B: Backups> RegionMemory<D, B> {
+impl<D: Device> RegionMemory<D> {
     /// Returns the figures as they are now.
     ///
     /// # Errors
@@ -20,7 +20,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     pub fn figures(&self) -> Result<RegionFigures, RegionError> {
         let books = self.books()?;
         let (host, disk) = match &books.saved {
-            Some(saved) if !saved.is_over => B::bytes(&saved.backup),
+            Some(saved) if !saved.is_over => D::Backups::bytes(&saved.backup),
             _ => (Bytes::ZERO, Bytes::ZERO),
         };
         let segments = books.reservations.iter().map(Reservation::bytes).sum();
@@ -120,7 +120,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
             // It is being made, or read.
             RegionState::Pausing | RegionState::Resuming => None,
         };
-        let copy = range.and_then(|range| B::host_copy(&saved.backup, range));
+        let copy = range.and_then(|range| D::Backups::host_copy(&saved.backup, range));
         saved.is_shown |= copy.is_some();
         Ok(copy)
     }

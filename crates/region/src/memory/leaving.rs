@@ -12,19 +12,16 @@ use crate::device::Device;
 use crate::error::RegionError;
 use crate::figures::Copied;
 use crate::memory::saved::Saved;
-use crate::memory::{RegionMemory, supply_all};
+use crate::memory::{BackupOf, RegionMemory, supply_all};
 use crate::pools::watch;
 use crate::reservation::Reservation;
 use crate::state::RegionState;
 
-impl<D: Device, B: Backups> RegionMemory<D, B> {
+impl<D: Device> RegionMemory<D> {
     /// Pauses the region, and saves what it holds in backups of this kind, or nothing.
-    pub(super) fn take_away(
-        &self,
-        backups: &mut B,
-        kind: Option<BackupKind>,
-    ) -> Result<(), RegionError> {
-        let _operation = self.operation.lock()?;
+    pub(super) fn take_away(&self, kind: Option<BackupKind>) -> Result<(), RegionError> {
+        let mut locked = self.device.lock_backups()?;
+        let backups = &mut *locked;
         self.finish_copies(backups)?;
         if self.holds_unsaved()? {
             match kind {
@@ -76,7 +73,7 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     }
 
     /// Forgets what a region that is paused held, in its backup and on the device.
-    fn forget(&self, backups: &mut B) -> Result<(), RegionError> {
+    fn forget(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let mut books = self.books()?;
         books.holds_unsaved = false;
         let saved = books.saved.take();
@@ -90,9 +87,9 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Waits for those who may use the memory, and begins to save what it holds.
     fn begin(
         &self,
-        backups: &mut B,
+        backups: &mut D::Backups,
         kind: Option<BackupKind>,
-    ) -> Result<Option<Saved<B::Backup>>, RegionError> {
+    ) -> Result<Option<Saved<BackupOf<D>>>, RegionError> {
         let is_empty = self.books()?.reservations.is_empty();
         if !is_empty {
             self.device.synchronize()?;
@@ -114,8 +111,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Saves what is to be saved, and gives everything back; after an error brings back what has left by then.
     fn leave(
         &self,
-        saved: &mut Option<Saved<B::Backup>>,
-        backups: &mut B,
+        saved: &mut Option<Saved<BackupOf<D>>>,
+        backups: &mut D::Backups,
     ) -> Result<(), RegionError> {
         self.notify(true);
         let needed: Vec<_> = self
@@ -147,9 +144,9 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// Saves everything, and gives back the pieces of which that was done, as far as the driver takes them.
     fn save(
         &self,
-        saved: &mut Option<Saved<B::Backup>>,
+        saved: &mut Option<Saved<BackupOf<D>>>,
         backings: &mut [Backing],
-        backups: &mut B,
+        backups: &mut D::Backups,
     ) -> Result<(), RegionError> {
         let Some(saved) = saved else {
             return Ok(());
@@ -174,10 +171,10 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     fn put_back(
         &self,
         error: RegionError,
-        saved: &mut Option<Saved<B::Backup>>,
+        saved: &mut Option<Saved<BackupOf<D>>>,
         backings: &mut [Backing],
         needed: &[Vec<MemoryRange>],
-        backups: &mut B,
+        backups: &mut D::Backups,
     ) -> RegionError {
         let before: Vec<_> = backings.iter().map(Backing::starts).collect();
         let supplied = supply_all(backings, &self.device, needed);
@@ -206,8 +203,8 @@ impl<D: Device, B: Backups> RegionMemory<D, B> {
     /// memory, and what it held is nobody's.
     fn restore_saved(
         &self,
-        saved: &mut Saved<B::Backup>,
-        backups: &mut B,
+        saved: &mut Saved<BackupOf<D>>,
+        backups: &mut D::Backups,
     ) -> Result<(), RegionError> {
         let books = self.books()?;
         let mut ranges = saved.ranges().to_vec();

@@ -6,18 +6,12 @@ use lowtide_core::{
     AllocError, Bytes, DeviceAddress, MempoolId, PoolSetting, RouteOrder, SegmentSource, Stream,
 };
 
-use crate::backup::Backups;
 use crate::device::Device;
 use crate::memory::RegionMemory;
 use crate::pools::PoolsLane;
 use crate::state::RegionState;
 
-impl<D, B> RegionMemory<D, B>
-where
-    D: Device + Send + Sync + 'static,
-    B: Backups + 'static,
-    B::Backup: Send,
-{
+impl<D: Device> RegionMemory<D> {
     /// Makes the pool of requests in the region, held once. `lane` is the one of the device's pools.
     ///
     /// # Errors
@@ -95,23 +89,18 @@ where
 /// Where the segments of a pool come from that has a region's memory. It ends with the pool, whose number may then be
 /// another's.
 #[derive(Debug)]
-struct RegionSource<D, B: Backups> {
-    memory: Arc<RegionMemory<D, B>>,
+struct RegionSource<D: Device> {
+    memory: Arc<RegionMemory<D>>,
     pool: MempoolId,
 }
 
-impl<D, B: Backups> Drop for RegionSource<D, B> {
+impl<D: Device> Drop for RegionSource<D> {
     fn drop(&mut self) {
         self.memory.pools.remove(self.pool);
     }
 }
 
-impl<D, B> SegmentSource for RegionSource<D, B>
-where
-    D: Device + Send + Sync,
-    B: Backups,
-    B::Backup: Send,
-{
+impl<D: Device> SegmentSource for RegionSource<D> {
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
         let mut books = self.memory.books().ok()?;
         // Copies that put something back may go on, and would change what is written there.

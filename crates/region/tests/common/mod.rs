@@ -47,6 +47,8 @@ pub(crate) struct TestBackups {
     pub(crate) in_use: Vec<Bytes>,
     /// How many came back.
     pub(crate) discards: usize,
+    /// How often the memory that is kept was released.
+    pub(crate) releases: usize,
 }
 
 #[derive(Debug)]
@@ -80,6 +82,7 @@ impl TestBackups {
             failures: 0,
             in_use: Vec::new(),
             discards: 0,
+            releases: 0,
         }
     }
 
@@ -204,6 +207,10 @@ impl Backups for TestBackups {
         self.discards += 1;
     }
 
+    fn release_retained(&mut self) {
+        self.releases += 1;
+    }
+
     fn retains(&mut self, backup: &TestBackup) -> bool {
         self.retains && backup.kind == BackupKind::Host
     }
@@ -223,19 +230,28 @@ impl Backups for TestBackups {
     }
 }
 
-/// The allocator, which regions share.
+/// A device's allocator and backups, which its regions share.
 #[derive(Clone, Debug)]
-pub(crate) struct Allocator(Arc<SharedAllocator<TestDriver>>);
+pub(crate) struct Allocator {
+    /// The device's number.
+    number: u8,
+    shared: Arc<SharedAllocator<TestDriver>>,
+    backups: Arc<Mutex<TestBackups>>,
+}
 
 impl Deref for Allocator {
     type Target = SharedAllocator<TestDriver>;
 
     fn deref(&self) -> &SharedAllocator<TestDriver> {
-        &self.0
+        &self.shared
     }
 }
 
 pub(crate) fn allocator(driver: &TestDriver, config: &Config) -> Allocator {
+    allocator_of(0, driver, config)
+}
+
+pub(crate) fn allocator_of(number: u8, driver: &TestDriver, config: &Config) -> Allocator {
     let config = match config.retry_wait_ms() {
         // One thread waits for memory in vain.
         Some(_) => format!("{config},allow_retry_on_failure:False").replacen("bfc,", "bfc:", 1),
@@ -243,22 +259,26 @@ pub(crate) fn allocator(driver: &TestDriver, config: &Config) -> Allocator {
     };
     let config = config.parse().expect("it is valid");
     let owners = Arc::new(OwnerTable::default());
-    Allocator(Arc::new(SharedAllocator::new(
-        driver.clone(),
-        0,
-        &config,
-        owners,
-    )))
+    let shared = SharedAllocator::new(driver.clone(), number, &config, owners);
+    Allocator {
+        number,
+        shared: Arc::new(shared),
+        backups: Arc::new(Mutex::new(TestBackups::new(driver))),
+    }
 }
 
 impl Allocator {
+    pub(crate) fn backups(&self) -> MutexGuard<'_, TestBackups> {
+        self.backups.lock().expect("no test panics in a call")
+    }
+
     /// Allocates in no region.
     pub(crate) fn allocate(
         &self,
         size: Bytes,
         stream: Stream,
     ) -> Result<DeviceAddress, AllocError> {
-        self.0.allocate(size, stream, || Ok(false))
+        self.shared.allocate(size, stream, || Ok(false))
     }
 
     /// Allocates as a graph capture or a `torch.cuda.MemPool` does.
@@ -314,6 +334,8 @@ struct Seam {
     act: Option<(u64, Act)>,
     /// What is done when memory is about to leave (`true`), or is back.
     on_notify: Option<(bool, Act)>,
+    /// How much left the device or came back, in all changes.
+    moved: Bytes,
 }
 
 impl TestDevice {
@@ -343,6 +365,11 @@ impl TestDevice {
         self.seam().refusals
     }
 
+    /// Returns how much left the device or came back, as far as it was told.
+    pub(crate) fn moved(&self) -> Bytes {
+        self.seam().moved
+    }
+
     /// Does something before a later use of the allocator, after so many others.
     pub(crate) fn before_use(&self, after: u64, act: impl FnOnce() + Send + 'static) {
         self.seam().act = Some((after, Box::new(act)));
@@ -356,6 +383,15 @@ impl TestDevice {
 
 impl Device for TestDevice {
     type Driver = TestDriver;
+    type Backups = TestBackups;
+
+    fn number(&self) -> u32 {
+        self.allocator.number.into()
+    }
+
+    fn lock_backups(&self) -> Result<MutexGuard<'_, TestBackups>, RegionError> {
+        Ok(self.allocator.backups.lock()?)
+    }
 
     fn allocator(&self) -> &SharedAllocator<TestDriver> {
         let mut seam = self.seam();
@@ -391,7 +427,12 @@ impl Device for TestDevice {
         self.margin
     }
 
-    fn notify(&self, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool) {
+    fn finish_change(&self, moved: Bytes) {
+        self.seam().moved += moved;
+    }
+
+    fn notify(&self, tag: &Arc<str>, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool) {
+        assert_eq!(&**tag, "kv");
         let segments = self.allocator.with_pools(|lane| lane.segments());
         let mut segments = segments.expect("no call panics");
         segments.retain(|segment| has_pool(segment.pool));
@@ -411,7 +452,7 @@ impl Device for TestDevice {
 
 /// A region with a pool of its own, and one that joined it.
 pub(crate) struct TestRegion {
-    pub(crate) memory: Arc<RegionMemory<TestDevice, TestBackups>>,
+    pub(crate) memory: Arc<RegionMemory<TestDevice>>,
     pub(crate) kind: Option<BackupKind>,
     pub(crate) pool: MempoolId,
     /// Held by the program, as a graph's is.
@@ -490,12 +531,16 @@ impl TestRegion {
         self.memory.host_copy(&block).expect("no call panics")
     }
 
-    pub(crate) fn pause(&self, backups: &mut TestBackups) -> Result<(), RegionError> {
-        self.memory.pause(backups)
+    pub(crate) fn backups(&self) -> MutexGuard<'_, TestBackups> {
+        self.allocator.backups()
     }
 
-    pub(crate) fn resume(&self, backups: &mut TestBackups) -> Result<(), RegionError> {
-        self.memory.resume(backups)
+    pub(crate) fn pause(&self) -> Result<(), RegionError> {
+        self.memory.pause()
+    }
+
+    pub(crate) fn resume(&self) -> Result<(), RegionError> {
+        self.memory.resume()
     }
 
     /// Lets go of its pools, which end with their last segment.

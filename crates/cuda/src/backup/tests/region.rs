@@ -2,6 +2,7 @@
 //! whichever driver call fails.
 
 use std::collections::BTreeSet;
+use std::sync::MutexGuard;
 
 use lowtide_core::{MempoolId, RouteOrder, Stream};
 use lowtide_region::{RegionError, RegionMemory, RegionState};
@@ -31,20 +32,32 @@ const UNKNOWN: i32 = 999;
 
 type Allocator = SharedAllocator<CudaDriver>;
 
-struct Card(Arc<Allocator>);
+struct Card {
+    allocator: Arc<Allocator>,
+    backups: Arc<Mutex<CudaBackups>>,
+}
 
 impl lowtide_region::Device for Card {
     type Driver = CudaDriver;
+    type Backups = CudaBackups;
+
+    fn number(&self) -> u32 {
+        0
+    }
 
     fn allocator(&self) -> &Allocator {
-        &self.0
+        &self.allocator
+    }
+
+    fn lock_backups(&self) -> Result<MutexGuard<'_, CudaBackups>, RegionError> {
+        Ok(self.backups.lock()?)
     }
 
     fn synchronize(&self) -> Result<(), DriverError> {
-        synchronize(&self.0)
+        synchronize(&self.allocator)
     }
 
-    fn notify(&self, _is_leaving: bool, _has_pool: impl Fn(MempoolId) -> bool) {}
+    fn notify(&self, _tag: &Arc<str>, _is_leaving: bool, _has_pool: impl Fn(MempoolId) -> bool) {}
 }
 
 fn synchronize(allocator: &Allocator) -> Result<(), DriverError> {
@@ -57,20 +70,33 @@ const POOL: MempoolId = MempoolId(1, 1);
 
 /// A region with a segment for each step of a backup, and a block in each.
 struct Paused {
-    world: World,
-    memory: Arc<RegionMemory<Card, CudaBackups>>,
+    memory: Arc<RegionMemory<Card>>,
+    backups: Arc<Mutex<CudaBackups>>,
+    /// What is left of the world without its backups.
+    ranges: Vec<MemoryRange>,
+    driver: CudaDriver,
+    fake: Fake,
     allocator: Arc<Allocator>,
     held: Vec<MemoryRange>,
 }
 
 impl Paused {
     fn new(is_warm: bool) -> Paused {
-        let mut world = World::new(STAYS, TemporaryFile::open);
+        let World {
+            backups,
+            ranges,
+            driver,
+            fake,
+        } = World::new(STAYS, TemporaryFile::open);
         let config = "caching".parse().unwrap();
         let owners = Arc::new(OwnerTable::default());
-        let allocator = SharedAllocator::new(world.fake.driver(), 0, &config, owners);
+        let allocator = SharedAllocator::new(fake.driver(), 0, &config, owners);
         let allocator = Arc::new(allocator);
-        let card = Card(Arc::clone(&allocator));
+        let backups = Arc::new(Mutex::new(backups));
+        let card = Card {
+            allocator: Arc::clone(&allocator),
+            backups: Arc::clone(&backups),
+        };
         let kind = Some(BackupKind::Host);
         let memory = Arc::new(RegionMemory::new(card, "weights".into(), kind, POOL));
         let sizes = [
@@ -99,24 +125,28 @@ impl Paused {
         released.unwrap().unwrap();
         if is_warm {
             // Without a resume: after one, segments share a piece.
-            let backup = save(&mut world.backups, &held, BackupKind::Host).unwrap();
-            world.backups.finish_locking();
-            world.backups.discard(backup);
+            let mut backups = backups.lock().unwrap();
+            let backup = save(&mut backups, &held, BackupKind::Host).unwrap();
+            backups.finish_locking();
+            backups.discard(backup);
         }
         Paused {
-            world,
             memory,
+            backups,
+            ranges,
+            driver,
+            fake,
             allocator,
             held,
         }
     }
 
-    fn pause(&mut self) -> Result<(), RegionError> {
-        self.memory.pause(&mut self.world.backups)
+    fn pause(&self) -> Result<(), RegionError> {
+        self.memory.pause()
     }
 
-    fn resume(&mut self) -> Result<(), RegionError> {
-        self.memory.resume(&mut self.world.backups)
+    fn resume(&self) -> Result<(), RegionError> {
+        self.memory.resume()
     }
 
     fn state(&self) -> RegionState {
@@ -148,18 +178,28 @@ impl Paused {
 
     fn end(mut self) {
         self.free_all();
-        self.memory.trim(&mut self.world.backups).unwrap();
+        self.memory.trim().unwrap();
         let released = self.allocator.with_pools(|lane| lane.release_pool(POOL));
         released.unwrap().unwrap();
         // The pool ends, which has the region.
         self.free_all();
         let Paused {
-            world,
             memory,
+            backups,
+            ranges,
+            driver,
+            fake,
             allocator,
             ..
         } = self;
         drop((memory, allocator));
+        let backups = Arc::into_inner(backups).expect("its regions are gone");
+        let world = World {
+            backups: backups.into_inner().unwrap(),
+            ranges,
+            driver,
+            fake,
+        };
         world.end();
     }
 }
@@ -167,11 +207,11 @@ impl Paused {
 /// Pauses and resumes while one or two calls fail. Returns how often each of [`CALLS`] was made, and whether the
 /// pause failed.
 fn run(is_warm: bool, failures: &[(&str, u64)]) -> ([u64; CALLS.len()], bool) {
-    let mut region = Paused::new(is_warm);
+    let region = Paused::new(is_warm);
     region.fill();
-    let before = CALLS.map(|call| region.world.fake.calls(call));
+    let before = CALLS.map(|call| region.fake.calls(call));
     for &(call, nth) in failures {
-        region.world.fake.fail(call, nth, UNKNOWN);
+        region.fake.fail(call, nth, UNKNOWN);
     }
     let paused = region.pause();
     let context = format!("{is_warm} {failures:?}: {paused:?}");
@@ -196,9 +236,9 @@ fn run(is_warm: bool, failures: &[(&str, u64)]) -> ([u64; CALLS.len()], bool) {
         region.resume().expect(&context);
     }
     assert!(region.is_as_filled(), "{context}");
-    region.world.backups.finish_locking();
-    let calls = std::array::from_fn(|index| region.world.fake.calls(CALLS[index]) - before[index]);
-    region.world.fake.fail_none();
+    region.backups.lock().unwrap().finish_locking();
+    let calls = std::array::from_fn(|index| region.fake.calls(CALLS[index]) - before[index]);
+    region.fake.fail_none();
     region.end();
     (calls, paused.is_err())
 }
@@ -251,15 +291,15 @@ const WAITS: [&str; 3] = ["cuEventQuery", "cuEventSynchronize", "cuStreamSynchro
 /// Pauses and resumes. Copies run as late as possible, and a number of consecutive waits fail, from one call on.
 /// Returns how often each of [`WAITS`] was made by the pause, and by pause and resume.
 fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.len()]; 2] {
-    let mut region = Paused::new(is_warm);
-    region.world.fake.set_lazy(true);
+    let region = Paused::new(is_warm);
+    region.fake.set_lazy(true);
     region.fill();
-    let before = WAITS.map(|call| region.world.fake.calls(call));
+    let before = WAITS.map(|call| region.fake.calls(call));
     let made = |region: &Paused| -> [u64; WAITS.len()] {
-        std::array::from_fn(|index| region.world.fake.calls(WAITS[index]) - before[index])
+        std::array::from_fn(|index| region.fake.calls(WAITS[index]) - before[index])
     };
     if let Some((call, first, count)) = failure {
-        let fake = &region.world.fake;
+        let fake = &region.fake;
         (first..first + count).for_each(|nth| fake.fail(call, nth, UNKNOWN));
     }
     let context = format!("{is_warm} {failure:?}");
@@ -269,7 +309,7 @@ fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.l
         paused = region.resume();
     }
     // Work that is still in progress after the failed call must not use released memory.
-    region.world.fake.fail_none();
+    region.fake.fail_none();
     assert_eq!(
         synchronize(&region.allocator),
         Ok(()),
@@ -281,7 +321,7 @@ fn run_waits(is_warm: bool, failure: Option<(&str, u64, u64)>) -> [[u64; WAITS.l
     region.pause().expect(&context);
     region.resume().expect(&context);
     assert!(region.is_as_filled(), "{context}: {paused:?}");
-    region.world.backups.finish_locking();
+    region.backups.lock().unwrap().finish_locking();
     let by_both = made(&region);
     region.end();
     [by_pause, by_both]
@@ -308,18 +348,18 @@ fn a_region_survives_waits_that_fail() {
 fn what_goes_back_under_copies_stays_until_they_have_ended() {
     for is_warm in [false, true] {
         let mut region = Paused::new(is_warm);
-        region.world.fake.set_lazy(true);
+        region.fake.set_lazy(true);
         region.fill();
-        let waits = |region: &Paused| region.world.fake.calls("cuStreamSynchronize");
+        let waits = |region: &Paused| region.fake.calls("cuStreamSynchronize");
         let before = waits(&region);
-        (1..20).for_each(|nth| region.world.fake.fail("cuStreamSynchronize", nth, UNKNOWN));
+        (1..20).for_each(|nth| region.fake.fail("cuStreamSynchronize", nth, UNKNOWN));
         assert!(region.pause().is_err());
         assert!(waits(&region) > before);
         assert_eq!(region.state(), RegionState::Mapped);
         let mapped = region.memory.figures().unwrap().mapped;
         region.free_all();
         assert_eq!(region.memory.figures().unwrap().mapped, mapped);
-        region.world.fake.fail_none();
+        region.fake.fail_none();
         assert_eq!(synchronize(&region.allocator), Ok(()));
         region.end();
     }
