@@ -104,7 +104,7 @@ typedef enum lowtide_status {
 } lowtide_status;
 
 /**
- * What becomes of a region's contents while it is paused.
+ * Where a region's contents are kept while it is paused.
  */
 typedef enum lowtide_backup {
   /**
@@ -112,7 +112,7 @@ typedef enum lowtide_backup {
    */
   LOWTIDE_BACKUP_NONE = 0,
   /**
-   * They are kept in the host's memory.
+   * They are kept in host memory.
    */
   LOWTIDE_BACKUP_HOST = 1,
   /**
@@ -122,23 +122,23 @@ typedef enum lowtide_backup {
 } lowtide_backup;
 
 /**
- * Where a region's memory is.
+ * The state of a region.
  */
 typedef enum lowtide_region_state {
   /**
-   * On the device.
+   * Its memory is on the device.
    */
   LOWTIDE_REGION_STATE_MAPPED = 0,
   /**
-   * On its way from it.
+   * A pause is in progress.
    */
   LOWTIDE_REGION_STATE_PAUSING = 1,
   /**
-   * Nowhere.
+   * Its memory is released.
    */
   LOWTIDE_REGION_STATE_PAUSED = 2,
   /**
-   * On its way back.
+   * A resume is in progress.
    */
   LOWTIDE_REGION_STATE_RESUMING = 3,
 } lowtide_region_state;
@@ -264,11 +264,11 @@ typedef void (*lowtide_segment_release)(void *context, void *memory, size_t size
 typedef void (*lowtide_block_visitor)(void *context, void *memory, size_t size, void *stream);
 
 /**
- * A region's figures on one device. Sums are since it was first entered.
+ * A region's figures on one device. Totals count from the region's first use.
  */
 typedef struct lowtide_region {
   /**
-   * Its name.
+   * The region's tag.
    */
   const char *tag;
   /**
@@ -276,94 +276,94 @@ typedef struct lowtide_region {
    */
   int device;
   /**
-   * What becomes of its contents.
+   * Where contents are kept while the region is paused.
    */
   enum lowtide_backup backup;
   /**
-   * Where its memory is.
+   * The region's state.
    */
   enum lowtide_region_state state;
   /**
-   * The blocks that the program holds in it.
+   * The bytes of its allocated blocks.
    */
   uint64_t live_bytes;
   /**
-   * Physical memory of the device.
+   * The bytes of the device that the region has.
    */
   uint64_t mapped_bytes;
   /**
-   * What a resume would take of the device's memory now: a segment in which all was freed since does not come back.
+   * The bytes of the device that a resume would take now. Segments whose blocks have all been freed are not counted.
    */
   uint64_t paused_bytes;
   /**
-   * What is kept of it in the host's memory.
+   * The bytes of its copy in host memory.
    */
   uint64_t host_bytes;
   /**
-   * What is kept of it on disk.
+   * The bytes of its copy on disk.
    */
   uint64_t disk_bytes;
   /**
-   * How often it was paused.
+   * The number of pauses.
    */
   uint64_t pauses;
   /**
-   * How often it was resumed.
+   * The number of resumes.
    */
   uint64_t resumes;
   /**
-   * What was copied away.
+   * The bytes saved by pauses.
    */
   uint64_t saved_bytes;
   /**
-   * What was copied back.
+   * The bytes restored by resumes.
    */
   uint64_t restored_bytes;
   /**
-   * How long pausing took, the wait for the device included.
+   * The time of the pauses, including the wait for the device.
    */
   uint64_t pause_ns;
   /**
-   * How long resuming took.
+   * The time of the resumes.
    */
   uint64_t resume_ns;
   /**
-   * How long pausing took the last time.
+   * The time of the last pause.
    */
   uint64_t last_pause_ns;
   /**
-   * How long resuming took the last time.
+   * The time of the last resume.
    */
   uint64_t last_resume_ns;
   /**
-   * What was copied away the last time.
+   * The bytes saved by the last pause.
    */
   uint64_t last_saved_bytes;
   /**
-   * What was copied back the last time.
+   * The bytes restored by the last resume.
    */
   uint64_t last_restored_bytes;
   /**
-   * How long copying away took, a part of `pause_ns`: with `saved_bytes` it is the speed of that.
+   * The time of saving, which is part of `pause_ns`. `saved_bytes` divided by it is the speed of saving.
    */
   uint64_t save_ns;
   /**
-   * How long copying back took, a part of `resume_ns`.
+   * The time of restoring, which is part of `resume_ns`.
    */
   uint64_t restore_ns;
   /**
-   * How long copying away took the last time; 0 where nothing was kept.
+   * The time of saving in the last pause; 0 if nothing was saved.
    */
   uint64_t last_save_ns;
   /**
-   * How long copying back took the last time; 0 where nothing was kept.
+   * The time of restoring in the last resume; 0 if nothing was saved.
    */
   uint64_t last_restore_ns;
 } lowtide_region;
 
 /**
- * Is shown a region. Called with the `context` that was given with it, and without any lock; it must not
- * throw or unwind, nor keep the pointers.
+ * Is called with a region and the `context` that was passed with it, without any lock. It must not throw or unwind, nor
+ * keep the pointers.
  */
 typedef void (*lowtide_region_visitor)(void *context, const struct lowtide_region *region);
 
@@ -934,22 +934,22 @@ enum lowtide_status lowtide_restore_pool(int device,
 void lowtide_release_checkpoint(struct lowtide_checkpoint *checkpoint);
 
 /**
- * Has this thread's requests served from a region until `lowtide_region_leave`: memory that
- * `lowtide_pause` takes off the device and `lowtide_resume` brings back at the same addresses. Regions nest,
- * and the innermost counts. If `tag` is null, requests are served as outside of any region.
+ * Serves this thread's requests from a region until `lowtide_region_leave`. `lowtide_pause` releases the region's
+ * memory from the device, and `lowtide_resume` maps it again at the same addresses. Regions nest, and the innermost
+ * counts. If `tag` is null, requests are served outside of any region.
  *
- * `backup` is one of `lowtide_backup`. Regions of one tag and different backups are different regions,
- * which are paused and resumed together. Blocks of different regions never share a page.
+ * `backup` is one of `lowtide_backup`. Regions with the same tag and different backups are different regions, which are
+ * paused and resumed together. Blocks of different regions never share a page.
  *
- * This concerns requests of this thread alone, on every device, those that are not in use yet included. Not
- * in the region are requests of other threads (the threads that run PyTorch's backward passes among them),
- * and those that a memory pool or a graph capture takes: `lowtide_region_pool` is for these. What was
- * handed out stays in the region when the thread leaves it; a thread that ends has left.
+ * This applies to requests of this thread only, on every device, including devices that are not in use yet. Requests of
+ * other threads are not in the region, such as those of the threads that run PyTorch's backward passes. Requests of a
+ * memory pool or a graph capture are not in it either: use `lowtide_region_pool` for these. Blocks stay in their region
+ * when the thread leaves it. A thread that ends leaves its regions.
  *
- * A region takes memory of the device ahead of its requests, so that pausing it takes few calls: an eighth of
- * what it has, of what the device has left, and 1 GiB at most at once, and nothing where the device has a limit
- * (`lowtide_set_memory_fraction`). Statistics count as reserved what its segments have; `mapped_bytes` of
- * `lowtide_region` counts all.
+ * A region takes device memory before it is requested, so that pausing it takes few calls. At once it takes at most an
+ * eighth of its memory, an eighth of the device's free memory, and 1 GiB. If the device has a limit
+ * (`lowtide_set_memory_fraction`), it takes nothing early. Statistics count the memory of its segments as reserved;
+ * `mapped_bytes` of `lowtide_region` counts all.
  *
  * While a region is paused, a request in it fails with `LOWTIDE_STATUS_PAUSED`. Blocks can be freed.
  *
@@ -961,20 +961,20 @@ enum lowtide_status lowtide_region_enter(const char *tag,
                                          int backup);
 
 /**
- * Leaves the region that this thread entered last. `LOWTIDE_STATUS_INVALID_ARGUMENT` where it is in none.
+ * Leaves the region that this thread entered last. Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` if the thread is in none.
  */
 enum lowtide_status lowtide_region_leave(void);
 
 /**
- * Gives a memory pool the memory of a region: what a graph capture or a `torch.cuda.MemPool` allocates in the
- * pool is paused and resumed with the region. A pool that is not there is made, held once.
+ * Puts a memory pool into a region: what a graph capture or a `torch.cuda.MemPool` allocates in the pool is paused and
+ * resumed with the region. A pool that does not exist is created, with a use count of 1.
  *
- * As long as something holds the pool, its free memory comes back with the region, too, as a graph may use it; what is
- * in it then is undefined. A pool that nothing holds ends with a pause or a resume, or `lowtide_empty_cache`, once it has
- * no blocks, and one of its number that is made after that is in no region.
+ * While something holds the pool, a resume also maps its free memory, because a graph may use it. The contents of that
+ * memory are undefined. A pool that nothing holds and that has no blocks ends with a pause, a resume or
+ * `lowtide_empty_cache`. A pool that is created later with the same number is in no region.
  *
- * Does nothing where the pool has that memory already. `LOWTIDE_STATUS_POOL` if it has other segments or
- * another source.
+ * Does nothing if the pool is in the region already. Returns `LOWTIDE_STATUS_POOL` if it has other segments or another
+ * source.
  *
  * The caller promises:
  *
@@ -986,11 +986,11 @@ enum lowtide_status lowtide_region_pool(int device,
                                         int backup);
 
 /**
- * Gives back what a region has on a device and no block uses. Where no block uses any of it, the host's copy or the
- * file of its contents ends, too, and a region that was paused is no longer: requests in it are served.
+ * Releases the memory of a region on a device that no block uses. If no block uses any of it, the copy of its contents
+ * in host memory or on disk ends, too. A paused region is then not paused any more, and serves requests.
  *
- * The host's memory of such a copy waits for the next backup, as always (`lowtide_release_idle_backups`). Free memory
- * of other pools than the region's own counts as used while something holds them (`lowtide_region_pool`). Does nothing
+ * The host memory of such a copy is kept for the next backup (`lowtide_release_idle_backups` releases it). Free memory
+ * of pools that something holds (`lowtide_region_pool`) counts as used, except in the region's own pool. Does nothing
  * for a region that was never on the device.
  *
  * The caller promises:
@@ -1002,25 +1002,26 @@ enum lowtide_status lowtide_region_trim(int device,
                                         int backup);
 
 /**
- * Takes the memory of a region off its devices, on all devices at the same time; of every region if `tag` is
- * null. Addresses stay. What the program holds of it is kept first as the region was entered for, and nothing
- * of it may be used until `lowtide_resume`.
+ * Pauses every region with this tag, or every region if `tag` is null, on all devices at the same time. Saves the
+ * contents of allocated blocks as the region's backup says, and releases the memory from the device. Addresses stay.
+ * The memory must not be used until `lowtide_resume`. A region that is paused already stays paused.
  *
- * Waits for all work of the devices on which the region has memory, which is that of each device's primary
- * context, and for the streams that blocks which were freed wait for (`lowtide_record_stream`), of whatever device:
- * other work in other contexts must have ended before. A region that is paused already stays so.
+ * Waits for all work in the primary context of each device on which a region has memory. Also waits for the streams, of
+ * any device, for which freed blocks are pending (`lowtide_record_stream`). Work in other contexts must have ended
+ * before.
  *
- * Not while a stream of such a device is captured: the device refuses the wait, `LOWTIDE_STATUS_DRIVER`, and the
- * capture is spoiled. A resume may come then.
+ * Must not be called while a stream of such a device is being captured: the device refuses the wait
+ * (`LOWTIDE_STATUS_DRIVER`), and the capture is invalidated. `lowtide_resume` may be called during a capture.
  *
- * Memory that other processes have attached (`lowtide_share`, CUDA's IPC) stays on the device until they let
- * go of it. The region has other memory after a resume, which is no longer shared with them.
+ * Memory that other processes have attached (`lowtide_share`, CUDA's IPC) stays on the device until they detach it.
+ * After a resume the region has other memory, which is not shared with them.
  *
- * After a failure a region is on each device either mapped as before or paused with its contents kept,
- * which `lowtide_visit_regions` shows; both this and `lowtide_resume` may then be called. A region that fails keeps
- * no other, and none on another device, from being paused, and those stay so. The first failure is the answer.
- * `LOWTIDE_STATUS_INVALID_ARGUMENT` for a tag that was never entered, `LOWTIDE_STATUS_BACKUP` where contents
- * could not be kept, `LOWTIDE_STATUS_DRIVER` where a device refused.
+ * If a region fails, the others are still paused and stay paused, on this device and on others. The first failure is
+ * returned. On each device a region is then either mapped as before or paused with its contents kept, as
+ * `lowtide_visit_regions` shows. Both this function and `lowtide_resume` may then be called.
+ *
+ * Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` for a tag that was never entered, `LOWTIDE_STATUS_BACKUP` if contents could
+ * not be saved, and `LOWTIDE_STATUS_DRIVER` if a device refused.
  *
  * The caller promises:
  *
@@ -1029,7 +1030,7 @@ enum lowtide_status lowtide_region_trim(int device,
 enum lowtide_status lowtide_pause(const char *tag);
 
 /**
- * As `lowtide_pause`, and keeps nothing of what is in the memory, whatever the region was entered for.
+ * Like `lowtide_pause`, but saves no contents, whatever the region's backup.
  *
  * The caller promises:
  *
@@ -1038,14 +1039,17 @@ enum lowtide_status lowtide_pause(const char *tag);
 enum lowtide_status lowtide_pause_and_drop(const char *tag);
 
 /**
- * Brings the memory of a region back to its addresses, with what was kept, on all devices at the same time;
- * of every region if `tag` is null. A region that is not paused stays as it is.
+ * Resumes every region with this tag, or every region if `tag` is null, on all devices at the same time. Maps new memory
+ * at the same addresses and restores the saved contents. A region that is not paused stays as it is.
  *
- * What was freed since does not come back. Where a device has too little memory, what is cached on it is given
- * back first. After a failure a region is on each device either mapped or paused as before, and this may be
- * called again: one that fails keeps no other, and none on another device, from coming back, and those stay mapped.
- * The first failure is the answer: `LOWTIDE_STATUS_OUT_OF_MEMORY` where a device has too little memory still,
- * `LOWTIDE_STATUS_BACKUP` where contents could not be read, and as `lowtide_pause`.
+ * Segments whose blocks have all been freed are not mapped. If a device has too little memory, its cache is emptied and
+ * the region is tried again.
+ *
+ * If a region fails, the others are still resumed and stay mapped, on this device and on others. The first failure is
+ * returned. On each device a region is then either mapped or paused as before, and this function may be called again.
+ *
+ * Returns `LOWTIDE_STATUS_OUT_OF_MEMORY` if a device still has too little memory, `LOWTIDE_STATUS_BACKUP` if contents
+ * could not be read, and otherwise the statuses of `lowtide_pause`.
  *
  * The caller promises:
  *
@@ -1054,17 +1058,17 @@ enum lowtide_status lowtide_pause_and_drop(const char *tag);
 enum lowtide_status lowtide_resume(const char *tag);
 
 /**
- * Writes where the host's copy of a block is, and how many bytes were asked for with the block, while its
- * region is paused with a backup in the host's memory; of an address within a block, where that lies in the copy,
- * and how many bytes are left from there. The copy is lowtide's, may be read and written, and is valid until the
- * region is resumed.
+ * Writes to `copy` the address of the host's copy of a block, and to `size` the block's requested bytes. For an address
+ * inside a block, writes the address of that byte in the copy, and the number of bytes from there. There is a copy while
+ * the block's region is paused with a backup in host memory. The copy belongs to lowtide, may be read and written, and
+ * is valid until the region is resumed.
  *
- * Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
- * paused again or has no memory any more, or `lowtide_release_backups`, and is what the block held when the region
- * was paused. A block that was handed out since then has none.
+ * If `lowtide_retain_backups` was on at the resume, the copy stays until the region is paused again or has no memory, or
+ * until `lowtide_release_backups`. It has the block's contents at the pause. A block allocated after the pause has no
+ * copy.
  *
- * `LOWTIDE_STATUS_NOT_ALLOCATED` for an address in no block of the program's, `LOWTIDE_STATUS_INVALID_ARGUMENT` where
- * there is no copy. Takes time in proportion to the blocks for an address within one.
+ * Returns `LOWTIDE_STATUS_NOT_ALLOCATED` for an address in no allocated block, and `LOWTIDE_STATUS_INVALID_ARGUMENT` if
+ * there is no copy. For an address inside a block, takes time linear in the number of blocks.
  *
  * The caller promises:
  *
@@ -1075,10 +1079,9 @@ enum lowtide_status lowtide_backup_find(const void *memory,
                                         size_t *size);
 
 /**
- * Writes whether a block lies in a region with this tag, or in any region if `tag` is null.
+ * Writes whether a block is in a region with this tag, or in any region if `tag` is null.
  *
- * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
- * hold.
+ * `memory` is the start of the block. Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if no allocated block starts there.
  *
  * The caller promises:
  *
@@ -1089,10 +1092,9 @@ enum lowtide_status lowtide_is_in_region(const void *memory,
                                          bool *is_in);
 
 /**
- * Writes whether a block's memory is not on its device, as its region is paused, or leaves or comes back just now.
+ * Writes whether a block cannot be used because its region is paused, or is being paused or resumed.
  *
- * `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
- * hold.
+ * `memory` is the start of the block. Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if no allocated block starts there.
  *
  * The caller promises:
  *
@@ -1102,14 +1104,14 @@ enum lowtide_status lowtide_is_away(const void *memory,
                                     bool *is_away);
 
 /**
- * Lets regions grow only while this many bytes of their device stay free: a request that needs more has
- * what is cached given back, and then fails for lack of memory. 0, the default, leaves nothing.
+ * Sets how many bytes of each device stay free when regions grow. A request that needs more empties the cache and then
+ * fails for lack of memory. The default is 0.
  */
 enum lowtide_status lowtide_set_memory_margin(uint64_t bytes);
 
 /**
- * Says in which directory backups on disk are kept from now on; by default it is what `LOWTIDE_BACKUP_DIR`
- * says, or the system's for temporary files, as that is when the first region is entered.
+ * Sets the directory of backups on disk from now on. The default is `LOWTIDE_BACKUP_DIR`, or else the system's directory
+ * for temporary files. The default is read when the first region is entered.
  *
  * The caller promises:
  *
@@ -1118,23 +1120,26 @@ enum lowtide_status lowtide_set_memory_margin(uint64_t bytes);
 enum lowtide_status lowtide_set_backup_directory(const char *path);
 
 /**
- * Says whether the host's memory of backups stays until `lowtide_release_backups`: a pause that finds such memory
- * is faster. Each region's copy then stays with a resume as it is, to be read (`lowtide_backup_find`), and its
- * memory is used by the next pause of that region. Otherwise, and by default unless `LOWTIDE_RETAIN_BACKUPS` is 1,
- * a resume ends the copy, and its memory goes back 30 seconds after it was last used.
+ * Sets whether the host memory of backups is retained until `lowtide_release_backups`. A pause that finds such memory is
+ * faster. The default is off, or on if `LOWTIDE_RETAIN_BACKUPS` is 1.
  *
- * This holds from now on, for what is idle already, too; what an earlier resume left to be read stays until the
- * region is paused again. It waits for a pause or a resume that is under way. Files are never kept: they go when
- * their region was resumed. The host's memory then has the copies of all regions at once. A pause for which it has
- * too little ends those of other regions whose addresses nobody was given, of its device first and then of every
- * device, gives back what is idle, and fails if it has too little still.
+ * On: a resume keeps the region's copy, which can be read (`lowtide_backup_find`). The next pause of the region uses its
+ * memory. Host memory then has the copies of all regions at once. Off: a resume ends the copy, and its memory is
+ * released 30 seconds after its last use. Files are never retained: a resume removes them.
+ *
+ * The setting applies at once, also to idle memory. A copy that an earlier resume kept stays until the region is paused
+ * again. Waits for a pause or a resume in progress.
+ *
+ * If a pause finds too little host memory, it ends copies of other regions that `lowtide_backup_find` has not returned:
+ * those of its device first, then those of every device. It also releases idle memory. If there is still too little, it
+ * fails.
  */
 enum lowtide_status lowtide_retain_backups(bool retain);
 
 /**
- * Writes to `bytes` how much of the host's memory the backups of a device that ended have left for the next ones: mapped,
- * and page-locked most of it. It counts in no region's `host_bytes`. Waits for no pause and no resume. 0 for a device
- * that is not in use.
+ * Writes to `bytes` how much host memory is kept for later backups of a device. It is mapped, and mostly page-locked. It
+ * does not count in a region's `host_bytes`. The value is 0 for a device that is not in use. Does not wait for a pause
+ * or a resume.
  *
  * The caller promises:
  *
@@ -1144,27 +1149,26 @@ enum lowtide_status lowtide_kept_host_bytes(int device,
                                             uint64_t *bytes);
 
 /**
- * Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that
- * are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a
- * pause or a resume that is under way.
+ * Releases the host memory that is kept for later backups, retained or not, and ends the copies of regions that are not
+ * paused. Returns when that is done. Backups of paused regions stay. Waits for a pause or a resume in progress.
  */
 enum lowtide_status lowtide_release_backups(void);
 
 /**
- * As `lowtide_release_backups`, and leaves the copies alone that can be read.
+ * Like `lowtide_release_backups`, but keeps copies that can be read.
  */
 enum lowtide_status lowtide_release_idle_backups(void);
 
 /**
- * Returns once the host's memory of backups is page-locked, as far as the system lets it be, on every device. That is
- * done beside the job, from a first pause on and slowly enough to leave it the driver, or at once where this waits for
- * it, and takes 0.03 to 0.8 s for a GiB the first time; who copies from `lowtide_backup_find`'s memory to a device is
- * faster then. Regions are not paused and resumed meanwhile.
+ * Waits until the host memory of backups is page-locked, as far as the system allows, on every device. Copies from
+ * `lowtide_backup_find`'s memory to a device are faster then. Without this call, a background thread page-locks the
+ * memory after the first pause, slowly enough for the job to use the driver. Page-locking takes 0.03 to 0.8 s for a GiB,
+ * the first time. Regions cannot be paused or resumed meanwhile.
  */
 enum lowtide_status lowtide_page_lock_backups(void);
 
 /**
- * Shows `visit` every region on every device in use, in the order in which the regions were first entered.
+ * Calls `visit` for every region on every device in use, in the order in which the regions were first entered.
  *
  * The caller promises:
  *

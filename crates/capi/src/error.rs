@@ -176,10 +176,10 @@ fn status_of(error: &RegionError) -> Status {
         _ if error.is_out_of_memory() => Status::OutOfMemory,
         RegionError::Backup(_) => Status::Backup,
         // The status of the failure that blocks the next resume.
-        RegionError::NotPutBack { putting_back, .. } => status_of(putting_back),
-        RegionError::NotTold { .. } | RegionError::PendingInCapture | RegionError::Stopped => {
-            Status::Internal
-        }
+        RegionError::NotUndone { undoing, .. } => status_of(undoing),
+        RegionError::PoolsStillPaused { .. }
+        | RegionError::PendingInCapture
+        | RegionError::Stopped => Status::Internal,
         _ => Status::Driver,
     }
 }

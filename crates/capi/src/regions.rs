@@ -1,18 +1,19 @@
-//! Regions: memory that a program takes off its devices for a while, and gets back at the same addresses.
+//! Regions: memory that a program pauses and resumes. A pause releases it from its devices, a resume maps new memory at
+//! the same addresses.
 //!
 //! ```text
 //! lowtide_region_enter, leave       table.rs: every region, and which of them this thread is in
 //! lowtide_pause, resume             change.rs: the regions of a tag, and what errors say
 //! └─ Change::apply                  lowtide-region: every device of a region, at the same time
 //!    ├─ RegionMemory::pause, resume one region's memory on one device
-//!    └─ Device                      device.rs: its allocator, and who is notified
+//!    └─ Device                      device.rs: its allocator, and notifying observers
 //!       ├─ CudaBackups              backups.rs: one device's backups
 //!       └─ scrubbing::begin         scrubbing.rs: the driver's own work after it, in the background
 //! ```
 //!
-//! Locks are taken in this order: a device's backups, the table, an allocator's, the books of a region's memory,
-//! the driver's. The first is held while contents are copied and while a device is waited for, the others are
-//! not: whoever allocates and frees, in other regions or in none, goes on meanwhile.
+//! Locks are taken in this order: a device's backups, the table, an allocator, the books of a region's memory, the driver.
+//! Only the first is held while contents are copied and while a device is waited for. So threads allocate and free
+//! meanwhile, in other regions or in none.
 
 pub(crate) mod backups;
 mod card;
@@ -38,34 +39,34 @@ use crate::{devices, start};
 pub(crate) use change::begin_allocate_to_pool;
 use figures::OnDeviceFigures;
 
-/// What becomes of a region's contents while it is paused.
+/// Where a region's contents are kept while it is paused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub enum Backup {
     /// They are lost.
     None = 0,
-    /// They are kept in the host's memory.
+    /// They are kept in host memory.
     Host = 1,
     /// They are kept in a file.
     Disk = 2,
 }
 
-/// Has this thread's requests served from a region until `lowtide_region_leave`: memory that
-/// `lowtide_pause` takes off the device and `lowtide_resume` brings back at the same addresses. Regions nest,
-/// and the innermost counts. If `tag` is null, requests are served as outside of any region.
+/// Serves this thread's requests from a region until `lowtide_region_leave`. `lowtide_pause` releases the region's
+/// memory from the device, and `lowtide_resume` maps it again at the same addresses. Regions nest, and the innermost
+/// counts. If `tag` is null, requests are served outside of any region.
 ///
-/// `backup` is one of `lowtide_backup`. Regions of one tag and different backups are different regions,
-/// which are paused and resumed together. Blocks of different regions never share a page.
+/// `backup` is one of `lowtide_backup`. Regions with the same tag and different backups are different regions, which are
+/// paused and resumed together. Blocks of different regions never share a page.
 ///
-/// This concerns requests of this thread alone, on every device, those that are not in use yet included. Not
-/// in the region are requests of other threads (the threads that run PyTorch's backward passes among them),
-/// and those that a memory pool or a graph capture takes: `lowtide_region_pool` is for these. What was
-/// handed out stays in the region when the thread leaves it; a thread that ends has left.
+/// This applies to requests of this thread only, on every device, including devices that are not in use yet. Requests of
+/// other threads are not in the region, such as those of the threads that run PyTorch's backward passes. Requests of a
+/// memory pool or a graph capture are not in it either: use `lowtide_region_pool` for these. Blocks stay in their region
+/// when the thread leaves it. A thread that ends leaves its regions.
 ///
-/// A region takes memory of the device ahead of its requests, so that pausing it takes few calls: an eighth of
-/// what it has, of what the device has left, and 1 GiB at most at once, and nothing where the device has a limit
-/// (`lowtide_set_memory_fraction`). Statistics count as reserved what its segments have; `mapped_bytes` of
-/// `lowtide_region` counts all.
+/// A region takes device memory before it is requested, so that pausing it takes few calls. At once it takes at most an
+/// eighth of its memory, an eighth of the device's free memory, and 1 GiB. If the device has a limit
+/// (`lowtide_set_memory_fraction`), it takes nothing early. Statistics count the memory of its segments as reserved;
+/// `mapped_bytes` of `lowtide_region` counts all.
 ///
 /// While a region is paused, a request in it fails with `LOWTIDE_STATUS_PAUSED`. Blocks can be freed.
 ///
@@ -83,21 +84,21 @@ pub unsafe extern "C" fn lowtide_region_enter(tag: *const c_char, backup: c_int)
     })
 }
 
-/// Leaves the region that this thread entered last. `LOWTIDE_STATUS_INVALID_ARGUMENT` where it is in none.
+/// Leaves the region that this thread entered last. Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` if the thread is in none.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_region_leave() -> Status {
     run(table::leave)
 }
 
-/// Gives a memory pool the memory of a region: what a graph capture or a `torch.cuda.MemPool` allocates in the
-/// pool is paused and resumed with the region. A pool that is not there is made, held once.
+/// Puts a memory pool into a region: what a graph capture or a `torch.cuda.MemPool` allocates in the pool is paused and
+/// resumed with the region. A pool that does not exist is created, with a use count of 1.
 ///
-/// As long as something holds the pool, its free memory comes back with the region, too, as a graph may use it; what is
-/// in it then is undefined. A pool that nothing holds ends with a pause or a resume, or `lowtide_empty_cache`, once it has
-/// no blocks, and one of its number that is made after that is in no region.
+/// While something holds the pool, a resume also maps its free memory, because a graph may use it. The contents of that
+/// memory are undefined. A pool that nothing holds and that has no blocks ends with a pause, a resume or
+/// `lowtide_empty_cache`. A pool that is created later with the same number is in no region.
 ///
-/// Does nothing where the pool has that memory already. `LOWTIDE_STATUS_POOL` if it has other segments or
-/// another source.
+/// Does nothing if the pool is in the region already. Returns `LOWTIDE_STATUS_POOL` if it has other segments or another
+/// source.
 ///
 /// # Safety
 ///
@@ -119,11 +120,11 @@ pub unsafe extern "C" fn lowtide_region_pool(
     })
 }
 
-/// Gives back what a region has on a device and no block uses. Where no block uses any of it, the host's copy or the
-/// file of its contents ends, too, and a region that was paused is no longer: requests in it are served.
+/// Releases the memory of a region on a device that no block uses. If no block uses any of it, the copy of its contents
+/// in host memory or on disk ends, too. A paused region is then not paused any more, and serves requests.
 ///
-/// The host's memory of such a copy waits for the next backup, as always (`lowtide_release_idle_backups`). Free memory
-/// of other pools than the region's own counts as used while something holds them (`lowtide_region_pool`). Does nothing
+/// The host memory of such a copy is kept for the next backup (`lowtide_release_idle_backups` releases it). Free memory
+/// of pools that something holds (`lowtide_region_pool`) counts as used, except in the region's own pool. Does nothing
 /// for a region that was never on the device.
 ///
 /// # Safety
@@ -142,25 +143,26 @@ pub unsafe extern "C" fn lowtide_region_trim(
     })
 }
 
-/// Takes the memory of a region off its devices, on all devices at the same time; of every region if `tag` is
-/// null. Addresses stay. What the program holds of it is kept first as the region was entered for, and nothing
-/// of it may be used until `lowtide_resume`.
+/// Pauses every region with this tag, or every region if `tag` is null, on all devices at the same time. Saves the
+/// contents of allocated blocks as the region's backup says, and releases the memory from the device. Addresses stay.
+/// The memory must not be used until `lowtide_resume`. A region that is paused already stays paused.
 ///
-/// Waits for all work of the devices on which the region has memory, which is that of each device's primary
-/// context, and for the streams that blocks which were freed wait for (`lowtide_record_stream`), of whatever device:
-/// other work in other contexts must have ended before. A region that is paused already stays so.
+/// Waits for all work in the primary context of each device on which a region has memory. Also waits for the streams, of
+/// any device, for which freed blocks are pending (`lowtide_record_stream`). Work in other contexts must have ended
+/// before.
 ///
-/// Not while a stream of such a device is captured: the device refuses the wait, `LOWTIDE_STATUS_DRIVER`, and the
-/// capture is spoiled. A resume may come then.
+/// Must not be called while a stream of such a device is being captured: the device refuses the wait
+/// (`LOWTIDE_STATUS_DRIVER`), and the capture is invalidated. `lowtide_resume` may be called during a capture.
 ///
-/// Memory that other processes have attached (`lowtide_share`, CUDA's IPC) stays on the device until they let
-/// go of it. The region has other memory after a resume, which is no longer shared with them.
+/// Memory that other processes have attached (`lowtide_share`, CUDA's IPC) stays on the device until they detach it.
+/// After a resume the region has other memory, which is not shared with them.
 ///
-/// After a failure a region is on each device either mapped as before or paused with its contents kept,
-/// which `lowtide_visit_regions` shows; both this and `lowtide_resume` may then be called. A region that fails keeps
-/// no other, and none on another device, from being paused, and those stay so. The first failure is the answer.
-/// `LOWTIDE_STATUS_INVALID_ARGUMENT` for a tag that was never entered, `LOWTIDE_STATUS_BACKUP` where contents
-/// could not be kept, `LOWTIDE_STATUS_DRIVER` where a device refused.
+/// If a region fails, the others are still paused and stay paused, on this device and on others. The first failure is
+/// returned. On each device a region is then either mapped as before or paused with its contents kept, as
+/// `lowtide_visit_regions` shows. Both this function and `lowtide_resume` may then be called.
+///
+/// Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` for a tag that was never entered, `LOWTIDE_STATUS_BACKUP` if contents could
+/// not be saved, and `LOWTIDE_STATUS_DRIVER` if a device refused.
 ///
 /// # Safety
 ///
@@ -173,7 +175,7 @@ pub unsafe extern "C" fn lowtide_pause(tag: *const c_char) -> Status {
     })
 }
 
-/// As `lowtide_pause`, and keeps nothing of what is in the memory, whatever the region was entered for.
+/// Like `lowtide_pause`, but saves no contents, whatever the region's backup.
 ///
 /// # Safety
 ///
@@ -186,14 +188,17 @@ pub unsafe extern "C" fn lowtide_pause_and_drop(tag: *const c_char) -> Status {
     })
 }
 
-/// Brings the memory of a region back to its addresses, with what was kept, on all devices at the same time;
-/// of every region if `tag` is null. A region that is not paused stays as it is.
+/// Resumes every region with this tag, or every region if `tag` is null, on all devices at the same time. Maps new memory
+/// at the same addresses and restores the saved contents. A region that is not paused stays as it is.
 ///
-/// What was freed since does not come back. Where a device has too little memory, what is cached on it is given
-/// back first. After a failure a region is on each device either mapped or paused as before, and this may be
-/// called again: one that fails keeps no other, and none on another device, from coming back, and those stay mapped.
-/// The first failure is the answer: `LOWTIDE_STATUS_OUT_OF_MEMORY` where a device has too little memory still,
-/// `LOWTIDE_STATUS_BACKUP` where contents could not be read, and as `lowtide_pause`.
+/// Segments whose blocks have all been freed are not mapped. If a device has too little memory, its cache is emptied and
+/// the region is tried again.
+///
+/// If a region fails, the others are still resumed and stay mapped, on this device and on others. The first failure is
+/// returned. On each device a region is then either mapped or paused as before, and this function may be called again.
+///
+/// Returns `LOWTIDE_STATUS_OUT_OF_MEMORY` if a device still has too little memory, `LOWTIDE_STATUS_BACKUP` if contents
+/// could not be read, and otherwise the statuses of `lowtide_pause`.
 ///
 /// # Safety
 ///
@@ -206,17 +211,17 @@ pub unsafe extern "C" fn lowtide_resume(tag: *const c_char) -> Status {
     })
 }
 
-/// Writes where the host's copy of a block is, and how many bytes were asked for with the block, while its
-/// region is paused with a backup in the host's memory; of an address within a block, where that lies in the copy,
-/// and how many bytes are left from there. The copy is lowtide's, may be read and written, and is valid until the
-/// region is resumed.
+/// Writes to `copy` the address of the host's copy of a block, and to `size` the block's requested bytes. For an address
+/// inside a block, writes the address of that byte in the copy, and the number of bytes from there. There is a copy while
+/// the block's region is paused with a backup in host memory. The copy belongs to lowtide, may be read and written, and
+/// is valid until the region is resumed.
 ///
-/// Where `lowtide_retain_backups` was in force at the resume, the copy stays, and is found, until the region is
-/// paused again or has no memory any more, or `lowtide_release_backups`, and is what the block held when the region
-/// was paused. A block that was handed out since then has none.
+/// If `lowtide_retain_backups` was on at the resume, the copy stays until the region is paused again or has no memory, or
+/// until `lowtide_release_backups`. It has the block's contents at the pause. A block allocated after the pause has no
+/// copy.
 ///
-/// `LOWTIDE_STATUS_NOT_ALLOCATED` for an address in no block of the program's, `LOWTIDE_STATUS_INVALID_ARGUMENT` where
-/// there is no copy. Takes time in proportion to the blocks for an address within one.
+/// Returns `LOWTIDE_STATUS_NOT_ALLOCATED` for an address in no allocated block, and `LOWTIDE_STATUS_INVALID_ARGUMENT` if
+/// there is no copy. For an address inside a block, takes time linear in the number of blocks.
 ///
 /// # Safety
 ///
@@ -247,7 +252,7 @@ pub unsafe extern "C" fn lowtide_backup_find(
     })
 }
 
-/// Returns where the host's copy of a device's block is, if there is one.
+/// Returns the address of the host's copy of a device's block, if there is one.
 fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
     let Some(region) = table::memory_of(device, block.pool)? else {
         return Ok(None);
@@ -255,7 +260,7 @@ fn copy_of(device: c_int, block: &Allocation) -> Result<Option<usize>, Error> {
     Ok(region.host_copy(block)?)
 }
 
-/// Refuses what needs the memory of a device's block, if that is not on the device.
+/// Returns an error if the region of a device's block is paused, for callers that need the block's memory.
 pub(crate) fn refuse_paused(device: c_int, block: &Allocation) -> Result<(), Error> {
     let Some(tag) = paused_region(device, block)? else {
         return Ok(());
@@ -264,7 +269,7 @@ pub(crate) fn refuse_paused(device: c_int, block: &Allocation) -> Result<(), Err
     Err(Error::new(Status::Paused, text))
 }
 
-/// Returns the tag of the region that a device's block is in, if the region's memory is not on the device.
+/// Returns the tag of the region that a device's block is in, if that is paused, or being paused or resumed.
 fn paused_region(device: c_int, block: &Allocation) -> Result<Option<Arc<str>>, Error> {
     let Some(region) = table::memory_of(device, block.pool)? else {
         return Ok(None);
@@ -273,11 +278,12 @@ fn paused_region(device: c_int, block: &Allocation) -> Result<Option<Arc<str>>, 
     Ok(is_paused.then(|| Arc::clone(region.tag())))
 }
 
-/// Returns where the host's copy of some bytes is, which lie in one block.
+/// Returns the address of the host's copy of some bytes in one block; `None` if there is no copy. For an address inside a
+/// block, linear in the number of blocks.
 ///
 /// # Errors
 ///
-/// As `lowtide_backup_find`, where there is none `Ok(None)`. Linear in the blocks for an address within one.
+/// Those of `lowtide_backup_find` except for a missing copy.
 pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usize>, Error> {
     let (device, block) = match find_around(start) {
         Err(error) if error.status == Status::NotAllocated => return Ok(None),
@@ -290,11 +296,12 @@ pub(crate) fn find_copy(start: DeviceAddress, size: Bytes) -> Result<Option<usiz
     Ok(copy_of(device, &block)?.map(|copy| copy + host_size(distance)))
 }
 
-/// Returns the block that an address lies in, which is one of a region's if it does not begin there.
+/// Returns the block that contains an address. For an address that is not a block's start, only blocks in regions are
+/// found, in time linear in the number of blocks.
 ///
 /// # Errors
 ///
-/// If it lies in none, and as [`devices::with_block`]. Linear in the blocks for an address within one.
+/// If there is no such block, and as for [`devices::with_block`].
 fn find_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
     match devices::find_allocation(address) {
         Err(missed) if missed.status == Status::NotAllocated => {
@@ -306,11 +313,11 @@ fn find_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
     }
 }
 
-/// Returns the last block of a region that begins at or before an address in its segment. Linear in the blocks.
+/// Returns the last block of a region that starts at or before an address in its segment. Linear in the number of blocks.
 ///
 /// # Errors
 ///
-/// If the address lies in no region or before its blocks, and as [`devices::with_block`].
+/// If the address is in no region or before its blocks, and as for [`devices::with_block`].
 fn find_block_around(address: DeviceAddress) -> Result<(c_int, Allocation), Error> {
     let missed = || Error::from(AllocError::NotAllocated { address });
     let (device, segment) = devices::find_segment(address)?;
@@ -324,10 +331,9 @@ fn find_block_around(address: DeviceAddress) -> Result<(c_int, Allocation), Erro
     Ok((device, block.ok_or_else(missed)?))
 }
 
-/// Writes whether a block lies in a region with this tag, or in any region if `tag` is null.
+/// Writes whether a block is in a region with this tag, or in any region if `tag` is null.
 ///
-/// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
-/// hold.
+/// `memory` is the start of the block. Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if no allocated block starts there.
 ///
 /// # Safety
 ///
@@ -349,10 +355,9 @@ pub unsafe extern "C" fn lowtide_is_in_region(
     })
 }
 
-/// Writes whether a block's memory is not on its device, as its region is paused, or leaves or comes back just now.
+/// Writes whether a block cannot be used because its region is paused, or is being paused or resumed.
 ///
-/// `memory` is the pointer that was handed out. `LOWTIDE_STATUS_NOT_ALLOCATED` for one that the program does not
-/// hold.
+/// `memory` is the start of the block. Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if no allocated block starts there.
 ///
 /// # Safety
 ///
@@ -367,8 +372,8 @@ pub unsafe extern "C" fn lowtide_is_away(memory: *const c_void, is_away: *mut bo
     })
 }
 
-/// Lets regions grow only while this many bytes of their device stay free: a request that needs more has
-/// what is cached given back, and then fails for lack of memory. 0, the default, leaves nothing.
+/// Sets how many bytes of each device stay free when regions grow. A request that needs more empties the cache and then
+/// fails for lack of memory. The default is 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_set_memory_margin(bytes: u64) -> Status {
     run(|| {
@@ -377,8 +382,8 @@ pub extern "C" fn lowtide_set_memory_margin(bytes: u64) -> Status {
     })
 }
 
-/// Says in which directory backups on disk are kept from now on; by default it is what `LOWTIDE_BACKUP_DIR`
-/// says, or the system's for temporary files, as that is when the first region is entered.
+/// Sets the directory of backups on disk from now on. The default is `LOWTIDE_BACKUP_DIR`, or else the system's directory
+/// for temporary files. The default is read when the first region is entered.
 ///
 /// # Safety
 ///
@@ -392,24 +397,27 @@ pub unsafe extern "C" fn lowtide_set_backup_directory(path: *const c_char) -> St
     })
 }
 
-/// Says whether the host's memory of backups stays until `lowtide_release_backups`: a pause that finds such memory
-/// is faster. Each region's copy then stays with a resume as it is, to be read (`lowtide_backup_find`), and its
-/// memory is used by the next pause of that region. Otherwise, and by default unless `LOWTIDE_RETAIN_BACKUPS` is 1,
-/// a resume ends the copy, and its memory goes back 30 seconds after it was last used.
+/// Sets whether the host memory of backups is retained until `lowtide_release_backups`. A pause that finds such memory is
+/// faster. The default is off, or on if `LOWTIDE_RETAIN_BACKUPS` is 1.
 ///
-/// This holds from now on, for what is idle already, too; what an earlier resume left to be read stays until the
-/// region is paused again. It waits for a pause or a resume that is under way. Files are never kept: they go when
-/// their region was resumed. The host's memory then has the copies of all regions at once. A pause for which it has
-/// too little ends those of other regions whose addresses nobody was given, of its device first and then of every
-/// device, gives back what is idle, and fails if it has too little still.
+/// On: a resume keeps the region's copy, which can be read (`lowtide_backup_find`). The next pause of the region uses its
+/// memory. Host memory then has the copies of all regions at once. Off: a resume ends the copy, and its memory is
+/// released 30 seconds after its last use. Files are never retained: a resume removes them.
+///
+/// The setting applies at once, also to idle memory. A copy that an earlier resume kept stays until the region is paused
+/// again. Waits for a pause or a resume in progress.
+///
+/// If a pause finds too little host memory, it ends copies of other regions that `lowtide_backup_find` has not returned:
+/// those of its device first, then those of every device. It also releases idle memory. If there is still too little, it
+/// fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_retain_backups(retain: bool) -> Status {
     run(|| backups::set_retain(retain))
 }
 
-/// Writes to `bytes` how much of the host's memory the backups of a device that ended have left for the next ones: mapped,
-/// and page-locked most of it. It counts in no region's `host_bytes`. Waits for no pause and no resume. 0 for a device
-/// that is not in use.
+/// Writes to `bytes` how much host memory is kept for later backups of a device. It is mapped, and mostly page-locked. It
+/// does not count in a region's `host_bytes`. The value is 0 for a device that is not in use. Does not wait for a pause
+/// or a resume.
 ///
 /// # Safety
 ///
@@ -423,100 +431,99 @@ pub unsafe extern "C" fn lowtide_kept_host_bytes(device: c_int, bytes: *mut u64)
     })
 }
 
-/// Gives back the host's memory that waits for the next backups, retained or not, ends the copies of regions that
-/// are not paused, and returns when that is done. Backups of regions that are paused are left alone. Waits for a
-/// pause or a resume that is under way.
+/// Releases the host memory that is kept for later backups, retained or not, and ends the copies of regions that are not
+/// paused. Returns when that is done. Backups of paused regions stay. Waits for a pause or a resume in progress.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_backups() -> Status {
     run(|| change::release(Copies::All))
 }
 
-/// As `lowtide_release_backups`, and leaves the copies alone that can be read.
+/// Like `lowtide_release_backups`, but keeps copies that can be read.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_release_idle_backups() -> Status {
     run(|| change::release(Copies::Ended))
 }
 
-/// Returns once the host's memory of backups is page-locked, as far as the system lets it be, on every device. That is
-/// done beside the job, from a first pause on and slowly enough to leave it the driver, or at once where this waits for
-/// it, and takes 0.03 to 0.8 s for a GiB the first time; who copies from `lowtide_backup_find`'s memory to a device is
-/// faster then. Regions are not paused and resumed meanwhile.
+/// Waits until the host memory of backups is page-locked, as far as the system allows, on every device. Copies from
+/// `lowtide_backup_find`'s memory to a device are faster then. Without this call, a background thread page-locks the
+/// memory after the first pause, slowly enough for the job to use the driver. Page-locking takes 0.03 to 0.8 s for a GiB,
+/// the first time. Regions cannot be paused or resumed meanwhile.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_page_lock_backups() -> Status {
     run(backups::finish_locking)
 }
 
-/// Where a region's memory is.
+/// The state of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub enum RegionState {
-    /// On the device.
+    /// Its memory is on the device.
     Mapped = 0,
-    /// On its way from it.
+    /// A pause is in progress.
     Pausing = 1,
-    /// Nowhere.
+    /// Its memory is released.
     Paused = 2,
-    /// On its way back.
+    /// A resume is in progress.
     Resuming = 3,
 }
 
-/// A region's figures on one device. Sums are since it was first entered.
+/// A region's figures on one device. Totals count from the region's first use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Region {
-    /// Its name.
+    /// The region's tag.
     pub tag: *const c_char,
     /// The device.
     pub device: c_int,
-    /// What becomes of its contents.
+    /// Where contents are kept while the region is paused.
     pub backup: Backup,
-    /// Where its memory is.
+    /// The region's state.
     pub state: RegionState,
-    /// The blocks that the program holds in it.
+    /// The bytes of its allocated blocks.
     pub live_bytes: u64,
-    /// Physical memory of the device.
+    /// The bytes of the device that the region has.
     pub mapped_bytes: u64,
-    /// What a resume would take of the device's memory now: a segment in which all was freed since does not come back.
+    /// The bytes of the device that a resume would take now. Segments whose blocks have all been freed are not counted.
     pub paused_bytes: u64,
-    /// What is kept of it in the host's memory.
+    /// The bytes of its copy in host memory.
     pub host_bytes: u64,
-    /// What is kept of it on disk.
+    /// The bytes of its copy on disk.
     pub disk_bytes: u64,
-    /// How often it was paused.
+    /// The number of pauses.
     pub pauses: u64,
-    /// How often it was resumed.
+    /// The number of resumes.
     pub resumes: u64,
-    /// What was copied away.
+    /// The bytes saved by pauses.
     pub saved_bytes: u64,
-    /// What was copied back.
+    /// The bytes restored by resumes.
     pub restored_bytes: u64,
-    /// How long pausing took, the wait for the device included.
+    /// The time of the pauses, including the wait for the device.
     pub pause_ns: u64,
-    /// How long resuming took.
+    /// The time of the resumes.
     pub resume_ns: u64,
-    /// How long pausing took the last time.
+    /// The time of the last pause.
     pub last_pause_ns: u64,
-    /// How long resuming took the last time.
+    /// The time of the last resume.
     pub last_resume_ns: u64,
-    /// What was copied away the last time.
+    /// The bytes saved by the last pause.
     pub last_saved_bytes: u64,
-    /// What was copied back the last time.
+    /// The bytes restored by the last resume.
     pub last_restored_bytes: u64,
-    /// How long copying away took, a part of `pause_ns`: with `saved_bytes` it is the speed of that.
+    /// The time of saving, which is part of `pause_ns`. `saved_bytes` divided by it is the speed of saving.
     pub save_ns: u64,
-    /// How long copying back took, a part of `resume_ns`.
+    /// The time of restoring, which is part of `resume_ns`.
     pub restore_ns: u64,
-    /// How long copying away took the last time; 0 where nothing was kept.
+    /// The time of saving in the last pause; 0 if nothing was saved.
     pub last_save_ns: u64,
-    /// How long copying back took the last time; 0 where nothing was kept.
+    /// The time of restoring in the last resume; 0 if nothing was saved.
     pub last_restore_ns: u64,
 }
 
-/// Is shown a region. Called with the `context` that was given with it, and without any lock; it must not
-/// throw or unwind, nor keep the pointers.
+/// Is called with a region and the `context` that was passed with it, without any lock. It must not throw or unwind, nor
+/// keep the pointers.
 pub type RegionVisitor = Option<unsafe extern "C" fn(context: *mut c_void, region: *const Region)>;
 
-/// Shows `visit` every region on every device in use, in the order in which the regions were first entered.
+/// Calls `visit` for every region on every device in use, in the order in which the regions were first entered.
 ///
 /// # Safety
 ///

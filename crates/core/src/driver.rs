@@ -58,7 +58,6 @@ pub trait Driver {
     /// The driver's error; the memory is then still allocated.
     fn free(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError>;
 
-
     /// Returns whether the calls from [`Driver::reserve`] to [`Driver::unmap`] work. Must not change
     /// for one instance.
     fn supports_virtual_memory(&self) -> bool;

@@ -1,4 +1,4 @@
-//! Physical memory behind a range of addresses: pieces, each a handle that is mapped whole.
+//! The physical memory behind a range of addresses: pieces, each a handle that is mapped completely.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, Handle, Physical, 
 use crate::backup::MemoryRange;
 use crate::device::Device;
 
-/// Segments share a piece up to this size: what is in use anywhere in it keeps all of it. A larger segment
-/// has a piece of its own, which comes and goes faster than many.
+/// The largest piece that segments share. Any segment in a piece keeps all of the piece. A larger segment has its own
+/// piece: mapping and unmapping one large piece is faster than many.
 pub(crate) const PIECE_MAX: Bytes = Bytes::gib(1);
 
 /// Every address.
@@ -21,14 +21,14 @@ const EVERYTHING: MemoryRange = MemoryRange {
 struct Piece {
     size: Bytes,
     handle: Handle,
-    /// Streams of segments that went back, whose work may still use the piece.
+    /// The streams of removed segments. Their work may still use the piece.
     streams: Vec<Stream>,
 }
 
 /// The pieces of one reserved range. None overlap; all are within the range.
 ///
-/// What a call did before it failed stays noted here and in [`Physical`], which knows where each handle is mapped, so that
-/// it can be undone or continued. A piece that is not mapped still has its contents.
+/// What a failed call completed is recorded here and in [`Physical`], so that it can be undone or continued. A piece that
+/// is not mapped keeps its contents.
 #[derive(Debug, Default)]
 pub(crate) struct Backing {
     pieces: BTreeMap<DeviceAddress, Piece>,
@@ -45,12 +45,12 @@ impl Backing {
         self.pieces.values().map(|piece| piece.size).sum()
     }
 
-    /// Returns where every piece begins, mapped or not.
+    /// Returns the start of every piece, mapped or not.
     pub(crate) fn starts(&self) -> BTreeSet<DeviceAddress> {
         self.pieces.keys().copied().collect()
     }
 
-    /// Returns where the pieces begin that can be used.
+    /// Returns the starts of the usable pieces.
     pub(crate) fn usable(&self, device: &impl Device) -> BTreeSet<DeviceAddress> {
         device.with_physical(|physical| {
             let usable = self.pieces.keys();
@@ -59,15 +59,15 @@ impl Backing {
         })
     }
 
-    /// Returns the ranges that can be used, as long as possible, by rising addresses.
+    /// Returns the usable ranges in address order. Adjacent pieces are one range.
     pub(crate) fn usable_runs(&self, device: &impl Device) -> Vec<MemoryRange> {
         device.with_physical(|physical| {
             self.runs(EVERYTHING, |address| has_access(physical, address))
         })
     }
 
-    /// Makes all of some ranges usable, with one new piece for each hole in one of them. The ranges are by
-    /// rising addresses, and none overlap. Linear in the pieces of the ranges.
+    /// Makes some ranges usable, with one new piece for each hole in a range. The ranges are in address order, and none
+    /// overlap. Linear in the pieces of the ranges.
     pub(crate) fn supply(
         &mut self,
         device: &impl Device,
@@ -93,7 +93,7 @@ impl Backing {
         })
     }
 
-    /// Makes the pieces that touch a range usable. Linear in those.
+    /// Makes the pieces that overlap a range usable. Linear in those pieces.
     fn bring(&mut self, device: &impl Device, range: MemoryRange) -> Result<(), DriverError> {
         for (&address, piece) in self.touched(range) {
             device.with_physical(|physical| match physical.view(address) {
@@ -108,7 +108,7 @@ impl Backing {
         })
     }
 
-    /// Unmaps every piece, each run of adjacent ones by one call.
+    /// Unmaps every piece. Makes one call for each run of adjacent pieces.
     pub(crate) fn unmap_all(&mut self, device: &impl Device) -> Result<(), DriverError> {
         let mapped = device.with_physical(|physical| {
             self.runs(EVERYTHING, |address| physical.view(address).is_some())
@@ -118,11 +118,11 @@ impl Backing {
         })
     }
 
-    /// Gives every piece back but those at `kept`. A call that fails does not keep the others from it.
+    /// Releases every piece except those that start at `kept`. If a call fails, the others are still made.
     ///
     /// # Errors
     ///
-    /// The first that the driver said; what it refused stays.
+    /// The driver's first error. The pieces that it refused stay.
     pub(crate) fn reduce_to(
         &mut self,
         device: &impl Device,
@@ -153,7 +153,7 @@ impl Backing {
         outcome
     }
 
-    /// Gives back the pieces that end at `end` or below. What the driver refuses stays.
+    /// Releases the pieces that end at or below `end`, except those that the driver refuses.
     pub(crate) fn reduce_from(&mut self, device: &impl Device, end: DeviceAddress) {
         let pieces = self.pieces.iter();
         let kept = pieces.filter(|(address, piece)| **address + piece.size > end);
@@ -161,8 +161,8 @@ impl Backing {
         let _ = self.reduce_to(device, &kept);
     }
 
-    /// Gives back the pieces in which nothing is in use, once the work is done that may use them. What the
-    /// driver refuses stays, and goes the next time.
+    /// Releases the pieces in which nothing is in use, after waiting for the work that may use them. Pieces that the
+    /// driver refuses stay, and are released by a later call.
     pub(crate) fn sweep(&mut self, device: &impl Device, is_used: impl Fn(MemoryRange) -> bool) {
         let mut kept = BTreeSet::new();
         for (&address, piece) in &mut self.pieces {
@@ -174,7 +174,7 @@ impl Backing {
         let _ = self.reduce_to(device, &kept);
     }
 
-    /// Notes that work in `stream` may use a range for which nobody waits any more.
+    /// Records that work in `stream` may still use a range of a removed segment.
     pub(crate) fn add_stream(&mut self, range: MemoryRange, stream: Stream) {
         for (_, piece) in self.touched(range) {
             if !piece.streams.contains(&stream) {
@@ -183,8 +183,8 @@ impl Backing {
         }
     }
 
-    /// Waits for the work that may still use a range, but for that in `stream`, in whose order the range is
-    /// used next.
+    /// Waits for work that may still use a range, except for work in `stream`: the next use of the range is ordered after
+    /// that.
     pub(crate) fn wait(
         &mut self,
         device: &impl Device,
@@ -195,14 +195,14 @@ impl Backing {
         touched.try_for_each(|(_, piece)| piece.wait(device, Some(stream)))
     }
 
-    /// Notes that no work uses any piece.
+    /// Records that no work uses any piece.
     pub(crate) fn forget_streams(&mut self) {
         for piece in self.pieces.values_mut() {
             piece.streams.clear();
         }
     }
 
-    /// Returns the parts of a range that have no piece, by rising addresses.
+    /// Returns the parts of a range that have no piece, in address order.
     pub(crate) fn holes(&self, range: MemoryRange) -> Vec<MemoryRange> {
         let mut holes = Vec::new();
         let mut start = range.address;
@@ -228,13 +228,13 @@ impl Backing {
         holes
     }
 
-    /// Returns how many bytes of some ranges have no piece.
+    /// Returns the bytes of some ranges that have no piece.
     pub(crate) fn missing(&self, ranges: &[MemoryRange]) -> Bytes {
         let holes = ranges.iter().flat_map(|&range| self.holes(range));
         holes.map(|hole| hole.size).sum()
     }
 
-    /// Creates a piece where there is none.
+    /// Creates the piece that fills a hole.
     fn create(&mut self, device: &impl Device, hole: MemoryRange) -> Result<(), DriverError> {
         let size = hole.size;
         let piece = Piece {
@@ -246,7 +246,7 @@ impl Backing {
         Ok(())
     }
 
-    /// Returns the pieces that touch a range, by rising addresses.
+    /// Returns the pieces that overlap a range, in address order.
     fn touched(
         &mut self,
         range: MemoryRange,
@@ -255,14 +255,14 @@ impl Backing {
         self.pieces.range_mut(first..range.end())
     }
 
-    /// Returns where the pieces that touch a range begin: none overlap, so that at most one begins before it.
+    /// Returns the start of the first piece that overlaps a range. At most one such piece starts before the range.
     fn first_touched(&self, range: MemoryRange) -> DeviceAddress {
         let before = self.pieces.range(..range.address).next_back();
         let before = before.filter(|(address, piece)| **address + piece.size > range.address);
         before.map_or(range.address, |(&address, _)| address)
     }
 
-    /// Returns the ranges of adjacent pieces that are chosen of those that touch a range.
+    /// Returns the ranges of adjacent chosen pieces among those that overlap a range.
     fn runs(
         &self,
         range: MemoryRange,
@@ -287,7 +287,7 @@ impl Backing {
 }
 
 impl Piece {
-    /// Waits for the work of segments that went back, but for that in `own`.
+    /// Waits for the work of removed segments, except for work in `own`.
     fn wait(&mut self, device: &impl Device, own: Option<Stream>) -> Result<(), DriverError> {
         while let Some(index) = self.streams.iter().position(|&stream| Some(stream) != own) {
             let stream = self.streams[index];
@@ -303,8 +303,8 @@ fn has_access<D>(physical: &Physical<D>, address: DeviceAddress) -> bool {
     physical.view(address).is_some_and(|view| view.has_access)
 }
 
-/// Waits for the work of a stream that used memory which is free by now, so that the program may have destroyed the stream:
-/// what is refused of one is waited for with all work of the device.
+/// Waits for the work of a stream that used memory which is free now. The program may have destroyed the stream. If the
+/// driver refuses to wait for it, waits for all work of the device.
 fn wait_for(device: &impl Device, stream: Stream) -> Result<(), DriverError> {
     let wait = |driver: &mut _| Driver::synchronize_stream(driver, stream);
     if device.can_wait_for(stream) && device.with_driver(wait).is_ok() {

@@ -1,4 +1,4 @@
-//! Contents of device memory that are kept elsewhere while the memory is away: the trait [`Backups`].
+//! The trait [`Backups`]: keeps the contents of a device's memory while regions are paused.
 
 use std::fmt;
 use std::io;
@@ -6,51 +6,53 @@ use std::path::{Path, PathBuf};
 
 use lowtide_core::{Bytes, DeviceAddress, DriverError};
 
-/// What keeps the contents of one device's memory while that memory is away.
+/// Keeps the contents of one device's memory while regions are paused.
 ///
-/// A backup is [begun](Backups::begin), and then saved step by step: what lies in ranges that are saved may leave the
-/// device before the others are. After an error of a step, what was saved by then still is; after one of
-/// [`restore`](Backups::restore) the backup is as whole as before, and the call may be made again. So it is after a
-/// panic, which the region takes for an error. Copies may still be under way after either, until
-/// [`finish`](Backups::finish) says that they are not: what was given to the call stays mapped until then, and what was to
-/// be written is written by no one else. A panic leaves no file behind, and neither does the process when it ends;
-/// one that is killed leaves those that the implementation was told to show.
+/// A backup is [begun](Backups::begin) and then saved in steps. Ranges that are saved may be unmapped before the others
+/// are saved.
+///
+/// After an error:
+/// - Ranges that a backup had saved stay saved. After an error of [`restore`](Backups::restore) the backup is complete,
+///   and the call can be made again. The same holds after a panic, which the region treats as an error.
+/// - Copies may still be in progress, until [`finish`](Backups::finish) succeeds. Until then the ranges of the failed
+///   call stay mapped, and nothing else writes to them.
+///
+/// No file is left behind by a panic or when the process ends. A process that is killed leaves only files that the
+/// implementation was told to show.
 pub trait Backups: Send + 'static {
-    /// The contents of some ranges. It is given back by [`discard`](Backups::discard), or when it is dropped.
+    /// The contents of some ranges. It ends with [`discard`](Backups::discard) or when it is dropped.
     type Backup: Send;
 
-    /// Returns a backup that is to hold some ranges, none of which is saved yet.
-    ///
-    /// The ranges are by rising addresses, none overlap, and none is empty.
+    /// Returns a backup for some ranges, none of which is saved yet. The ranges are sorted by address; none overlap, and
+    /// none is empty.
     ///
     /// # Errors
     ///
-    /// [`BackupError`] where there is no room for them.
+    /// [`BackupError`] if there is no room for them.
     fn begin(
         &mut self,
         ranges: &[MemoryRange],
         kind: BackupKind,
     ) -> Result<Self::Backup, BackupError>;
 
-    /// Copies the next of a backup's ranges away, and returns how many of them are saved by now once that is done: each
-    /// step saves more, until all of them are.
+    /// Saves the next ranges of a backup. Returns how many of its ranges are saved. Each step saves at least one more.
     ///
-    /// Those that are not saved are mapped, and no work that writes to them is under way; memory between them is not
-    /// touched. The time taken is that of the bytes: a range costs a few microseconds more, a step some ten.
+    /// The ranges that are not saved are mapped, and no work in progress writes to them. Memory between ranges is not
+    /// touched. The time depends on the bytes; a range adds a few microseconds, a step about ten.
     ///
     /// # Errors
     ///
-    /// [`BackupError`] where the copy or what keeps it fails; the ranges' contents are untouched then.
+    /// [`BackupError`] if the copy or its storage fails. The contents of the ranges are unchanged then.
     fn save_next(&mut self, backup: &mut Self::Backup) -> Result<usize, BackupError>;
 
-    /// Copies the ranges back to where they came from, and returns when that is done. The backup stays whole.
+    /// Copies ranges back to their addresses, and returns when that is done. The backup stays complete.
     ///
-    /// Each range is one of those that were saved, or lies within one; it is mapped, and in no one's use.
+    /// Each range lies within one that was saved. It is mapped, and nothing uses it.
     ///
     /// # Errors
     ///
-    /// [`BackupError`] where the copy fails or the backup cannot be read; what the ranges hold is undefined
-    /// then, and the backup can be restored again.
+    /// [`BackupError`] if the copy fails or the backup cannot be read. The contents of the ranges are undefined then, and
+    /// the backup can be restored again.
     ///
     /// # Panics
     ///
@@ -61,43 +63,42 @@ pub trait Backups: Send + 'static {
         ranges: &[MemoryRange],
     ) -> Result<(), BackupError>;
 
-    /// Waits for the copies of calls that failed.
+    /// Waits for copies of failed calls.
     ///
     /// # Errors
     ///
-    /// [`BackupError`] where nobody can tell whether they have ended.
+    /// [`BackupError`] if they may still be in progress.
     fn finish(&mut self) -> Result<(), BackupError>;
 
-    /// Ends a backup. What kept it stays for the next one, or goes back to the system, as the
-    /// implementation was told.
+    /// Ends a backup. Its host memory is kept for the next one or released, as the implementation was configured.
     fn discard(&mut self, backup: Self::Backup);
 
-    /// Releases the host memory that is kept for later backups.
+    /// Releases the host memory that is kept for later backups. Returns when it is released.
     fn release_retained(&mut self);
 
-    /// Returns whether a backup that was restored is kept as it is, to be read, and not discarded with the
-    /// resume: until its region is paused again, or has no segment any more.
+    /// Returns whether a backup is retained after the resume so that the program can read it. It is retained until its
+    /// region is paused again or has no segments left.
     fn retains(&mut self, backup: &Self::Backup) -> bool;
 
-    /// Returns the address of the host's copy of a range, where that is in the host's memory: valid until
-    /// the backup is discarded. The range is one of those that were saved, or lies within one.
+    /// Returns the address of the copy of a range, if the backup is in host memory. The address is valid until the backup
+    /// is discarded. The range lies within one that was saved.
     fn host_copy(backup: &Self::Backup, range: MemoryRange) -> Option<usize>;
 
-    /// Returns how many bytes the backup keeps in the host's memory, and how many on disk.
+    /// Returns the bytes that the backup keeps in host memory, and those on disk.
     fn bytes(backup: &Self::Backup) -> (Bytes, Bytes);
 }
 
 /// A range of device memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MemoryRange {
-    /// Where it begins.
+    /// The start address.
     pub address: DeviceAddress,
-    /// How long it is.
+    /// The size.
     pub size: Bytes,
 }
 
 impl MemoryRange {
-    /// Returns the address behind the range's last byte.
+    /// Returns the address after the last byte.
     pub fn end(self) -> DeviceAddress {
         self.address + self.size
     }
@@ -108,16 +109,16 @@ impl MemoryRange {
     }
 }
 
-/// Where contents are kept.
+/// Where the contents of a paused region are kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum BackupKind {
-    /// In the host's memory.
+    /// In host memory.
     Host,
     /// In a file.
     Disk,
 }
 
-/// Why contents were not saved or not restored.
+/// Why contents could not be saved or restored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum BackupError {
@@ -125,59 +126,59 @@ pub enum BackupError {
     Driver(DriverError),
     /// The host has too little memory.
     NoHostMemory {
-        /// How much was asked for.
+        /// The requested bytes.
         needed: Bytes,
-        /// The system's words.
+        /// The system's message.
         message: String,
-        /// The directory of backups, where the host's memory is what files in it take.
+        /// The directory of backups, if files in it are in host memory.
         directory: Option<PathBuf>,
     },
     /// The file system has too little room.
     NoRoom {
         /// The directory of backups.
         directory: PathBuf,
-        /// How much was asked for.
+        /// The requested bytes.
         needed: Bytes,
     },
-    /// A file may not be that large, whatever room there is.
+    /// The file would exceed the limit on the size of files.
     TooLarge {
         /// The directory of backups.
         directory: PathBuf,
-        /// How much was asked for.
+        /// The requested bytes.
         needed: Bytes,
     },
-    /// A file could not be made, written or read.
+    /// A file could not be created, written or read.
     Io {
         /// The directory of backups.
         directory: PathBuf,
-        /// What was tried: "written", "read", …
+        /// What failed: "written", "read", …
         action: &'static str,
-        /// The system's words.
+        /// The system's message.
         message: String,
     },
-    /// A file does not hold what was written to it.
+    /// A file's checksum is not that of the contents written to it.
     Corrupt {
         /// The directory of backups.
         directory: PathBuf,
-        /// Where in the device's memory the contents belong.
+        /// The device address of the contents.
         address: DeviceAddress,
     },
     /// A thread could not be started.
     NoThread {
-        /// The system's words.
+        /// The system's message.
         message: String,
     },
-    /// What was to copy panicked, which is a bug of its own.
+    /// The implementation panicked, which is a bug in it.
     Panicked {
-        /// The panic's words.
+        /// The panic's message.
         message: String,
     },
 }
 
 impl BackupError {
-    /// Returns the error of a file in `directory` that could not be *action*: "written", "read".
+    /// Returns the error for a file in `directory` that could not be `action`: "written", "read".
     ///
-    /// `needed` is what the whole backup takes, for the cases that there is no room, or a limit on files.
+    /// `needed` is the size of the whole backup, for errors about room and about the limit on the size of files.
     pub fn io(
         directory: &Path,
         action: &'static str,
@@ -205,7 +206,7 @@ impl From<DriverError> for BackupError {
     }
 }
 
-/// How files come to be elsewhere: what the program sets goes before the variable.
+/// How to choose another directory. The program's setting takes precedence over the variable.
 const OTHER_DIRECTORY: &str = "choose another directory with set_backup_directory, or with LOWTIDE_BACKUP_DIR where \
                                neither that nor TMS_DISK_BACKUP_DIR names one";
 
@@ -264,7 +265,7 @@ impl fmt::Display for BackupError {
     }
 }
 
-// It says its cause itself, which a source would have printed twice.
+// The text includes the cause. With a source, the cause would be printed twice.
 impl std::error::Error for BackupError {}
 
 #[cfg(test)]

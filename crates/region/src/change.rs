@@ -3,7 +3,7 @@
 //!
 //! | short of memory | released before the second attempt |
 //! |---|---|
-//! | the host, at a pause | copies of the device's other regions that nobody may read |
+//! | the host, at a pause | copies of the device's other regions that the program does not read |
 //! | the host, still | such copies on every device, and the host memory that is kept for later backups |
 //! | the device, at a resume | what is cached on the device |
 //! | the device, at a pause that failed and could not be undone | what is cached on the device |
@@ -55,10 +55,10 @@ impl Change {
         let failures = self.on_devices(chosen.cloned().collect(), regions);
         let (short, mut failures): (Vec<_>, Vec<_>) = failures
             .into_iter()
-            .partition(|failure| failure.error.is_short_of_host());
+            .partition(|failure| failure.error.is_out_of_host_memory());
         // Host memory that another device's backups keep serves as well. No backups are locked here, because a thread
         // that has locked those may be waiting for others.
-        if !short.is_empty() && release_copies(regions, Copies::Unshown).is_ok() {
+        if !short.is_empty() && release_copies(regions, Copies::Unread).is_ok() {
             let short = short.into_iter().map(|failure| failure.region);
             failures.extend(self.on_devices(short.collect(), regions));
         } else {
@@ -140,8 +140,8 @@ impl Change {
     ) -> Result<(), RegionError> {
         release_each(of_device, Copies::Ended)?;
         match (self, self.attempt(region)) {
-            (Change::Pause, Err(error)) if error.is_short_of_host() => {
-                release_each(of_device, Copies::Unshown)?;
+            (Change::Pause, Err(error)) if error.is_out_of_host_memory() => {
+                release_each(of_device, Copies::Unread)?;
                 self.attempt(region)
             }
             (Change::Pause | Change::Resume, Err(error)) if error.is_out_of_memory() => {

@@ -1,4 +1,4 @@
-//! Why a region was not paused or resumed.
+//! [`RegionError`]: why a region was not paused or resumed.
 
 use std::error::Error;
 use std::fmt;
@@ -8,84 +8,85 @@ use lowtide_core::{AllocError, Bytes, DriverError};
 
 use crate::backup::BackupError;
 
-/// Why a region was not paused or resumed. But for what three of these say, it is then as it was before the
-/// call, contents included, and the call may be made again. Memory that copies may still use stays on the device until
-/// a later call has waited for them.
+/// Why a region was not paused or resumed.
+///
+/// Except for [`RegionError::NotReleased`], [`RegionError::NotUndone`] and [`RegionError::PoolsStillPaused`], the region
+/// is then as before the call, including its contents, and the call can be made again. Memory that copies may still use
+/// stays on the device until a later call has waited for them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RegionError {
     /// The device's driver refused a call.
     Driver(DriverError),
-    /// The device has too little memory for what is to come back.
+    /// The device has too little memory for the resume.
     NoRoom {
-        /// How much of it is missing.
+        /// The bytes that the resume needs from the device.
         needed: Bytes,
-        /// What the device has left.
+        /// The free bytes of the device.
         free: Bytes,
     },
-    /// The contents were not saved or not restored.
+    /// The contents could not be saved or restored.
     Backup(BackupError),
-    /// The allocator that the blocks are in refused a call.
+    /// The allocator of the region's pools returned an error.
     Pools(AllocError),
-    /// A graph is captured, and blocks of the region that were freed wait for its end.
+    /// A graph is being captured, and freed blocks of the region are pending until its end.
     PendingInCapture,
-    /// The region is paused, but some of its memory is still on the device: it goes with the next pause.
-    StillHeld {
-        /// How much.
+    /// The region is paused, but the driver did not release some of its memory. The next pause releases it.
+    NotReleased {
+        /// The bytes still on the device.
         size: Bytes,
-        /// What the driver said.
+        /// The driver's error.
         error: DriverError,
     },
-    /// The region was not paused, and what had left it by then could not be put back: it is paused, with its contents
-    /// kept. Resuming it brings the rest back; pausing it gives the rest away, after it was resumed where not all of it
-    /// was saved and it is to be.
-    NotPutBack {
-        /// Why it was not paused.
+    /// The pause failed, and its completed steps could not be undone. The region is paused, and its contents are kept.
+    /// A resume completes the undoing. A pause releases the remaining memory; if some of that still has to be saved, it
+    /// resumes the region first.
+    NotUndone {
+        /// Why the pause failed.
         error: Box<RegionError>,
-        /// Why it could not be put back.
-        putting_back: Box<RegionError>,
+        /// Why it could not be undone.
+        undoing: Box<RegionError>,
     },
-    /// The region is mapped with its contents, but the allocator that the blocks are in could not be told so
-    /// and still refuses requests: it is told with the next resume.
-    NotTold {
-        /// What the allocator said.
+    /// The region is mapped with its contents, but its pools still refuse requests, because the allocator returned an
+    /// error. The next resume tries again.
+    PoolsStillPaused {
+        /// The allocator's error.
         error: AllocError,
     },
-    /// A thread panicked in the middle of a change.
+    /// A thread panicked during a change.
     Stopped,
 }
 
 impl RegionError {
-    /// Returns whether the device had too little memory left, so that the caller may free some and try
-    /// again.
+    /// Returns whether the device had too little memory. The caller may free some and try again.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             RegionError::NoRoom { .. }
             | RegionError::Driver(DriverError::OutOfMemory)
             | RegionError::Backup(BackupError::Driver(DriverError::OutOfMemory)) => true,
-            RegionError::NotPutBack { putting_back, .. } => putting_back.is_out_of_memory(),
+            RegionError::NotUndone { undoing, .. } => undoing.is_out_of_memory(),
             _ => false,
         }
     }
 
-    /// Returns whether the host had too little memory for a backup, so that the caller may free some and try again.
-    pub fn is_short_of_host(&self) -> bool {
+    /// Returns whether the host had too little memory for a backup. The caller may free some and try again.
+    pub fn is_out_of_host_memory(&self) -> bool {
         matches!(self, RegionError::Backup(BackupError::NoHostMemory { .. }))
     }
 
-    /// Returns the error of a region that was not paused, and could not be put back.
-    pub(crate) fn not_put_back(error: RegionError, putting_back: RegionError) -> RegionError {
-        RegionError::NotPutBack {
+    /// Returns the error for a pause that failed and could not be undone.
+    pub(crate) fn not_undone(error: RegionError, undoing: RegionError) -> RegionError {
+        RegionError::NotUndone {
             error: Box::new(error),
-            putting_back: Box::new(putting_back),
+            undoing: Box::new(undoing),
         }
     }
 
-    /// Returns whether the call that failed left the region paused that was to be paused.
+    /// Returns whether the region is paused although its pause failed.
     pub fn is_paused(&self) -> bool {
         matches!(
             self,
-            RegionError::StillHeld { .. } | RegionError::NotPutBack { .. }
+            RegionError::NotReleased { .. } | RegionError::NotUndone { .. }
         )
     }
 }
@@ -114,19 +115,16 @@ impl fmt::Display for RegionError {
                     "a graph is captured, and memory that was freed waits for its end"
                 )
             }
-            RegionError::StillHeld { size, error } => write!(
+            RegionError::NotReleased { size, error } => write!(
                 f,
                 "it is paused, but the driver did not take {size} back ({error}): pause it again"
             ),
-            RegionError::NotPutBack {
-                error,
-                putting_back,
-            } => write!(
+            RegionError::NotUndone { error, undoing } => write!(
                 f,
-                "pausing failed ({error}), and so did putting its memory back ({putting_back}): its \
+                "pausing failed ({error}), and so did putting its memory back ({undoing}): its \
                  contents are kept, resume it"
             ),
-            RegionError::NotTold { error } => write!(
+            RegionError::PoolsStillPaused { error } => write!(
                 f,
                 "its memory is back, but the allocator was not told so ({error}) and refuses requests: \
                  resume it again"
@@ -141,10 +139,10 @@ impl fmt::Display for RegionError {
 impl Error for RegionError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            RegionError::Driver(error) | RegionError::StillHeld { error, .. } => Some(error),
-            RegionError::NotPutBack { putting_back, .. } => Some(putting_back),
+            RegionError::Driver(error) | RegionError::NotReleased { error, .. } => Some(error),
+            RegionError::NotUndone { undoing, .. } => Some(undoing),
             RegionError::Backup(error) => Some(error),
-            RegionError::Pools(error) | RegionError::NotTold { error } => Some(error),
+            RegionError::Pools(error) | RegionError::PoolsStillPaused { error } => Some(error),
             RegionError::NoRoom { .. } | RegionError::PendingInCapture | RegionError::Stopped => {
                 None
             }
@@ -182,8 +180,8 @@ mod tests {
         let refused = DriverError::Unsupported { call: "copy" };
         assert!(!backup(refused).is_out_of_memory());
         assert!(!RegionError::Stopped.is_out_of_memory());
-        let not_put_back = |then| RegionError::not_put_back(RegionError::Stopped, then);
-        assert!(not_put_back(DriverError::OutOfMemory.into()).is_out_of_memory());
-        assert!(!not_put_back(RegionError::Stopped).is_out_of_memory());
+        let not_undone = |then| RegionError::not_undone(RegionError::Stopped, then);
+        assert!(not_undone(DriverError::OutOfMemory.into()).is_out_of_memory());
+        assert!(!not_undone(RegionError::Stopped).is_out_of_memory());
     }
 }

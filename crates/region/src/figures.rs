@@ -1,4 +1,4 @@
-//! What is counted about a region's memory.
+//! The figures of a region.
 
 use std::time::Duration;
 
@@ -6,51 +6,52 @@ use lowtide_core::Bytes;
 
 use crate::state::RegionState;
 
-/// The figures of one region on one device. Sums are since the region was first entered.
+/// The figures of one region on one device. Totals count from the region's first use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionFigures {
-    /// Where the region is.
+    /// The region's state.
     pub state: RegionState,
-    /// Physical memory on the device, mapped or not; while the region is on its way, what it was before.
+    /// Physical memory on the device, mapped or not. While a pause or resume is in progress, the value from before it.
     pub mapped: Bytes,
-    /// The segments whose memory is away; also those that nothing uses any more, which do not come back:
-    /// [`RegionMemory::needed_to_resume`](crate::RegionMemory::needed_to_resume) is without them.
+    /// The size of the segments, if the region is paused; zero otherwise. This includes segments without allocated
+    /// blocks, which a resume releases:
+    /// [`RegionMemory::needed_to_resume`](crate::RegionMemory::needed_to_resume) does not count them.
     pub paused: Bytes,
-    /// What is kept in the host's memory.
+    /// The size of the copy in host memory.
     pub host: Bytes,
-    /// What is kept on disk.
+    /// The size of the copy on disk.
     pub disk: Bytes,
-    /// How often it was paused.
+    /// The number of pauses.
     pub pauses: u64,
-    /// How often it was resumed.
+    /// The number of resumes.
     pub resumes: u64,
-    /// What was copied away.
+    /// The bytes saved by pauses.
     pub saved: Bytes,
-    /// What was copied back.
+    /// The bytes restored by resumes.
     pub restored: Bytes,
-    /// How long pausing took, the wait for the device included.
+    /// The time of the pauses, including the wait for the device.
     pub pause_time: Duration,
-    /// How long resuming took.
+    /// The time of the resumes.
     pub resume_time: Duration,
-    /// How long copying away took: the part of [`RegionFigures::pause_time`] in which that was done.
+    /// The time of saving, which is part of [`RegionFigures::pause_time`].
     pub save_time: Duration,
-    /// How long copying back took, of [`RegionFigures::resume_time`].
+    /// The time of restoring, which is part of [`RegionFigures::resume_time`].
     pub restore_time: Duration,
-    /// As [`RegionFigures::saved`], the last time.
+    /// The bytes saved by the last pause.
     pub last_saved: Bytes,
-    /// As [`RegionFigures::restored`], the last time.
+    /// The bytes restored by the last resume.
     pub last_restored: Bytes,
-    /// As [`RegionFigures::pause_time`], the last time.
+    /// The time of the last pause.
     pub last_pause_time: Duration,
-    /// As [`RegionFigures::resume_time`], the last time.
+    /// The time of the last resume.
     pub last_resume_time: Duration,
-    /// As [`RegionFigures::save_time`], the last time; zero where nothing was kept.
+    /// The time of saving in the last pause; zero if nothing was saved.
     pub last_save_time: Duration,
-    /// As [`RegionFigures::restore_time`], the last time; zero where nothing was kept.
+    /// The time of restoring in the last resume; zero if nothing was saved.
     pub last_restore_time: Duration,
 }
 
-/// What was copied away or back at once.
+/// The size and time of one save or restore.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Copied {
     pub(crate) bytes: Bytes,

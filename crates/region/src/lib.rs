@@ -1,33 +1,33 @@
-//! Regions: device memory whose physical pages leave the card while its addresses stay, and come back with
-//! what was in them where that was asked for.
+//! Regions: device memory that can be paused and resumed. A pause releases the physical memory and keeps the addresses.
+//! A resume maps new memory at the same addresses and restores the contents, if they were saved.
 //!
-//! # What happens, in order
+//! # Call tree
 //!
 //! ```text
-//! RegionSource::allocate, release        memory/source.rs: segments for the pools whose blocks are in the region
-//! ├─ Reservation::reuse, grow            reservation.rs: where in the region's addresses
-//! └─ Backing::supply                     backing.rs: physical memory, in pieces larger than a segment
-//! Change::apply                          change.rs: what is tried again where memory is short
-//! RegionMemory::pause                    memory/leaving.rs: the state, and every step back where one fails
-//! ├─ RegionPools::set_paused             pools.rs: the pools' allocator hands out nothing more
-//! ├─ Device::synchronize                 device.rs: any stream may use the memory, so all are waited for
-//! ├─ RegionPools::trim_and_list          what is free goes back; what the program holds is to be kept
+//! RegionSource::allocate, release        memory/source.rs: the segments of the region's pools
+//! ├─ Reservation::reuse, grow            reservation.rs: the place of a segment in the region's addresses
+//! └─ Backing::supply                     backing.rs: physical memory, in pieces that segments share
+//! Change::apply                          change.rs: several regions and devices, further attempts if memory is short
+//! RegionMemory::pause                    memory/pausing.rs: if a step fails, the steps before it are undone
+//! ├─ RegionPools::set_paused             pools.rs: the pools refuse requests
+//! ├─ Device::synchronize                 device.rs: work in any stream may use the memory
+//! ├─ RegionPools::trim_and_list          free segments are released, allocated blocks are listed
 //! ├─ Backups::begin                      backup.rs: room for the contents of those blocks
-//! ├─ Device::notify                      who registered the memory elsewhere lets go of it first
-//! ├─ Backups::save_next                  memory/saved.rs: some of them, and so on until all are saved
-//! │  └─ Backing::reduce_from             the pieces of which all is saved go back
+//! ├─ Device::notify                      observers, which may have registered the memory elsewhere
+//! ├─ Backups::save_next                  memory/saved.rs: some of the blocks, until all are saved
+//! │  └─ Backing::reduce_from             the pieces that are saved completely are released
 //! └─ Backing::unmap_all, reduce_to       the others: one call for each run of them, then one for each
-//! RegionMemory::resume
+//! RegionMemory::resume                   memory.rs
 //! ├─ Backing::supply                     as few pieces as possible for each run of segments
 //! ├─ Backups::restore
 //! └─ Device::notify, RegionPools::set_paused
-//! RegionMemory::trim                     what no block uses goes back, and its copy with the last of it
+//! RegionMemory::trim                     what no block uses is released; its copy with the last of it
 //! ```
 //!
 //! # What this crate does not do
 //!
-//! It decides nothing about blocks, which are a pool's as any other: it is where the pool's segments come from.
-//! It calls no driver but through [`lowtide_core::Driver`], and copies nothing itself.
+//! It decides nothing about blocks: a region's pools are ordinary pools, and the region is the source of their segments.
+//! It calls the driver only through [`lowtide_core::Driver`]. It copies nothing itself.
 #![forbid(unsafe_code)]
 
 mod backing;

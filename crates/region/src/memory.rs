@@ -1,24 +1,27 @@
-//! A region's memory on one device: its state, and what pausing and resuming do, in order.
+//! A region's memory on one device: its state, and the steps of a resume.
 //!
-//! Segments are added only while the region is mapped, so all of them are in the region's state:
+//! Segments are added only while the region is mapped. So all segments have the region's state:
 //!
-//! | state | a segment is wanted | one goes back | `pause` | `resume` |
+//! | state | a segment is requested | a segment is released | `pause` | `resume` |
 //! |---|---|---|---|---|
-//! | mapped | given | its memory, too, where nothing else uses it | → pausing | does nothing² |
-//! | pausing | refused | its memory leaves as the others' does | waits, then as found | waits, then as found |
-//! | paused | refused | its memory does not come back | does nothing¹ | → resuming |
-//! | resuming | refused | its memory goes back at the end | waits, then as found | waits, then as found |
+//! | mapped | added | so is its memory, unless another segment shares it | → pausing | does nothing² |
+//! | pausing | refused | its memory is released with the rest | waits, then as the new state | waits, then as the new state |
+//! | paused | refused | a resume maps no memory for it | does nothing¹ | → resuming |
+//! | resuming | refused | its memory is released at the end | waits, then as the new state | waits, then as the new state |
 //!
-//! [`RegionMemory::trim`] makes *mapped* of *paused* where no segment is left.
+//! If a paused region has no segments left, [`RegionMemory::trim`] makes it mapped.
 //!
-//! Pausing ends in *paused* or, after an error, in *mapped*; resuming in *mapped* or, after an error, in *paused*.
-//! Two errors leave *paused* behind with some of the memory still on the device, which the table of pieces knows
-//! of: [`RegionError::StillHeld`] and [`RegionError::NotPutBack`]. ¹ Pausing again gives that away, or, if not all of
-//! what it holds is saved and it is to be, resumes the region first. One leaves *mapped* behind with pools that refuse requests:
-//! [`RegionError::NotTold`]. ² Resuming again tells them.
+//! A pause ends in *paused*, or after an error in *mapped*. A resume ends in *mapped*, or after an error in *paused*.
+//! The exceptions are:
 //!
-//! The pieces are taken out of the books while driver calls and copies are made for all of them, so that the
-//! lock of the books is held for moments only: a thread that frees a block never waits for a copy.
+//! - After [`RegionError::NotReleased`] and [`RegionError::NotUndone`] the region is paused with some of its memory still
+//!   on the device, which [`Backing`] lists. ¹ Pausing again releases that memory. If some of it still has to be saved,
+//!   the region is resumed first.
+//! - After [`RegionError::PoolsStillPaused`] the region is mapped and its pools refuse requests. ² Resuming again resumes
+//!   the pools.
+//!
+//! During driver calls and copies the pieces are taken out of the books. So the lock of the books is held only briefly,
+//! and a thread that frees a block never waits for a copy.
 
 use std::fmt;
 use std::mem;
@@ -38,30 +41,29 @@ use crate::state::RegionState;
 use saved::Saved;
 
 mod inspect;
-mod leaving;
+mod pausing;
 mod saved;
 mod source;
 
-/// New memory comes in pieces of at least this part of what the region has, so that many small segments are
-/// few pieces, but takes no more ahead of segments to come than this part of what the device has left.
+/// New memory comes in pieces of at least one part in this many of the region's memory, so that many small segments share
+/// few pieces. Memory for later segments is at most one part in this many of the device's free memory.
 const GROWTH_PART: u64 = 8;
 
-/// Which copies of a region that is mapped are meant.
+/// Which copies of mapped regions to release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Copies {
-    /// Any.
+    /// All.
     All,
-    /// Of which [`RegionMemory::host_copy`] has returned no address: nobody may read it.
-    Unshown,
-    /// What was retained until the region's last segment went, by a thread that had no backups to give it to.
+    /// Those that the program does not read: [`RegionMemory::host_copy`] has not returned their address.
+    Unread,
+    /// Those of regions without segments. The thread that released the last segment could not lock the backups.
     Ended,
 }
 
-/// The memory of one region on one device, and the private pools whose segments it is. These stay where they are, whether
-/// there is memory behind them or not.
+/// The memory of one region on one device, and the private pools whose segments it backs. A segment keeps its addresses
+/// while the region is paused.
 ///
-/// Locks are taken in this order: the operation that is under way, those of the pools' allocator, the
-/// books, the driver's.
+/// Locks are taken in this order: the device's backups, the pools' allocator, the books, the driver.
 pub struct RegionMemory<D: Device> {
     device: D,
     kind: Option<BackupKind>,
@@ -75,25 +77,24 @@ type BackupOf<D> = <<D as Device>::Backups as Backups>::Backup;
 #[derive(Debug)]
 struct Books<K> {
     state: RegionState,
-    /// Whether the pools may take the memory to be away, and refuse requests. While the region is mapped that
-    /// is so only after a call to tell them has failed.
-    refuses: bool,
-    /// Whether a pause failed and could not be undone, and some contents are on the device alone. Of no meaning while
-    /// the region is mapped.
-    holds_unsaved: bool,
-    /// Whether copies of a backup that failed may still be under way: what is mapped stays so.
-    is_copied: bool,
+    /// Whether the pools may refuse requests. In a mapped region they do so only after a call to resume them has failed.
+    may_refuse: bool,
+    /// Whether a pause failed and could not be undone, and some contents are only on the device. Meaningless while the
+    /// region is mapped.
+    has_unsaved: bool,
+    /// Whether copies of a failed backup may still be in progress. No memory is unmapped then.
+    may_be_copying: bool,
     reservations: Vec<Reservation>,
-    /// What the blocks held when the region was last paused: while it is paused, and after that as long as
-    /// it is retained.
+    /// The contents of the blocks at the last pause: while the region is paused, and afterwards while the copy is
+    /// retained.
     saved: Option<Saved<K>>,
     figures: RegionFigures,
 }
 
 impl<D: Device> RegionMemory<D> {
-    /// Returns the memory of the region called `tag`, which has nothing yet. `kind` says what becomes of contents while it
-    /// is paused: they are lost where it is `None`. `own_pool` is the pool of requests in the region, which
-    /// [`RegionMemory::create_pool`] makes. The device is called for nothing yet.
+    /// Returns the region called `tag`, which has no memory yet. `kind` says where contents are kept while the region is
+    /// paused; if it is `None`, they are lost. `own_pool` serves the requests in the region;
+    /// [`RegionMemory::create_pool`] creates it. Does not use the device.
     pub fn new(
         device: D,
         tag: Arc<str>,
@@ -106,9 +107,9 @@ impl<D: Device> RegionMemory<D> {
             pools: RegionPools::new(tag, own_pool),
             books: Mutex::new(Books {
                 state: RegionState::Mapped,
-                refuses: false,
-                holds_unsaved: false,
-                is_copied: false,
+                may_refuse: false,
+                has_unsaved: false,
+                may_be_copying: false,
                 reservations: Vec::new(),
                 saved: None,
                 figures: RegionFigures::default(),
@@ -136,84 +137,83 @@ impl<D: Device> RegionMemory<D> {
         self.pools.all()
     }
 
-    /// Returns whether a pool has the region's memory, which does not change under the lock of the device's pools.
+    /// Returns whether a pool has the region's memory. That does not change under the lock of the device's pools.
     pub fn has_pool(&self, pool: MempoolId) -> bool {
         self.pools.has(pool)
     }
 
-    /// Takes the memory off the device: waits for the device's work, keeps what the blocks of its pools hold,
-    /// and gives everything back. Does nothing where that was done before. One call for each run of
-    /// adjacent pieces of what is saved at once, and one for each piece.
+    /// Waits for the device's work, saves the contents of the pools' blocks, and releases the memory. Does nothing if the
+    /// region is paused. Makes one driver call for each run of adjacent pieces in a step, and one for each piece.
     ///
     /// # Errors
     ///
-    /// [`RegionError`]; the region is then mapped as before, but where the error says that it is not.
+    /// [`RegionError`]. Unless the error says otherwise, the region is mapped as before.
     pub fn pause(&self) -> Result<(), RegionError> {
-        self.take_away(self.kind)
+        self.pause_keeping(self.kind)
     }
 
-    /// As [`RegionMemory::pause`], and keeps nothing, whatever the region's kind is: of a region that an earlier pause left
-    /// half on the device nothing of either half.
+    /// Like [`RegionMemory::pause`], but saves nothing, whatever the region's kind. If an earlier pause left the region
+    /// partly saved, all of its contents are lost.
     ///
     /// # Errors
     ///
-    /// As [`RegionMemory::pause`].
+    /// As for [`RegionMemory::pause`].
     pub fn pause_and_drop(&self) -> Result<(), RegionError> {
-        self.take_away(None)
+        self.pause_keeping(None)
     }
 
-    /// Brings the memory back, and what the blocks held that the program still holds. Does nothing where
-    /// the region is mapped, but for pools that could not be set to serve requests again. Waits for no work of the device.
+    /// Maps new memory and restores the contents of the blocks that are still allocated. If the region is mapped, only
+    /// resumes pools that still refuse requests. Does not wait for work of the device.
     ///
     /// # Errors
     ///
-    /// [`RegionError`]; the region is then paused as before, but where the error says that it is not.
+    /// [`RegionError`]. Unless the error says otherwise, the region is paused as before.
     pub fn resume(&self) -> Result<(), RegionError> {
         let mut backups = self.device.lock_backups()?;
         let finished = self.finish_copies(&mut backups);
         if self.state()? == RegionState::Mapped {
-            return self.admit();
+            return self.resume_pools();
         }
         finished?;
-        self.come_back(&mut backups)
+        self.resume_paused(&mut backups)
     }
 
-    /// Resumes a region that is paused.
-    fn come_back(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
+    /// Resumes a paused region.
+    fn resume_paused(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let start = Instant::now();
         let mut books = self.books()?;
         books.state = RegionState::Resuming;
         drop(books);
-        let restored = self.bring_back(backups);
+        let restored = self.map_and_restore(backups);
         let mut books = self.books()?;
         let copied = match restored {
             Ok(copied) => copied,
             Err(error) => {
                 books.state = RegionState::Paused;
-                books.tidy(&self.device);
+                books.release_unused(&self.device);
                 return Err(error);
             }
         };
         books.state = RegionState::Mapped;
-        books.tidy(&self.device);
+        books.release_unused(&self.device);
         books.figures.count_resume(copied, start.elapsed());
         let is_empty = books.has_no_segments();
-        let is_over = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
-        let saved = books.saved.take_if(is_over);
+        let has_ended = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
+        let saved = books.saved.take_if(has_ended);
         let retained = books.saved.as_ref().map(|saved| saved.ranges().to_vec());
         drop(books);
         if let Some(saved) = saved {
             backups.discard(saved.backup);
         }
         if let Some(ranges) = retained {
-            // Before anything is handed out again.
+            // Before the pools serve requests.
             watch(&self.device, &ranges, true);
         }
         self.notify(false);
-        self.admit()
+        self.resume_pools()
     }
 
-    /// Discards what is retained of a region that is mapped, if it is one of those. Of another nothing is.
+    /// Discards the retained copy of a mapped region, if `copies` includes it. A paused region keeps its copy.
     ///
     /// # Errors
     ///
@@ -221,11 +221,11 @@ impl<D: Device> RegionMemory<D> {
     pub fn release_copy(&self, copies: Copies) -> Result<(), RegionError> {
         let is_it = |saved: &Saved<_>| match copies {
             Copies::All => true,
-            Copies::Unshown => saved.is_over || !saved.is_shown,
-            Copies::Ended => saved.is_over,
+            Copies::Unread => saved.has_ended || !saved.may_be_read,
+            Copies::Ended => saved.has_ended,
         };
         let mut backups = self.device.lock_backups()?;
-        // As in `trim`.
+        // If this fails, unused memory stays until the next call.
         let _ = self.finish_copies(&mut backups);
         let mut books = self.books()?;
         let is_mapped = books.state == RegionState::Mapped;
@@ -238,23 +238,23 @@ impl<D: Device> RegionMemory<D> {
         Ok(())
     }
 
-    /// Gives back what no block uses. Where that is all of it, the copy of its contents is discarded, too,
-    /// and a region that was paused is mapped: nothing is left to come back.
+    /// Releases the memory that no block uses. If that is all of it, also discards the copy of the contents, and a paused
+    /// region becomes mapped, because nothing is left to resume.
     ///
     /// # Errors
     ///
-    /// [`RegionError`] of the pools; what was given back by then is, and the next call does the rest.
+    /// [`RegionError`] of the pools. Memory released before the error stays released; the next call releases the rest.
     pub fn trim(&self) -> Result<(), RegionError> {
         let mut backups = self.device.lock_backups()?;
         self.pools.trim_and_list(&self.device)?;
-        // Where nobody can tell, the next call gives it back.
+        // If this fails, unused memory stays until the next call.
         let _ = self.finish_copies(&mut backups);
         let mut books = self.books()?;
-        // A pause may have left memory on the device.
-        books.tidy(&self.device);
+        // Releases memory that a failed pause left on the device.
+        books.release_unused(&self.device);
         if !books.has_no_segments() {
             drop(books);
-            return self.admit();
+            return self.resume_pools();
         }
         let was_paused = mem::replace(&mut books.state, RegionState::Mapped) == RegionState::Paused;
         let saved = books.saved.take();
@@ -266,20 +266,20 @@ impl<D: Device> RegionMemory<D> {
         if was_paused {
             self.notify(false);
         }
-        self.admit()
+        self.resume_pools()
     }
 
-    /// Has the pools of a region that is mapped serve requests again, where they may refuse them. Comes after the
-    /// books say so, as a pool that served a request before would find no memory; and as blocks are handed out
-    /// by the first pool while the second cannot be told, nothing is rolled back, but noted.
-    fn admit(&self) -> Result<(), RegionError> {
+    /// Lets the pools of a mapped region serve requests again. Comes after the books are mapped, because before that a
+    /// pool would find no memory. An error is not rolled back, because the first pool may have served requests when the
+    /// second fails. `may_refuse` stays set, so that the next call tries again.
+    fn resume_pools(&self) -> Result<(), RegionError> {
         let books = self.books()?;
-        let is_owed = books.refuses && books.state == RegionState::Mapped;
+        let may_refuse = books.may_refuse && books.state == RegionState::Mapped;
         drop(books);
-        if is_owed {
+        if may_refuse {
             let set = self.pools.set_paused(&self.device, false);
-            set.map_err(|error| RegionError::NotTold { error })?;
-            self.books()?.refuses = false;
+            set.map_err(|error| RegionError::PoolsStillPaused { error })?;
+            self.books()?.may_refuse = false;
         }
         Ok(())
     }
@@ -289,15 +289,15 @@ impl<D: Device> RegionMemory<D> {
         self.device.notify(&self.pools.tag, is_leaving, has_pool);
     }
 
-    /// Makes memory for every segment and restores what it held. Returns what that was.
-    fn bring_back(&self, backups: &mut D::Backups) -> Result<Copied, RegionError> {
+    /// Maps memory for every segment and restores the contents. Returns the size and time of the restore.
+    fn map_and_restore(&self, backups: &mut D::Backups) -> Result<Copied, RegionError> {
         let mut held = self.pools.trim_and_list(&self.device)?;
         let mut books = self.books()?;
-        // What an earlier pause left where no segment is any more would be missing elsewhere. Nobody used it since.
+        // Memory that an earlier pause left without a segment may be needed by others. No stream has used it since.
         let reservations = books.reservations.iter_mut();
         reservations.for_each(|reservation| reservation.backing.forget_streams());
-        books.tidy(&self.device);
-        // What was freed since has no memory, where its segment went with it.
+        books.release_unused(&self.device);
+        // A block freed since the list was made may have lost its segment, and so its memory.
         held.retain(|&block| books.has(block));
         let reservations = books.reservations.iter();
         let needed: Vec<_> = reservations.map(Reservation::needed).collect();
@@ -316,9 +316,9 @@ impl<D: Device> RegionMemory<D> {
                 .map_err(RegionError::from);
         }
         if outcome.is_err() && self.have_copies_ended(backups)? {
-            // What was there before may be all that is left of contents that were never saved.
+            // The pieces from before are kept: they may hold contents that were never saved.
             for (backing, before) in backings.iter_mut().zip(&before) {
-                // The first error says more. What is not taken back now is offered with the next pause.
+                // The first error is returned. What the driver refuses now is released by the next pause.
                 let _ = backing.reduce_to(&self.device, before);
             }
         }
@@ -330,7 +330,7 @@ impl<D: Device> RegionMemory<D> {
         outcome.map(|()| restored)
     }
 
-    /// Returns why what is needed could not be supplied, once all is as it was before.
+    /// Returns the error for memory that could not be supplied, after the attempt was undone.
     fn no_room(&self, backings: &[Backing], needed: &[Vec<MemoryRange>]) -> RegionError {
         let all = backings.iter().zip(needed);
         let missing = all.map(|(backing, needed)| backing.missing(needed));
@@ -343,27 +343,28 @@ impl<D: Device> RegionMemory<D> {
         }
     }
 
-    /// Waits for the copies of a backup that failed, where they may be under way. They may be after an error, which
-    /// leaves all as it is.
+    /// Waits for copies of a failed backup that may still be in progress. After an error they still may be, and nothing
+    /// has changed.
     fn finish_copies(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let mut books = self.books()?;
-        if !books.is_copied {
+        if !books.may_be_copying {
             return Ok(());
         }
         drop(books);
         backups.finish()?;
         books = self.books()?;
-        books.is_copied = false;
+        books.may_be_copying = false;
         if books.state == RegionState::Mapped {
-            books.tidy(&self.device);
+            books.release_unused(&self.device);
         }
         Ok(())
     }
 
-    /// Returns whether the copies of a backup that has just failed have ended. Otherwise what is mapped stays so.
+    /// Returns whether the copies of a backup that has just failed have ended. If not, no memory is unmapped until they
+    /// have.
     fn have_copies_ended(&self, backups: &mut D::Backups) -> Result<bool, RegionError> {
         let ended = backups.finish();
-        self.books()?.is_copied = ended.is_err();
+        self.books()?.may_be_copying = ended.is_err();
         Ok(ended.is_ok())
     }
 
@@ -422,7 +423,7 @@ impl<K> Books<K> {
         }
         let granularity = device.with_driver(|driver| driver.granularity());
         let total = device.with_driver(Driver::memory_info)?.total;
-        // As much as the region can ever have at once.
+        // The region can never have more at once.
         let range_size = total.max(size).round_up(granularity);
         let address = device.with_driver(|driver| driver.reserve(range_size))?;
         let range = MemoryRange {
@@ -435,26 +436,26 @@ impl<K> Books<K> {
         match grown {
             Ok(address) => address.ok_or(DriverError::OutOfMemory),
             Err(error) => {
-                self.tidy(device);
+                self.release_unused(device);
                 Err(error)
             }
         }
     }
 
-    /// Gives back the memory and the addresses that no segment uses, unless copies may use them. What the driver
-    /// refuses stays and is offered again.
-    fn tidy(&mut self, device: &impl Device) {
-        if self.is_copied {
+    /// Releases the memory and the addresses that no segment uses, unless copies may use them. What the driver refuses
+    /// stays, and is released by a later call.
+    fn release_unused(&mut self, device: &impl Device) {
+        if self.may_be_copying {
             return self.count_mapped();
         }
         for reservation in &mut self.reservations {
-            reservation.sweep(device);
+            reservation.release_unused(device);
         }
         self.reservations.retain(|reservation| {
             let range = reservation.range;
-            let give_back =
+            let unreserve =
                 || device.with_driver(|driver| driver.unreserve(range.address, range.size));
-            !reservation.is_vacant() || give_back().is_err()
+            !reservation.is_vacant() || unreserve().is_err()
         });
         self.count_mapped();
     }
@@ -482,9 +483,12 @@ impl<K> Books<K> {
     }
 }
 
-/// Returns how much memory to take at once for a segment of `size` bytes: `wanted`, or less where the device
-/// has little left; fails where it has too little for the segment besides its margin. No call to the driver
-/// where it has no margin and no more is wanted than the segment takes.
+/// Returns the size of the piece for a segment of `size` bytes: `wanted`, or less if the device has little left. Makes no
+/// driver call if there is no margin and `wanted` is no more than `size`.
+///
+/// # Errors
+///
+/// The driver's error, or [`DriverError::OutOfMemory`] if the segment would reach into the margin.
 fn piece_for(device: &impl Device, size: Bytes, wanted: Bytes) -> Result<Bytes, DriverError> {
     let margin = device.margin();
     if margin.is_zero() && wanted <= size {
@@ -495,7 +499,7 @@ fn piece_for(device: &impl Device, size: Bytes, wanted: Bytes) -> Result<Bytes, 
     if !margin.is_zero() && room < size {
         return Err(DriverError::OutOfMemory);
     }
-    // What is taken ahead is nobody else's.
+    // Memory for later segments is missing elsewhere.
     let left = room.saturating_sub(size);
     Ok(wanted.min(size + Bytes(left.get() / GROWTH_PART)))
 }

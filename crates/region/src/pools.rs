@@ -1,4 +1,4 @@
-//! The private pools whose segments are a region's memory: which they are, and what a pause and a resume do with each.
+//! The private pools that have a region's memory, and what a pause and a resume do with each.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,16 +14,16 @@ use crate::error::RegionError;
 /// The part of a device's allocator that its private pools are in.
 pub(crate) type PoolsLane<D> = Lane<SharedMemory<<D as Device>::Driver>>;
 
-/// How often a pause looks whether other streams are done with what was freed.
+/// The interval at which a pause checks whether other streams are done with freed blocks.
 const POLL_EVERY: Duration = Duration::from_micros(100);
 
-/// What of a block is copied is whole units of this size.
+/// Copies are a multiple of this size.
 const COPIED_UNIT: Bytes = Bytes(512);
 
 /// The pools of one region on one device.
 #[derive(Debug)]
 pub(crate) struct RegionPools {
-    /// The region's name, which errors of requests say while it is paused.
+    /// The region's name, for errors of requests while the region is paused.
     pub(crate) tag: Arc<str>,
     /// The pool of requests in the region.
     own: MempoolId,
@@ -31,11 +31,11 @@ pub(crate) struct RegionPools {
     others: Mutex<OtherPools>,
 }
 
-/// Other pools than a region's own that have its memory.
+/// The pools that have a region's memory, besides its own.
 #[derive(Default, Debug)]
 struct OtherPools {
     all: Vec<MempoolId>,
-    /// What they are set to, or are being set to: whether they refuse requests.
+    /// Whether they refuse requests, or are being set to refuse them.
     is_paused: bool,
 }
 
@@ -60,36 +60,36 @@ impl RegionPools {
         pools
     }
 
-    /// Returns whether a pool has the region's memory, which does not change under the lock of the pool's allocator.
+    /// Returns whether a pool has the region's memory. That does not change under the lock of the pool's allocator.
     pub(crate) fn has(&self, pool: MempoolId) -> bool {
         pool == self.own || self.others().all.contains(&pool)
     }
 
-    /// Adds a pool, and returns whether it is to refuse requests. The lock of its allocator is held until it does: a
-    /// change that is noted from now on reaches this one, too, and after that.
+    /// Adds a pool, and returns whether the caller must set it to refuse requests. The caller holds the lock of the
+    /// pool's allocator until then: a pause that starts from now on sets this pool, too, but only after the caller.
     pub(crate) fn add(&self, pool: MempoolId) -> bool {
         let mut others = self.others();
         others.all.push(pool);
         others.is_paused
     }
 
-    /// Forgets a pool that has ended, whose number may be another's from now on. The region's own stays.
+    /// Removes a pool that has ended. Its number may be used for another pool from now on. The region's own pool stays.
     pub(crate) fn remove(&self, ended: MempoolId) {
         self.others().all.retain(|&pool| pool != ended);
     }
 
-    /// Returns the setting of a pool whose memory is away, or back.
+    /// Returns the setting of a pool that refuses requests because the region is paused, or of one that serves them.
     pub(crate) fn paused(&self, is_paused: bool) -> PoolSetting {
         PoolSetting::Paused(is_paused.then(|| Arc::clone(&self.tag)))
     }
 
-    /// Has every pool refuse requests, as its memory is away, or serve them again.
+    /// Sets every pool to refuse requests, or to serve them again.
     pub(crate) fn set_paused(
         &self,
         device: &impl Device,
         is_paused: bool,
     ) -> Result<(), AllocError> {
-        // A pool that is added after this is set by the thread that adds it.
+        // The thread that adds a pool after this sets it.
         self.others().is_paused = is_paused;
         self.for_each(device, |lane, pool| {
             lane.set_pool(pool, self.paused(is_paused))
@@ -97,8 +97,8 @@ impl RegionPools {
         Ok(())
     }
 
-    /// Waits until no stream, of whatever device, uses what was freed in the pools. Comes after the device was waited for:
-    /// it is done, and streams of other devices may not be. Nobody is kept from the pools meanwhile.
+    /// Waits until no stream of any device uses freed blocks of the pools. The device has been waited for, but streams of
+    /// other devices may still use the blocks. The pools are not locked meanwhile.
     pub(crate) fn wait_for_pending(&self, device: &impl Device) -> Result<(), RegionError> {
         while self.has_pending(device)? {
             thread::sleep(POLL_EVERY);
@@ -106,7 +106,7 @@ impl RegionPools {
         Ok(())
     }
 
-    /// Returns whether freed blocks of the region wait for other streams still.
+    /// Returns whether freed blocks of the region are still pending.
     fn has_pending(&self, device: &impl Device) -> Result<bool, RegionError> {
         let answers = self.for_each(device, |lane, pool| {
             lane.process_events()?;
@@ -118,8 +118,8 @@ impl RegionPools {
         Ok(answers.contains(&(true, false)))
     }
 
-    /// Releases the free segments of the pools that may lose them, and returns the contents of the blocks that the program
-    /// holds in all of them, by rising addresses.
+    /// Releases free segments of the pools, except of pools that [`HeldPool::Stays`] protects. Returns the contents of the
+    /// allocated blocks in all pools, in address order.
     pub(crate) fn trim_and_list(
         &self,
         device: &impl Device,
@@ -135,10 +135,10 @@ impl RegionPools {
         Ok(ranges)
     }
 
-    /// Returns the ranges of the segments that [`RegionPools::trim_and_list`] would leave now, by rising addresses.
+    /// Returns the ranges of the segments that [`RegionPools::trim_and_list`] would leave now, in address order.
     pub(crate) fn kept(&self, device: &impl Device) -> Result<Vec<MemoryRange>, AllocError> {
         let kept = self.for_each(device, |lane, pool| {
-            // What other streams are done with by now does not come back. A driver that fails changes no figure.
+            // A block that other streams are done with may free its segment. If this fails, the figure is too high.
             let _ = lane.process_events();
             lane.segments_after_trim(pool, self.when_held(pool))
         })?;
@@ -150,23 +150,23 @@ impl RegionPools {
         Ok(kept)
     }
 
-    /// Returns what happens to a pool that something holds where it is trimmed.
+    /// Returns what a trim does to a pool that is held.
     fn when_held(&self, pool: MempoolId) -> HeldPool {
         if pool == self.own {
             HeldPool::IsTrimmed
         } else {
-            // A graph may use what is free in its pool, as long as it is there.
+            // A graph may use free memory of its pool while the pool exists.
             HeldPool::Stays
         }
     }
 
-    /// Returns the bytes of the blocks that the program holds in the pools.
+    /// Returns the bytes of the blocks that are allocated in the pools.
     pub(crate) fn live_bytes(&self, device: &impl Device) -> Result<Bytes, AllocError> {
         let held = self.for_each(device, |lane, pool| lane.held_blocks(pool))?;
         Ok(held.iter().flatten().map(|block| block.size).sum())
     }
 
-    /// Returns what `act` does with each pool in turn, and nothing for one that has ended meanwhile.
+    /// Calls `act` for each pool in turn. Returns the results; the default for a pool that has ended meanwhile.
     fn for_each<D: Device, R: Default>(
         &self,
         device: &D,
@@ -175,7 +175,7 @@ impl RegionPools {
         let mut answers = Vec::new();
         for pool in self.all() {
             let answer = device.allocator().with_pools(|lane| {
-                // Its number may be another's by then.
+                // The pool may have ended, and its number may be used for another.
                 if self.has(pool) {
                     act(lane, pool)
                 } else {
@@ -187,22 +187,22 @@ impl RegionPools {
         Ok(answers)
     }
 
-    /// Under this lock nothing can panic.
+    /// No code under this lock panics.
     fn others(&self) -> MutexGuard<'_, OtherPools> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Notes the held blocks that begin with ranges of which a copy stays: each until a block is handed out there, which the
-/// copy is not of; or (`is_watched` false) forgets that they were noted.
+/// Watches the allocated blocks at the start of ranges whose copy is retained, or stops watching them. A block is watched
+/// until another block is allocated at its address, because the copy is not of that one.
 pub(crate) fn watch(device: &impl Device, ranges: &[MemoryRange], is_watched: bool) {
     let addresses = ranges.iter().map(|range| range.address);
     let allocator = device.allocator();
-    // What fails here is a lock that a panic has poisoned, which the next call says.
+    // Fails only if a panic has poisoned the lock, which the next call reports.
     let _ = allocator.with_pools(|lane| lane.watch(addresses, is_watched));
 }
 
-/// Returns what of a block is kept: what was asked for, in units in which it may be copied.
+/// Returns the part of a block that is saved: the requested bytes, rounded up to the unit of copies.
 pub(crate) fn contents_of(block: &Allocation) -> MemoryRange {
     MemoryRange {
         address: block.address,

@@ -1,4 +1,4 @@
-//! A reserved range of addresses: where segments lie in it, and the memory behind them.
+//! A reserved range of addresses, with the segments in it and the memory behind them.
 
 use std::collections::BTreeMap;
 
@@ -8,25 +8,25 @@ use crate::backing::{Backing, PIECE_MAX};
 use crate::backup::MemoryRange;
 use crate::device::Device;
 
-/// Segments up to this size share the device's units of memory, as what the driver allocates does.
+/// Segments up to this size share the device's units of memory, as allocations of the driver do.
 const SMALL_MAX: Bytes = Bytes::mib(1);
 
-/// A range of addresses from the driver.
+/// A range of addresses reserved with the driver.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) range: MemoryRange,
-    /// The unit of physical memory, to which the range is aligned.
+    /// The unit of physical memory. The range is aligned to it.
     granularity: Bytes,
-    /// By address. None overlap; all are within the range, and have memory while the region is mapped.
+    /// By address. None overlap. All are within the range, and have memory while the region is mapped.
     segments: BTreeMap<DeviceAddress, Segment>,
-    /// Elsewhere while the region is being paused or resumed, and empty here.
+    /// Taken out, and empty here, while the region is being paused or resumed.
     pub(crate) backing: Backing,
 }
 
 #[derive(Debug)]
 struct Segment {
     size: Bytes,
-    /// Whose work uses it.
+    /// The stream whose work uses the segment.
     stream: Stream,
 }
 
@@ -40,12 +40,12 @@ impl Reservation {
         }
     }
 
-    /// Adds a segment where there is memory that nothing uses, and returns its address; `None` where there is
-    /// no such place. Linear in the segments.
+    /// Adds a segment in mapped memory that no segment uses. Returns its address, or `None` if it fits nowhere. Linear in
+    /// the segments.
     ///
     /// # Errors
     ///
-    /// What the driver said to the wait for those who used the memory before.
+    /// The driver's error, if the wait for earlier uses of the memory fails.
     pub(crate) fn reuse(
         &mut self,
         device: &impl Device,
@@ -60,13 +60,13 @@ impl Reservation {
         Ok(Some(self.insert(place, stream)))
     }
 
-    /// Adds a segment at the lowest address where it fits, with new memory where there is none, and returns its
-    /// address; `None` where it fits nowhere. New memory comes in pieces of at least `piece` bytes where the
-    /// driver has that much. Linear in the segments.
+    /// Adds a segment at the lowest address where it fits, and new memory if necessary. Returns its address, or `None` if
+    /// it fits nowhere. New memory comes in pieces of at least `piece` bytes if the driver has that much. Linear in the
+    /// segments.
     ///
     /// # Errors
     ///
-    /// What the driver said; nothing has then changed.
+    /// The driver's error. Nothing has changed then.
     pub(crate) fn grow(
         &mut self,
         device: &impl Device,
@@ -85,7 +85,7 @@ impl Reservation {
             supplied = self.backing.supply(device, &[range]);
             match supplied {
                 Ok(()) => break,
-                // A driver that refuses this too keeps what it gave; the table knows of it.
+                // If the driver refuses this, too, the pieces stay in the table.
                 Err(_) => drop(self.backing.reduce_to(device, &usable)),
             }
             if !matches!(supplied, Err(DriverError::OutOfMemory)) || range == needed {
@@ -96,7 +96,7 @@ impl Reservation {
         Ok(Some(self.insert(place, stream)))
     }
 
-    /// Forgets a segment, whose stream's work may still use its memory; returns whether it was here.
+    /// Removes a segment. Returns whether it was here. Work of its stream may still use its memory.
     pub(crate) fn remove(&mut self, address: DeviceAddress) -> bool {
         let Some(Segment { size, stream }) = self.segments.remove(&address) else {
             return false;
@@ -106,8 +106,8 @@ impl Reservation {
         true
     }
 
-    /// Gives the memory back that no segment uses.
-    pub(crate) fn sweep(&mut self, device: &impl Device) {
+    /// Releases the pieces that no segment uses.
+    pub(crate) fn release_unused(&mut self, device: &impl Device) {
         let segments = &self.segments;
         let is_used = |piece: MemoryRange| {
             let last = segments.range(..piece.end()).next_back();
@@ -132,13 +132,13 @@ impl Reservation {
         self.segments.values().map(|segment| segment.size).sum()
     }
 
-    /// Returns the ranges that must have memory, by rising addresses, each as one piece has it best: adjacent
-    /// segments share [`PIECE_MAX`], a larger one is alone.
+    /// Returns the ranges that must have memory, in address order, one for each new piece. Adjacent segments share a
+    /// piece up to [`PIECE_MAX`]. A larger segment has its own.
     pub(crate) fn needed(&self) -> Vec<MemoryRange> {
         self.needed_for(|_| true)
     }
 
-    /// As [`Reservation::needed`], for those of the segments that `stays` names by where they begin.
+    /// Like [`Reservation::needed`], for the segments whose start `stays` accepts.
     pub(crate) fn needed_for(&self, stays: impl Fn(DeviceAddress) -> bool) -> Vec<MemoryRange> {
         let mut pieces: Vec<MemoryRange> = Vec::new();
         for (&address, segment) in self.segments.iter().filter(|&(&address, _)| stays(address)) {
@@ -192,7 +192,7 @@ impl Reservation {
         (place.end() <= within.end()).then_some(place)
     }
 
-    /// Returns the whole units of memory that a place takes a part of.
+    /// Returns the range of whole units of memory that contains a place.
     fn units_around(&self, place: MemoryRange) -> MemoryRange {
         let start = place.address.offset_from(self.range.address);
         let start = start.round_down(self.granularity);
@@ -203,7 +203,7 @@ impl Reservation {
         }
     }
 
-    /// Returns a range made longer, so that its last new piece has `piece` bytes or reaches the next one.
+    /// Returns a range extended so that its last new piece has `piece` bytes or ends at the next existing piece.
     fn extended(&self, range: MemoryRange, piece: Bytes) -> MemoryRange {
         let rest = MemoryRange {
             address: range.address,

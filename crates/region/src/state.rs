@@ -5,11 +5,11 @@
 pub enum RegionState {
     /// On the device.
     Mapped,
-    /// On its way from it.
+    /// A pause is in progress.
     Pausing,
-    /// Nowhere, but for what the error of the pause said is still on the device; its contents are where the region's
-    /// [`BackupKind`](crate::BackupKind) says.
+    /// Released. Contents are where the region's [`BackupKind`](crate::BackupKind) says. If the pause returned an error,
+    /// some memory may still be on the device.
     Paused,
-    /// On its way back.
+    /// A resume is in progress.
     Resuming,
 }

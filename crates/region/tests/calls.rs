@@ -1,4 +1,4 @@
-//! How many calls of the driver a region takes: few, each for much.
+//! A region makes few driver calls, each for much memory.
 
 mod common;
 
@@ -60,7 +60,7 @@ fn a_thousand_segments_are_few_pieces() {
     );
 }
 
-/// Whatever its size, a segment of more than that has one piece, from the first on, and its neighbours none of it.
+/// A segment larger than a shared piece has one piece, from the first call on, which its neighbours do not share.
 #[test]
 fn a_large_segment_is_one_piece() {
     let driver = TestDriver::new(Bytes::gib(64));
@@ -82,7 +82,7 @@ fn a_large_segment_is_one_piece() {
     assert_eq!(since(&driver, before), [3, 3, 1, 0, 0]);
 }
 
-/// A device that has not enough for a larger piece gives what the segment needs.
+/// If the device has too little for a larger piece, the segment gets what it needs.
 #[test]
 fn the_last_of_the_memory_is_used() {
     let driver = TestDriver::new(Bytes::gib(2));
@@ -96,10 +96,10 @@ fn the_last_of_the_memory_is_used() {
     assert_eq!(driver.physical_bytes(), Bytes::gib(2));
     let refused = region.allocate(Bytes::mib(2), Stream(0));
     assert!(refused.is_err_and(|error| error.is_out_of_memory()));
-    assert_eq!(driver.wrongs(), [""; 0]);
+    assert_eq!(driver.violations(), [""; 0]);
 }
 
-/// A limit counts segments, so nothing else is taken where there is one; nor most of what the device has left.
+/// A limit counts segments, so nothing else is taken if there is one. Otherwise little of the free memory is taken.
 #[test]
 fn little_is_taken_ahead_where_little_is_left() {
     let segment = Bytes::mib(32);
@@ -130,7 +130,7 @@ fn little_is_taken_ahead_where_little_is_left() {
     assert_eq!(driver.physical_bytes(), limit);
 }
 
-/// Memory that a segment left is used by the next, on another stream once the first stream's work is done.
+/// The memory of a removed segment is used by the next: on another stream, once the first stream's work is done.
 #[test]
 fn memory_is_used_again_before_more_is_taken() {
     let driver = TestDriver::new(Bytes::gib(2));
@@ -168,7 +168,7 @@ fn memory_is_used_again_before_more_is_taken() {
     for block in [own, other, blocks[2]] {
         assert_eq!(region.allocator.free(block.address), Ok(()));
     }
-    assert_eq!(driver.wrongs(), [""; 0]);
+    assert_eq!(driver.violations(), [""; 0]);
     assert_eq!(
         driver.leaks(),
         [""; 0],

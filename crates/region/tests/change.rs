@@ -1,4 +1,4 @@
-//! Several regions are paused or resumed: on several devices at once, and a second time if memory is short.
+//! Pauses and resumes several regions: on several devices at once, and again if memory is short.
 
 mod common;
 
@@ -85,12 +85,12 @@ impl World {
     fn check_contents(&self) {
         for (index, &block) in self.blocks.iter().enumerate() {
             assert!(self.drivers[index].check(block, index as u64));
-            assert_eq!(self.drivers[index].wrongs(), [""; 0]);
+            assert_eq!(self.drivers[index].violations(), [""; 0]);
         }
     }
 
-    /// Pauses and resumes the first region, whose copy is retained. Lets backups of the second region fail so many times
-    /// because the host has too little memory.
+    /// Pauses and resumes the first region, whose copy is retained. Then makes calls to the second region's backups fail so
+    /// many times for lack of host memory.
     fn make_host_short(&self, failures: u64) {
         self.regions[0].backups().retains = true;
         for change in [Change::Pause, Change::Resume] {
@@ -98,12 +98,12 @@ impl World {
         }
         assert_eq!(self.regions[0].backups().count(), 1);
         let mut backups = self.regions[1].backups();
-        backups.is_short_of_host = true;
+        backups.is_out_of_host_memory = true;
         backups.fails_in = Some(0);
         backups.more_failures = failures - 1;
     }
 
-    /// Caches memory that a region needs.
+    /// Caches memory that a resume needs.
     fn cache(&self) {
         let allocator = &self.regions[0].allocator;
         let address = allocator.allocate(Bytes::mib(80), Stream(0));
@@ -125,7 +125,7 @@ fn copies_of_other_regions_go_where_the_host_is_short() {
     world.check_contents();
 }
 
-/// The copies of the device first, and then those of every device with the memory that is kept.
+/// Copies of the same device are released first, then those of every device, with the memory that is kept.
 #[test]
 fn copies_of_other_devices_go_where_the_host_is_short() {
     let world = World::on_two_devices();
@@ -150,7 +150,7 @@ fn a_copy_that_someone_may_read_stays() {
         assert!(world.regions[0].host_copy(world.blocks[0]).is_some());
         let paused = world.change(Change::Pause, 1);
         let failure = paused.expect_err("all attempts fail");
-        assert!(failure.error.is_short_of_host(), "{failure:?}");
+        assert!(failure.error.is_out_of_host_memory(), "{failure:?}");
         assert_eq!(failure.region.device().number(), device);
         assert_eq!(world.regions[1].backups().failures, 4);
         assert_eq!(world.states(), [RegionState::Mapped; 2]);
@@ -174,12 +174,12 @@ fn what_is_cached_goes_where_the_device_is_short() {
     world.check_contents();
 }
 
-/// Another failure is the answer at once.
+/// Other failures are returned at once.
 #[test]
 fn nothing_else_is_tried_again() {
     let world = World::on_one_device();
     world.make_host_short(1);
-    world.regions[1].backups().is_short_of_host = false;
+    world.regions[1].backups().is_out_of_host_memory = false;
     let failure = world.change(Change::Pause, 1).expect_err("it fails");
     assert!(
         matches!(failure.error, RegionError::Backup(_)),
@@ -189,7 +189,7 @@ fn nothing_else_is_tried_again() {
     assert_eq!((backups.failures, backups.count()), (1, 1));
 }
 
-/// Either device, whose failure is the answer.
+/// Whichever device fails, its failure is returned.
 #[test]
 fn a_device_that_fails_keeps_the_other_from_nothing() {
     let (mapped, paused) = (RegionState::Mapped, RegionState::Paused);
@@ -267,7 +267,7 @@ fn a_panic_stops_its_device_alone() {
     assert!(release_copies(&world.memories(), Copies::All).is_err());
 }
 
-/// Of several regions of a device it is the sum, whatever failed.
+/// The sum over the regions of a device, although one failed.
 #[test]
 fn a_device_learns_how_much_has_moved() {
     let world = World::on_one_device();

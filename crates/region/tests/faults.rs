@@ -1,5 +1,5 @@
-//! Every call that a pause and a resume make fails once, at each point: an error, all contents are still there,
-//! the next attempt completes, and nothing is left over.
+//! Each call of a pause and a resume fails once. That gives an error, all contents are still there, the next attempt
+//! completes, and nothing leaks.
 
 mod common;
 
@@ -12,7 +12,7 @@ use lowtide_sim::{Call, FaultPlan};
 
 const KINDS: [Option<BackupKind>; 3] = [Some(BackupKind::Host), Some(BackupKind::Disk), None];
 
-/// A region with blocks in several runs of memory, and holes between them.
+/// A region with blocks in several runs of memory and holes between them.
 struct World {
     driver: TestDriver,
     allocator: Allocator,
@@ -73,7 +73,7 @@ impl World {
         self.region.resume()
     }
 
-    /// Looks at the contents, but for those that the program said may be lost.
+    /// Checks the contents, except those that may be lost because the region has no backup.
     fn check_contents(&self, may_be_lost: bool) {
         for &(range, value) in &self.held {
             if may_be_lost && self.region.kind.is_none() {
@@ -82,7 +82,7 @@ impl World {
                 assert!(self.driver.check(range, value), "{range:?}");
             }
         }
-        assert_eq!(self.driver.wrongs(), [""; 0]);
+        assert_eq!(self.driver.violations(), [""; 0]);
     }
 
     fn end(self) {
@@ -92,12 +92,12 @@ impl World {
         self.region.release_pools();
         assert_eq!(self.allocator.empty_cache(), Ok(()));
         assert_eq!(self.driver.leaks(), [""; 0]);
-        assert_eq!(self.driver.wrongs(), [""; 0]);
+        assert_eq!(self.driver.violations(), [""; 0]);
         assert_eq!(self.region.backups().count(), 0);
     }
 }
 
-/// Runs a test for the first call, the second and so on, until it says that there was none to fail.
+/// Runs a test that fails the first call, then the second and so on, until it returns that no call failed.
 fn for_each_call(mut test: impl FnMut(u64) -> bool) -> u64 {
     (1..).find(|&nth| !test(nth)).expect("calls are finite") - 1
 }
@@ -116,7 +116,7 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
                 let paused = world.pause();
                 world.driver.set_faults(FaultPlan::none());
                 let has_failed = world.driver.failures() > before.0;
-                // What the driver refuses while the rest is saved is offered again.
+                // A release that the driver refuses during the saving is tried again.
                 let refused = world.driver.failures_of([Call::Unmap, Call::Release]);
                 let may_be_offered_again = kind.is_some() && refused > 0;
                 assert!(
@@ -125,7 +125,7 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
                 );
                 failures += u32::from(paused.is_err());
                 match &paused {
-                    Err(RegionError::StillHeld { size, .. }) => {
+                    Err(RegionError::NotReleased { size, .. }) => {
                         assert_eq!(
                             (world.state(), world.mapped()),
                             (RegionState::Paused, *size)
@@ -158,7 +158,7 @@ fn a_call_that_fails_while_pausing_loses_nothing() {
                 world.end();
                 has_failed
             });
-            // The wait; an unmap for each of the runs; a release for each piece.
+            // The wait, an unmap for each run, a release for each piece.
             assert!(count >= 8, "{count} calls failed");
             assert!(failures >= 3, "{failures} of {count} pauses failed");
         }
@@ -193,13 +193,13 @@ fn a_call_that_fails_while_resuming_loses_nothing() {
                 world.end();
                 has_failed
             });
-            // A create, a map and an access for each of the runs.
+            // A create, a map and an access for each run.
             assert!(count >= 12, "{count} calls failed");
         }
     }
 }
 
-/// How many calls a pause makes to the backups of the world: to begin, and two of its eight blocks at a time.
+/// The calls that a pause makes to the backups: one to begin, and one for each two of the eight blocks.
 const BACKUP_CALLS: u64 = 1 + 4;
 
 #[test]
@@ -297,12 +297,12 @@ fn what_copies_may_use_stays_mapped() {
             if world.pause().is_ok() && world.resume().is_err() {
                 kept += u32::from(!world.mapped().is_zero());
             }
-            // What no segment uses any more stays, too.
+            // Memory of a removed segment stays, too.
             if let Some((range, _)) = world.held.pop() {
                 assert_eq!(world.region.allocator.free(range.address), Ok(()));
                 assert_eq!(world.region.allocator.empty_cache(), Ok(()));
             }
-            assert_eq!(world.driver.wrongs(), [""; 0], "{nth} {failing_waits}");
+            assert_eq!(world.driver.violations(), [""; 0], "{nth} {failing_waits}");
             world.backups().fails_in = None;
             world.backups().failing_waits = 0;
             way_out(&world).expect("nothing fails any more");
@@ -314,7 +314,7 @@ fn what_copies_may_use_stays_mapped() {
     assert!(kept >= 3, "{kept} resumes left their memory where it was");
 }
 
-/// A wait fails once. The pause that failed leaves the region as it was, for new memory, too.
+/// A wait fails once. After the failed pause the region can allocate new memory.
 #[test]
 fn requests_are_served_once_the_copies_of_a_failed_pause_have_ended() {
     let world = World::new(Some(BackupKind::Host));
@@ -329,7 +329,7 @@ fn requests_are_served_once_the_copies_of_a_failed_pause_have_ended() {
     world.end();
 }
 
-/// Until the copies have ended, nothing else is done with the region, and what is over goes with the next call.
+/// Until the copies have ended, the region does not change. The next call releases what is unused.
 #[test]
 fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
     let mut world = World::new(Some(BackupKind::Host));
@@ -359,7 +359,7 @@ fn a_region_whose_copies_have_not_ended_stays_as_it_is() {
     world.end();
 }
 
-/// Two failures: a step of the backup, and then the copy that would bring back what had left by then.
+/// Two failures: a step of the backup, and then the copy that would restore what had been released.
 #[test]
 fn what_is_saved_by_a_pause_that_fails_is_kept_if_it_cannot_be_put_back() {
     for kind in [BackupKind::Host, BackupKind::Disk] {
@@ -370,7 +370,7 @@ fn what_is_saved_by_a_pause_that_fails_is_kept_if_it_cannot_be_put_back() {
                 world.backups().fails_in = Some(nth);
                 world.backups().more_failures = 1;
                 let paused = world.pause();
-                if matches!(paused, Err(RegionError::NotPutBack { .. })) {
+                if matches!(paused, Err(RegionError::NotUndone { .. })) {
                     assert_eq!(world.state(), RegionState::Paused);
                     count += 1;
                 } else {
@@ -390,15 +390,15 @@ fn what_is_saved_by_a_pause_that_fails_is_kept_if_it_cannot_be_put_back() {
 }
 
 impl World {
-    /// Returns a world whose pause failed twice: at an unmap, and then at the first call of another kind. Unmaps that
-    /// are refused while the rest is saved fail no pause.
-    fn not_put_back(kind: Option<BackupKind>, then: Call) -> World {
+    /// Returns a world whose pause failed twice: at an unmap, and then at the first call of another kind. Unmaps that are
+    /// refused during the saving do not fail the pause.
+    fn not_undone(kind: Option<BackupKind>, then: Call) -> World {
         let mut worlds = (1..16).map(|nth| {
             let world = World::new(kind);
             world.driver.fail_unmap_then(nth, then);
             world
         });
-        let is_it = |world: &World| matches!(world.pause(), Err(RegionError::NotPutBack { .. }));
+        let is_it = |world: &World| matches!(world.pause(), Err(RegionError::NotUndone { .. }));
         let world = worlds.find(is_it);
         world.expect("an unmap fails after everything is saved")
     }
@@ -410,7 +410,7 @@ fn what_cannot_be_put_back_is_kept() {
     for kind in KINDS {
         for then in [Call::Map, Call::SetAccess] {
             for way_out in [World::resume, World::pause] {
-                let world = World::not_put_back(kind, then);
+                let world = World::not_undone(kind, then);
                 assert_eq!(world.state(), RegionState::Paused);
                 world.driver.set_faults(FaultPlan::none());
                 way_out(&world).expect("nothing fails any more");
@@ -422,12 +422,12 @@ fn what_cannot_be_put_back_is_kept() {
     }
 }
 
-/// A region that keeps nothing has its contents in that memory alone.
+/// Without a backup, the contents are only in that memory.
 #[test]
 fn what_cannot_be_put_back_outlives_a_resume_that_fails() {
     for kind in KINDS {
         let count = for_each_call(|nth| {
-            let world = World::not_put_back(kind, Call::Map);
+            let world = World::not_undone(kind, Call::Map);
             let failures = world.driver.failures();
             world
                 .driver
@@ -447,19 +447,19 @@ fn what_cannot_be_put_back_outlives_a_resume_that_fails() {
 }
 
 impl World {
-    /// Returns a world whose pause failed at a step of the backup, and then at the copy back of what had left.
+    /// Returns a world whose pause failed at a step of the backup, and then at the restore that would undo it.
     fn partly_saved() -> World {
         let world = World::new(Some(BackupKind::Host));
         world.backups().fails_in = Some(3);
         world.backups().more_failures = 1;
-        assert!(matches!(world.pause(), Err(RegionError::NotPutBack { .. })));
+        assert!(matches!(world.pause(), Err(RegionError::NotUndone { .. })));
         let figures = world.region.memory.figures().expect("no call panics");
         assert!(!figures.mapped.is_zero() && !figures.host.is_zero());
         world
     }
 }
 
-/// Half of the contents are in the backup, and half in that memory alone.
+/// Half of the contents are in the backup, and half only on the device.
 #[test]
 fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
     for act in [World::resume, World::pause] {
@@ -482,7 +482,7 @@ fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
     }
 }
 
-/// However it may be that little is left on the device: nobody wants what was there.
+/// Contents that are dropped need no memory to be resumed into.
 #[test]
 fn what_is_partly_saved_can_be_dropped_without_room() {
     let world = World::partly_saved();
@@ -505,13 +505,13 @@ fn what_is_partly_saved_can_be_dropped_without_room() {
     world.end();
 }
 
-/// A pause that was to keep nothing, and left what it could not put back: the next is to keep it.
+/// A pause without a backup could not be undone. The next pause saves the contents.
 #[test]
 fn what_a_drop_could_not_put_back_is_saved_by_the_next_pause() {
     let world = World::new(Some(BackupKind::Host));
     world.driver.fail_unmap_then(2, Call::Map);
     let dropped = world.region.memory.pause_and_drop();
-    assert!(matches!(dropped, Err(RegionError::NotPutBack { .. })));
+    assert!(matches!(dropped, Err(RegionError::NotUndone { .. })));
     world.driver.set_faults(FaultPlan::none());
     world.pause().expect("nothing fails any more");
     assert_eq!(
@@ -545,7 +545,7 @@ fn blocks_of_what_is_partly_saved_may_go() {
     }
 }
 
-/// A segment that is gone when its region comes back needs no memory, so what a pause left of it is the others'.
+/// A segment that was released before the resume needs no memory. What the pause left of it can be used by others.
 #[test]
 fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
     let driver = TestDriver::new(Bytes::mib(256));
@@ -560,7 +560,7 @@ fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
     driver.set_faults(FaultPlan::nth(Call::Release, 1, failed()));
     let paused = region.pause();
     assert!(
-        matches!(paused, Err(RegionError::StillHeld { size, .. }) if size >= gone.size),
+        matches!(paused, Err(RegionError::NotReleased { size, .. }) if size >= gone.size),
         "{paused:?}"
     );
     assert_eq!(region.allocator.free(gone.address), Ok(()));
@@ -570,7 +570,7 @@ fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
     region.resume().expect("there is room");
     assert_eq!(driver.calls(Call::SynchronizeStream), waits);
     assert!(driver.check(kept, 7));
-    assert_eq!(driver.wrongs(), [""; 0]);
+    assert_eq!(driver.violations(), [""; 0]);
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -578,13 +578,13 @@ enum Act {
     Pause,
     Resume,
     Trim,
-    /// Of a region that is paused.
+    /// Trims a paused region.
     TrimPaused,
 }
 
 impl World {
-    /// Some of the next uses of the allocator find no pools: the first if the lowest bit is set, and so on. Returns how
-    /// many did, too.
+    /// Makes some of the next uses of the allocator find no pools: the first if the lowest bit is set, and so on. Also
+    /// returns how many did.
     fn act(&self, act: Act, refused: u64) -> (Result<(), RegionError>, u64) {
         let memory = &self.region.memory;
         let before = self.region.device().refusals();
@@ -599,14 +599,14 @@ impl World {
     }
 }
 
-/// Whichever calls to the pools fail, what follows serves requests again: a resume, or the same call and a resume.
+/// Whichever calls to the pools fail: after a resume, or the same call and a resume, the pools serve requests again.
 #[test]
 fn pools_that_fail_do_not_refuse_requests_for_good() {
-    // Each of the first uses of the allocator, which a call of the driver is, too, and the first several together.
+    // Each of the first uses of the allocator alone, and the first several together. A driver call is a use, too.
     let refusals = (0..40).map(|nth| 1 << nth).chain(1..16);
     let refusals: Vec<u64> = refusals.collect();
     for act in [Act::Pause, Act::Resume, Act::Trim, Act::TrimPaused] {
-        let (mut failures, mut not_told) = (0, 0);
+        let (mut failures, mut still_paused) = (0, 0);
         for (kind, is_retried) in KINDS
             .into_iter()
             .flat_map(|kind| [(kind, false), (kind, true)])
@@ -614,19 +614,20 @@ fn pools_that_fail_do_not_refuse_requests_for_good() {
             for &refused in &refusals {
                 let outcome = refuse_and_go_on(act, kind, is_retried, refused);
                 failures += u32::from(outcome.is_err());
-                not_told += u32::from(matches!(outcome, Err(RegionError::NotTold { .. })));
+                still_paused +=
+                    u32::from(matches!(outcome, Err(RegionError::PoolsStillPaused { .. })));
             }
         }
-        // The pools of a region are two.
+        // A region has two pools.
         assert!(failures >= 12, "{act:?}: {failures}");
         assert!(
-            act == Act::Trim || not_told >= 12 || act == Act::Pause,
-            "{act:?}: {not_told}"
+            act == Act::Trim || still_paused >= 12 || act == Act::Pause,
+            "{act:?}: {still_paused}"
         );
     }
 }
 
-/// Returns what the call said whose pools failed.
+/// Returns the result of the call whose pools failed.
 fn refuse_and_go_on(
     act: Act,
     kind: Option<BackupKind>,
@@ -645,7 +646,7 @@ fn refuse_and_go_on(
     let (outcome, failures) = world.act(act, refused);
     let context = format!("{act:?} {kind:?} {is_retried} {refused:b} {outcome:?}");
     assert!(outcome.is_ok() || failures > 0, "{context}");
-    if matches!(outcome, Err(RegionError::NotTold { .. })) {
+    if matches!(outcome, Err(RegionError::PoolsStillPaused { .. })) {
         assert_eq!(world.state(), RegionState::Mapped, "{context}");
         world.check_contents(true);
     }

@@ -1,4 +1,4 @@
-//! What is counted of pauses and resumes.
+//! The figures of pauses and resumes.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn what_is_copied_is_counted_each_time_and_in_all() {
         let restored = (resumed.restored, resumed.last_restored);
         assert_eq!(restored, (kept(80), kept(80)));
 
-        // A block that was freed is copied no more.
+        // A freed block is not copied.
         let freed = region.allocator.free(blocks[0].address);
         freed.expect("it is held");
         region.pause().expect("nothing fails");

@@ -1,4 +1,4 @@
-//! What a region leaves of the device to others when it grows.
+//! The memory that a region leaves free on the device when it grows.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{TestDevice, TestDriver, TestRegion, allocator};
 use lowtide_core::{Bytes, Config, Stream};
 use lowtide_sim::Call;
 
-/// Returns a region on a device of which regions leave so much free. Each of its blocks is a segment.
+/// Returns a region on a device with a margin. Each of its blocks is a segment.
 fn region(driver: &TestDriver, margin: Bytes, is_limited: bool) -> TestRegion {
     let config: Config = "direct".parse().expect("there is such a strategy");
     let allocator = allocator(driver, &config);
@@ -31,7 +31,7 @@ fn a_region_grows_up_to_the_margin() {
     let refused = limited.allocate(Bytes::mib(2), Stream::DEFAULT);
     assert!(refused.is_err_and(|error| error.is_out_of_memory()));
     assert_eq!(driver.physical_bytes(), above);
-    // Nor is more than that taken ahead.
+    // Memory for later segments stays below the margin, too.
     let driver = TestDriver::new(Bytes::gib(1));
     let region = region(&driver, Bytes::mib(256), false);
     while region.allocate(Bytes::mib(32), Stream::DEFAULT).is_ok() {
@@ -40,7 +40,7 @@ fn a_region_grows_up_to_the_margin() {
     assert!(driver.physical_bytes() > above - Bytes::mib(32));
 }
 
-/// An eighth of what the margin leaves besides the segment.
+/// An eighth of what is free besides the margin and the segment.
 #[test]
 fn the_margin_is_no_memory_to_take_ahead() {
     let driver = TestDriver::new(Bytes::gib(5));
@@ -60,7 +60,7 @@ fn the_driver_is_asked_for_what_is_free_only_where_that_matters() {
         let take = |mib| region.allocate(Bytes::mib(mib), Stream::DEFAULT);
         assert!(take(64).is_ok());
         let before = driver.calls(Call::MemoryInfo);
-        // Its allocator asks, too, wherever the memory comes from.
+        // The allocator asks, too, for any new memory.
         let outside = region.allocator.allocate(Bytes::mib(2), Stream::DEFAULT);
         assert!(outside.is_ok());
         let by_allocator = driver.calls(Call::MemoryInfo) - before;

@@ -1,4 +1,4 @@
-//! What other threads do at the worst moments of a pause and a resume.
+//! Calls of other threads at the worst moments of a pause and a resume.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn region(strategy: &str, kind: BackupKind) -> (TestDriver, TestRegion) {
     (driver, region)
 }
 
-/// With strategies whose large blocks go back as soon as they are freed.
+/// With strategies that release large blocks as soon as they are freed.
 #[test]
 fn a_block_that_is_freed_while_its_region_is_resumed_is_not_restored() {
     for strategy in ["direct", "buddy", "slab"] {
@@ -31,18 +31,18 @@ fn a_block_that_is_freed_while_its_region_is_resumed_is_not_restored() {
         let (kept, freed) = (allocate(1), allocate(2));
         region.pause().expect("nothing fails");
         let allocator = region.allocator.clone();
-        // After the blocks of the region's own pool were listed, and before those of the other one are.
+        // After the blocks of the region's own pool were listed, before those of the other.
         region.device().before_use(1, move || {
             assert_eq!(allocator.free(freed.address), Ok(()));
         });
         let resumed = region.resume();
         resumed.expect("nothing fails");
         assert!(driver.check(kept, 1), "{strategy}");
-        assert_eq!(driver.wrongs(), [""; 0]);
+        assert_eq!(driver.violations(), [""; 0]);
     }
 }
 
-/// Its piece may have left by then, and comes back with no segment. Each step of the backup saves two blocks.
+/// Its piece may have been released, and is mapped again without a segment. Each step of the backup saves two blocks.
 #[test]
 fn a_pause_that_fails_is_undone_without_what_was_freed_meanwhile() {
     for (strategy, steps_before) in [("direct", 1), ("direct", 2), ("buddy", 3), ("slab", 2)] {
@@ -54,7 +54,7 @@ fn a_pause_that_fails_is_undone_without_what_was_freed_meanwhile() {
             (range, value)
         });
         let [(freed, _), kept @ ..] = blocks;
-        // Its beginning is a call, too.
+        // `begin` is a call, too.
         region.backups().fails_in = Some(1 + steps_before);
         let allocator = region.allocator.clone();
         region.device().when_notified(true, move || {
@@ -74,7 +74,7 @@ fn a_pause_that_fails_is_undone_without_what_was_freed_meanwhile() {
             assert!(driver.check(range, value), "{strategy}");
         }
         assert_eq!(region.backups().count(), 0);
-        assert_eq!(driver.wrongs(), [""; 0]);
+        assert_eq!(driver.violations(), [""; 0]);
     }
 }
 
@@ -101,10 +101,10 @@ fn a_request_meets_a_region_that_serves_it_or_says_that_it_is_paused() {
     assert_eq!(*answers, [Ok(()), Err(paused)]);
 }
 
-/// The thread that gives the last segment back holds the lock of the pools, and no backups to give the copy to.
+/// The thread that releases the last segment holds the lock of the pools, so it cannot lock the backups.
 #[test]
 fn a_retained_copy_outlives_the_last_segment_until_someone_has_the_backups() {
-    // What the driver refuses to take back then has no contents.
+    // Memory that the driver refuses to release has no contents then.
     let refused = [Call::Release, Call::Unreserve].map(|call| FaultPlan::nth(call, 1, failed()));
     for faults in refused.into_iter().chain([FaultPlan::none()]) {
         outlive_the_last_segment(faults);
@@ -126,7 +126,7 @@ fn outlive_the_last_segment(faults: FaultPlan) {
     region.allocator.empty_cache().expect("nothing fails");
     assert_eq!(copies(), (1, 0));
     assert_eq!(region.memory.figures().expect("no panic").host, Bytes::ZERO);
-    // It is nobody's copy, not even that of a block at the same address.
+    // It is not the copy of any block, even of one at the same address.
     let later = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
     assert_eq!(region.host_copy(later), None);
     let released = region.memory.release_copy(Copies::Ended);
@@ -134,7 +134,7 @@ fn outlive_the_last_segment(faults: FaultPlan) {
     assert_eq!(copies(), (0, 1));
 }
 
-/// A copy ends with its block, whatever lies at the address later.
+/// A copy ends with its block, whatever is allocated at the address later.
 #[test]
 fn what_is_handed_out_where_a_copy_is_of_is_noted() {
     let (_, region) = region("caching", BackupKind::Host);

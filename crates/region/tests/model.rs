@@ -1,7 +1,7 @@
-//! Random programs over four regions on two devices, each beside a shadow of what the program holds: after every step,
-//! states, contents, addresses and the memory of the devices are what they must be, whatever failed.
+//! Random programs over four regions on two devices, each with a shadow model of what the program holds. After every
+//! step, states, contents, addresses and the memory of the devices are checked, whatever failed.
 //!
-//! A change of several regions has a thread for each device. Other threads are in the tests of the C interface.
+//! A change of several regions has a thread for each device. The tests of the C interface have other threads.
 
 mod common;
 
@@ -18,7 +18,7 @@ use lowtide_sim::program::configs;
 use lowtide_sim::{Call, FaultPlan};
 use proptest::prelude::*;
 
-/// What each device has: little, so that programs run out of it.
+/// The memory of each device: little, so that programs run out of it.
 const CAPACITIES: [Bytes; 2] = [Bytes::mib(256), Bytes::mib(96)];
 
 /// Where each region's contents are kept.
@@ -30,7 +30,7 @@ const KINDS: [Option<BackupKind>; REGIONS] = [
 ];
 const REGIONS: usize = 4;
 
-/// The device of each region, and then of what is in no region.
+/// The device of each region, and then the devices of blocks in no region.
 const DEVICES: [usize; REGIONS + 2] = [0, 0, 0, 1, 0, 1];
 
 /// The unit of memory, to which segments are rounded.
@@ -38,7 +38,7 @@ const GRANULARITY: Bytes = Bytes::mib(2);
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// In a region, in its own pool or one that joined it, or in none for the last numbers.
+    /// In a region, in its own pool or one that joined it. For the last two numbers, in no region.
     Allocate {
         region: usize,
         is_joined: bool,
@@ -46,25 +46,25 @@ enum Op {
         stream: Stream,
     },
     Free(usize),
-    /// Work that uses a block, and writes it.
+    /// Starts work that uses a block, and writes the block.
     Launch(usize),
     Pause(usize),
     Resume(usize),
-    /// Of one region, or of all at once, with further attempts if memory is short.
+    /// Changes one region, or all at once, with further attempts if memory is short.
     Change(Change, Option<usize>),
     Trim(usize),
     EmptyCache,
-    /// Has a later call of the driver fail in the next step: the n-th of any kind, or of one kind.
+    /// Makes the n-th driver call of the next step fail, of any kind or of one kind.
     Fail(u64, Option<Call>, DriverError),
-    /// Has some calls of the driver fail in the next step.
+    /// Makes some driver calls of the next step fail.
     FailAtRandom(u64),
     /// Has a later call to the backups fail in the next step, and some after it, perhaps as the host has too little memory.
     FailBackup(u64, u64, bool),
-    /// Has a later use of the allocator by regions find no pools in the next step.
+    /// Makes a use of the allocator by regions find no pools in the next step.
     FailPools(u64),
-    /// Whether backups in the host's memory stay after a resume from now on.
+    /// Sets whether backups in host memory are retained after a resume.
     Retain(bool),
-    /// Of one region, or of all that nobody may read.
+    /// Releases the copy of one region, or all copies that the program does not read.
     ReleaseCopies(Option<usize>),
 }
 
@@ -120,7 +120,7 @@ struct Held {
     /// An index into [`DEVICES`].
     region: usize,
     stream: Stream,
-    /// What was written; `None` where that is lost.
+    /// What was written; `None` if that is lost.
     value: Option<u64>,
 }
 
@@ -129,13 +129,13 @@ struct World {
     allocators: [Allocator; 2],
     regions: [TestRegion; REGIONS],
     states: [RegionState; REGIONS],
-    /// Which regions may refuse requests while they are mapped, as a call to their pools failed.
+    /// Whether each region may refuse requests while it is mapped, because a call to its pools failed.
     may_refuse: [bool; REGIONS],
-    /// How often regions found no pools before this step.
+    /// How often each region found no pools before this step.
     refusals: [u64; REGIONS],
-    /// Which regions' last pause failed and left them paused: their copies may be of a part.
+    /// Whether each region's last pause failed and left it paused: its copy may be partial.
     may_be_partial: [bool; REGIONS],
-    /// Which regions' contents may have been dropped by the last pause.
+    /// Whether each region's last pause may have dropped its contents.
     may_be_dropped: [bool; REGIONS],
     held: Vec<Held>,
     last_value: u64,
@@ -210,7 +210,7 @@ impl World {
                     let mut backups = allocator.backups();
                     backups.fails_in = Some(*after);
                     backups.more_failures = *more;
-                    backups.is_short_of_host = *is_short;
+                    backups.is_out_of_host_memory = *is_short;
                 }
                 self.is_failing = true;
             }
@@ -228,7 +228,7 @@ impl World {
             Op::ReleaseCopies(chosen) => {
                 let released = match chosen {
                     Some(number) => self.regions[*number].memory.release_copy(Copies::All),
-                    None => release_copies(&self.memories(), Copies::Unshown),
+                    None => release_copies(&self.memories(), Copies::Unread),
                 };
                 released.expect("no call panics");
             }
@@ -292,7 +292,7 @@ impl World {
         }
     }
 
-    /// Has the block's stream write it, where it is in a region and that is mapped.
+    /// Writes a block in its stream, if it is in a mapped region.
     fn write(&mut self, index: usize) {
         let held = &mut self.held[index];
         if self.states.get(held.region) == Some(&RegionState::Mapped) {
@@ -319,7 +319,7 @@ impl World {
 
     fn pause(&mut self, number: usize) {
         let before = self.states[number];
-        // It is resumed first then.
+        // A partly saved region is resumed first.
         let may_be_mapped = before == RegionState::Mapped || self.may_be_partial[number];
         let region = &self.regions[number];
         let paused = region.pause();
@@ -335,14 +335,14 @@ impl World {
                 assert_eq!((before, state), (RegionState::Paused, before));
                 assert!(needed > free || self.is_failing, "{needed} {free}");
             }
-            Err(RegionError::NotTold { .. }) => {
+            Err(RegionError::PoolsStillPaused { .. }) => {
                 assert!(self.is_failing && self.may_be_partial[number]);
                 assert_eq!(state, RegionState::Mapped);
                 self.may_refuse[number] = true;
             }
             Err(error) => {
                 assert!(self.is_failing, "{error}");
-                self.may_be_partial[number] |= matches!(error, RegionError::NotPutBack { .. });
+                self.may_be_partial[number] |= matches!(error, RegionError::NotUndone { .. });
                 let may_be_away = before == RegionState::Paused || error.is_paused();
                 match state {
                     RegionState::Paused => assert!(may_be_away, "{error}"),
@@ -360,7 +360,7 @@ impl World {
         self.states[number] = state;
     }
 
-    /// Expects no contents of a region's blocks any more.
+    /// Forgets the contents of a region's blocks.
     fn lose(&mut self, number: usize) {
         let lost = self.held.iter_mut().filter(|held| held.region == number);
         lost.for_each(|held| held.value = None);
@@ -388,7 +388,7 @@ impl World {
         }
     }
 
-    /// Looks at one of the regions that were changed. If not all were, this may be one that failed.
+    /// Checks a region after a change. Unless the change is done, this region may be one that failed.
     fn check_changed(&mut self, change: Change, number: usize, before: RegionState, is_done: bool) {
         let region = &self.regions[number];
         let figures = region.memory.figures().expect("no call panics");
@@ -433,7 +433,7 @@ impl World {
         let before = self.states[number];
         let region = &self.regions[number];
         let figures = || region.memory.figures().expect("no call panics");
-        // A call that is to fail is not to be made before.
+        // These calls would take the failure that is meant for the resume.
         let expected = (!self.is_failing).then(|| {
             let needed = region.memory.needed_to_resume();
             (needed.expect("no call panics"), figures().mapped)
@@ -449,7 +449,7 @@ impl World {
                 self.may_refuse[number] = false;
                 self.check_retained(number, before);
             }
-            Err(RegionError::NotTold { .. }) => {
+            Err(RegionError::PoolsStillPaused { .. }) => {
                 assert!(self.is_failing);
                 assert_eq!(state, RegionState::Mapped);
                 self.may_refuse[number] = true;
@@ -479,7 +479,7 @@ impl World {
         let given_back = before.0 - figures.mapped;
         assert_eq!(before.1 - driver.physical_bytes(), given_back);
         let has_held = self.held.iter().any(|held| held.region == number);
-        // What is free in a pool that the program holds stays, too.
+        // Free segments of a pool that the program holds stay, too.
         if has_held || !region.joined_segments().is_empty() {
             assert_eq!(figures.state, self.states[number]);
         } else if trimmed.is_ok() && !self.is_failing {
@@ -490,7 +490,7 @@ impl World {
         self.states[number] = figures.state;
         match &trimmed {
             Ok(()) if figures.state == RegionState::Mapped => self.may_refuse[number] = false,
-            Err(RegionError::NotTold { .. }) => self.may_refuse[number] = true,
+            Err(RegionError::PoolsStillPaused { .. }) => self.may_refuse[number] = true,
             _ => {}
         }
         if trimmed.is_ok() && !self.is_failing {
@@ -498,7 +498,7 @@ impl World {
         }
     }
 
-    /// Looks at a region that has on the device what its blocks use, and not more.
+    /// Checks that a region has no more on the device than its blocks use.
     fn check_trimmed(&self, number: usize) {
         let region = &self.regions[number];
         let figures = region.memory.figures().expect("no call panics");
@@ -525,8 +525,7 @@ impl World {
         }
     }
 
-    /// Looks at the copies of a region that is mapped: all are there of one that was just resumed and is to
-    /// keep them, if any were.
+    /// Checks the copies of a mapped region. If it was just resumed and retains its copies, all of them are there.
     fn check_retained(&self, number: usize, before: RegionState) {
         let region = &self.regions[number];
         let host = region.memory.figures().expect("no call panics").host;
@@ -537,7 +536,7 @@ impl World {
             assert!(host.is_zero() || retains);
             let has_held = self.held.iter().any(|held| held.region == number);
             let is_whole = !self.may_be_partial[number] && !self.may_be_dropped[number];
-            // Pools that could not be called do not note which blocks the copies are of.
+            // Pools that could not be called do not watch blocks.
             let is_noted = region.device().refusals() == self.refusals[number];
             region.device().refuse(0);
             if has_held && is_of_host && is_whole && is_noted && retains {
@@ -549,7 +548,7 @@ impl World {
         }
     }
 
-    /// Copies that outlived their region's last segment go.
+    /// Releases copies of regions without segments.
     fn release_ended(&mut self) {
         for region in &self.regions {
             let released = region.memory.release_copy(Copies::Ended);
@@ -569,7 +568,7 @@ impl World {
             }
         }
         for (driver, allocator) in self.drivers.iter().zip(&self.allocators) {
-            assert_eq!(driver.wrongs(), [""; 0]);
+            assert_eq!(driver.violations(), [""; 0]);
             let checked = allocator.check_invariants(CheckLevel::Everything);
             assert_eq!(checked, Ok(()));
         }
@@ -595,19 +594,19 @@ impl World {
             .sum()
     }
 
-    /// Everything that the program holds comes back and is given back.
+    /// Resumes everything that the program holds, and frees it.
     fn end(mut self) {
         self.fail_no_more();
-        // Of what is in none, so that there is room.
+        // Blocks in no region first, so that there is room.
         while let Some(index) = self.held.iter().position(|held| held.region >= REGIONS) {
             self.free(index);
         }
-        // What is free in them would stay.
+        // Free memory of a held pool would stay.
         for region in &self.regions {
             assert_eq!(region.allocator.release_pool(region.joined), Ok(()));
         }
         for number in 0..REGIONS {
-            // Room for one after the other: each goes again when it has been looked at.
+            // There is room for one at a time: each is paused again after it was checked.
             for other in 0..REGIONS {
                 self.pause(other);
             }
@@ -631,7 +630,7 @@ impl World {
         self.release_ended();
         for driver in &self.drivers {
             assert_eq!(driver.leaks(), [""; 0]);
-            assert_eq!(driver.wrongs(), [""; 0]);
+            assert_eq!(driver.violations(), [""; 0]);
             assert_eq!(driver.physical_bytes(), Bytes::ZERO);
         }
         assert_eq!(self.backups_count(), 0);

@@ -171,8 +171,8 @@ fn kept() -> Option<Bytes> {
     let stats = stats.filter(|_| !is_lost(device))?;
     let kept = stats.reserved_bytes.all.current - stats.active_bytes.all.current;
     // The memory of paused regions was released to the driver, which counts it as free already.
-    let away = figures::free_bytes_away(number(device)).ok()?;
-    Some(Bytes(u64::try_from(kept).ok()?).saturating_sub(away))
+    let paused = figures::paused_free_bytes(number(device)).ok()?;
+    Some(Bytes(u64::try_from(kept).ok()?).saturating_sub(paused))
 }
 
 /// `cuIpcGetMemHandle`: refused for a block that does not start its segment, because the driver's handle is for a

@@ -1,4 +1,4 @@
-//! One device's backups, made when the first is wanted, and what the program set for all devices.
+//! Each device's backups, and their settings, which are the same for all devices.
 
 use std::env;
 use std::ffi::c_int;
@@ -14,10 +14,10 @@ use crate::environment;
 use crate::error::Error;
 use crate::switch::Switch;
 
-/// Whether the host's memory of backups is kept for the next pause, where the program does not say.
+/// Whether the host memory of backups is retained, unless the program sets it.
 static RETAINS: Switch = Switch::new("LOWTIDE_RETAIN_BACKUPS", false);
 
-/// Where files of backups are made, where the program does not say.
+/// The directory of backup files, unless the program sets it.
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
     let ours = environment::path_variable("LOWTIDE_BACKUP_DIR");
     absolute(ours.unwrap_or_else(env::temp_dir))
@@ -25,11 +25,11 @@ static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
 
 static BACKUPS: [OnceLock<DeviceBackups>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
-/// One device's backups. Nothing ends them.
+/// One device's backups. They are never dropped.
 struct DeviceBackups {
     /// Locked while a region of the device is paused, resumed or trimmed.
     backups: Mutex<CudaBackups>,
-    /// The host memory that they keep, which can be asked without that lock.
+    /// The host memory that they keep, for queries without that lock.
     kept: KeptMemory,
 }
 
@@ -39,14 +39,14 @@ static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
     retains: None,
 });
 
-/// What the program asked for; where it did not, the environment decides.
+/// What the program has set. `None` leaves it to the environment.
 struct Settings {
     directory: Option<PathBuf>,
     shows_files: bool,
     retains: Option<bool>,
 }
 
-/// Locks a device's backups, which have the program's settings of this moment. They are made if there are none yet.
+/// Locks a device's backups and applies the current settings to them. Creates them if necessary.
 pub(super) fn lock(device: &Device) -> Result<MutexGuard<'static, CudaBackups>, RegionError> {
     let slot = &BACKUPS[device.ordinal() as usize];
     let of_device = match slot.get() {
@@ -64,68 +64,68 @@ pub(super) fn lock(device: &Device) -> Result<MutexGuard<'static, CudaBackups>, 
     Ok(backups)
 }
 
-/// Returns the error after a panic.
+/// Returns the error for a lock of regions that a panic has poisoned.
 pub(super) fn stopped() -> Error {
     Error::stopped("while a region was entered or changed")
 }
 
-/// Returns how much of the host's memory ended backups of a device have left for the next ones.
+/// Returns how much host memory is kept for later backups of a device.
 pub(crate) fn kept(device: c_int) -> Bytes {
     let index = usize::try_from(device).unwrap_or(usize::MAX);
     let of_device = BACKUPS.get(index).and_then(OnceLock::get);
     of_device.map_or(Bytes::ZERO, |of_device| of_device.kept.bytes())
 }
 
-/// Says where files of backups are made from now on.
+/// Sets the directory of backup files from now on.
 pub(crate) fn set_directory(directory: PathBuf) -> Result<(), Error> {
     SETTINGS.lock().map_err(|_| stopped())?.directory = Some(absolute(directory));
     Ok(())
 }
 
-/// Looks where the environment has files of backups made. Later looks find the same, wherever the program has gone.
+/// Reads the default directory of backup files. It stays the same if the program changes its working directory.
 pub(super) fn look_at_directory() {
     LazyLock::force(&DIRECTORY);
 }
 
-/// Returns a directory by a name that it keeps: the program may go elsewhere before the first file is made, or the last
-/// is removed.
+/// Returns the absolute path of a directory. The program may change its working directory before the first file is
+/// created or the last is removed.
 fn absolute(directory: PathBuf) -> PathBuf {
     path::absolute(&directory).unwrap_or(directory)
 }
 
-/// Returns whether the program has said where files of backups are made.
+/// Returns whether the program has set the directory of backup files.
 pub(crate) fn has_directory() -> bool {
     SETTINGS
         .lock()
         .is_ok_and(|settings| settings.directory.is_some())
 }
 
-/// Returns whether the program has said what becomes of idle memory.
+/// Returns whether the program has set whether host memory is retained.
 pub(crate) fn has_retain() -> bool {
     SETTINGS
         .lock()
         .is_ok_and(|settings| settings.retains.is_some())
 }
 
-/// Has files of backups be seen in their directory from now on.
+/// Gives backup files a name in their directory from now on.
 pub(crate) fn show_files() -> Result<(), Error> {
     SETTINGS.lock().map_err(|_| stopped())?.shows_files = true;
     Ok(())
 }
 
-/// Says whether the host's memory that is idle stays for the next backups, on every device.
+/// Sets whether host memory is retained for later backups, on every device.
 pub(crate) fn set_retain(retains: bool) -> Result<(), Error> {
     SETTINGS.lock().map_err(|_| stopped())?.retains = Some(retains);
-    // What is idle may wait for no further backup, which would tell its engine.
+    // At once, because memory that is idle now may see no further backup.
     for_each(|backups| backups.set_retain(retains))
 }
 
-/// Returns whether the host's memory that is idle stays for the next backups.
+/// Returns whether host memory is retained for later backups.
 pub(crate) fn retains() -> bool {
     SETTINGS.lock().is_ok_and(|settings| settings.retains())
 }
 
-/// Waits until the host's memory of backups is page-locked that the system lets be, on every device.
+/// Waits until the host memory of backups is page-locked, as far as the system allows, on every device.
 pub(super) fn finish_locking() -> Result<(), Error> {
     for_each(|backups| backups.finish_locking())
 }

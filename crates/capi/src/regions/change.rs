@@ -37,8 +37,8 @@ pub(super) fn trim(device: c_int, tag: &str, kind: Option<BackupKind>) -> Result
     }
 }
 
-/// Serves requests of the streams that `accepts` names from a pool of a device, which has the memory of the process's
-/// region from then on, if this thread is in that and the pool has no other yet.
+/// Serves requests of the streams that `accepts` names from a pool of a device. If this thread is in the region of the
+/// process, the pool joins that region, unless it has other memory already.
 pub(crate) fn begin_allocate_to_pool(
     device: c_int,
     allocator: &Allocator,
@@ -56,7 +56,7 @@ pub(crate) fn begin_allocate_to_pool(
 
 fn named(region: &Memory, failure: RegionError) -> Error {
     let more = match &failure {
-        failure if failure.is_short_of_host() => retained_copies(),
+        failure if failure.is_out_of_host_memory() => retained_copies(),
         failure if failure.is_out_of_memory() => paused_on(region.device().ordinal),
         _ => String::new(),
     };
@@ -69,7 +69,7 @@ fn named(region: &Memory, failure: RegionError) -> Error {
     )
 }
 
-/// Returns what a device is to have back, by tags, as the end of a sentence.
+/// Returns the bytes that a resume would take of a device, by tag, as the end of a message.
 fn paused_on(device: c_int) -> String {
     let paused = bytes_by_tag(|region, _| {
         if region.device().ordinal == device {
@@ -81,7 +81,7 @@ fn paused_on(device: c_int) -> String {
     format!("; paused there: {paused}")
 }
 
-/// Returns which copies of regions that are not paused the host has, and how they end, as the end of a sentence.
+/// Returns the host's copies of mapped regions, and how to release them, as the end of a message.
 fn retained_copies() -> String {
     let retained = bytes_by_tag(|_, figures| match figures.state {
         RegionState::Mapped => figures.host,
@@ -93,7 +93,7 @@ fn retained_copies() -> String {
     format!("; release_backups frees the copies that are retained: {retained}")
 }
 
-/// Returns the sums of a figure of the regions, by tags.
+/// Returns the sums of a figure of the regions, by tag.
 fn bytes_by_tag(figure: impl Fn(&Memory, &RegionFigures) -> Bytes) -> String {
     let mut sums: BTreeMap<Arc<str>, Bytes> = BTreeMap::new();
     for region in table::memories().unwrap_or_default() {

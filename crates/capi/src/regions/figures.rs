@@ -1,4 +1,4 @@
-//! How much memory regions have, and where.
+//! The figures of regions.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ pub(crate) struct OnDeviceFigures {
     pub(crate) tag: Arc<str>,
     pub(crate) kind: Option<BackupKind>,
     pub(crate) device: c_int,
-    /// The blocks that the program holds in it.
+    /// The bytes of its allocated blocks.
     pub(crate) live: Bytes,
-    /// What a resume would take of the device's memory now.
+    /// The bytes of the device that a resume would take now.
     pub(crate) needed_to_resume: Bytes,
     pub(crate) memory: RegionFigures,
 }
@@ -43,21 +43,21 @@ pub(super) fn of(region: &Memory) -> Result<OnDeviceFigures, Error> {
     })
 }
 
-/// Returns how many bytes of a device's paused segments are in no block: they count as reserved and not as active, and
-/// are not on the device.
+/// Returns the free bytes in a device's paused segments. They count as reserved and not as active, and are not on the
+/// device.
 ///
 /// # Errors
 ///
 /// If lowtide panicked in this process.
-pub(crate) fn free_bytes_away(device: c_int) -> Result<Bytes, Error> {
+pub(crate) fn paused_free_bytes(device: c_int) -> Result<Bytes, Error> {
     let mut sum = Bytes::ZERO;
     for region in table::memories_on(device)? {
-        sum += region.free_bytes_away()?;
+        sum += region.paused_free_bytes()?;
     }
     Ok(sum)
 }
 
-/// Returns how much of what is free on a device the margin keeps, where nothing but that refused a region's request.
+/// Returns how many of a device's free bytes the margin keeps, if the margin alone made a region refuse a request.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Beside the job, the driver's own work after much memory has moved: without it, the next pause or resume waits for
-//! that, as the driver puts it off until it is called.
+//! Lets the driver scrub released memory in the background. The driver does that only when it is called, so otherwise the
+//! next pause or resume would wait for it.
 
 use std::ffi::c_int;
 use std::mem;
@@ -12,25 +12,25 @@ use lowtide_cuda::{DriverCall, start_beside};
 
 use crate::devices::{self, DEVICES_MAX};
 
-/// Where less has moved, the next call waits for a fraction of a millisecond at most.
+/// After less than this, the next call waits for a fraction of a millisecond at most.
 const MOVED_MIN: Bytes = Bytes::gib(1);
-/// Between two calls, so that each is short: whoever else calls the driver then waits for it.
+/// The time between two calls. It keeps each call short, because other callers of the driver wait for it.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Together 0.4 s, in which a card scrubs all that it has.
+/// The number of calls: 0.4 s in all, in which a card can scrub all of its memory.
 const CALLS: u32 = 20;
 
-/// How many calls are still to come, by device. There is a thread wherever some are.
+/// The number of calls left, by device. A device with calls left has a thread.
 static CALLS_LEFT: [Mutex<u32>; DEVICES_MAX] = [const { Mutex::new(0) }; DEVICES_MAX];
 
-/// Has the driver take back beside the job what the card has scrubbed, by whomever it was given back. Does nothing where
-/// little has `moved`.
+/// Starts a thread that lets the driver take back the memory that the card has scrubbed, whoever released it. Does nothing
+/// if less than [`MOVED_MIN`] has moved.
 pub(super) fn begin(device: c_int, moved: Bytes) {
     if moved < MOVED_MIN || mem::replace(&mut *calls_left(device), CALLS) > 0 {
         return;
     }
     let thread = start_beside("lowtide scrubs", move || serve(device));
     if thread.is_err() {
-        // Whoever calls the driver next waits for it.
+        // Without a thread, the next call of the driver waits.
         *calls_left(device) = 0;
     }
 }
@@ -40,7 +40,7 @@ fn serve(device: c_int) {
         thread::sleep(INTERVAL);
         if let Some(allocator) = devices::get(device) {
             allocator.with_driver(|driver| {
-                // Not before the lock is there, under which others may wait for a kernel.
+                // Once the lock is held, under which another thread may have waited for a kernel.
                 if let Some(_call) = DriverCall::begin() {
                     driver.reclaim_scrubbed();
                 }

@@ -1,4 +1,4 @@
-//! Every region of the process, and which of them each thread is in.
+//! Every region of the process, and the regions that each thread has entered.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,24 +18,24 @@ use crate::fork;
 /// A region's memory on one device.
 pub(super) type Memory = RegionMemory<Card>;
 
-/// Every region that was ever entered, in that order. Taken before any lock of an allocator.
+/// Every region that was ever entered, in order of first use. Locked before any allocator.
 static TABLE: Mutex<Vec<Region>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// What this thread has entered and not left.
+    /// The regions that this thread has entered and not left.
     static ENTERED: RefCell<Entered> = const { RefCell::new(Entered(Vec::new())) };
-    /// The number of the innermost region of this thread, [`UNSET`] where it has entered none, not even
-    /// [`NONE`]. Apart from the others, as every request asks for it, even one that is made while the thread ends.
+    /// The number of this thread's innermost region; [`UNSET`] if the thread has entered nothing, not even [`NONE`].
+    /// Separate from `ENTERED` because every request reads it, even one that is made while the thread ends.
     static INNERMOST: Cell<u64> = const { Cell::new(UNSET) };
 }
 
-/// The number of the region of threads that have entered none.
+/// The number of the region of threads that have entered nothing.
 static OF_PROCESS: AtomicU64 = AtomicU64::new(NONE);
 
-/// The number of what a thread is in that has entered nothing.
+/// The number for a thread that has entered nothing.
 const UNSET: u64 = 0;
 
-/// No region's number: what a thread is in that is to be in none.
+/// The number for a thread that has entered "no region".
 const NONE: u64 = u64::MAX;
 
 /// Numbers of regions, the innermost last.
@@ -45,11 +45,11 @@ impl Drop for Entered {
     fn drop(&mut self) {
         INNERMOST.set(UNSET);
         if fork::is_forked() {
-            // A thread that is not there may hold the lock.
+            // A thread that does not exist in the child may hold the lock.
             return;
         }
         for number in self.0.drain(..) {
-            // A thread that ends has nobody to tell.
+            // A thread that ends has no caller to return an error to.
             let _ = end_visit(number);
         }
     }
@@ -58,15 +58,16 @@ impl Drop for Entered {
 struct Region {
     tag: Arc<str>,
     kind: Option<BackupKind>,
-    /// Its place in the table, from 1 on.
+    /// Its position in the table, from 1.
     number: u64,
-    /// How often threads are in it. Its pool has a route on every device in use while that is not zero.
+    /// How many times threads have entered it and not left. Unless that is zero, requests are routed to its pool on every
+    /// device in use.
     visits: u64,
     /// By device.
     memories: BTreeMap<c_int, Arc<Memory>>,
 }
 
-/// Has this thread's requests served from a region.
+/// Serves this thread's requests from a region.
 pub(super) fn enter(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
     let mut table = table()?;
     let region = find_or_insert(&mut table, tag, kind)?;
@@ -82,15 +83,15 @@ pub(super) fn enter(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
     push(number)
 }
 
-/// Has the requests of all threads that have entered nothing served from a region, for good.
+/// Serves the requests of all threads that have entered nothing from a region, permanently.
 pub(crate) fn enter_process(tag: &str, kind: Option<BackupKind>) -> Result<(), Error> {
     enter(tag, kind)?;
-    // Its visit is the process's from now on.
+    // The process has entered it from now on, not this thread.
     let number = pop().unwrap_or(NONE);
     end_visit(OF_PROCESS.swap(number, Ordering::Relaxed))
 }
 
-/// Has this thread's requests served as outside of any region.
+/// Serves this thread's requests outside of any region.
 pub(super) fn enter_none() -> Result<(), Error> {
     push(NONE)
 }
@@ -101,14 +102,14 @@ pub(super) fn leave() -> Result<(), Error> {
     end_visit(pop().ok_or_else(|| Error::new(Status::InvalidArgument, text))?)
 }
 
-/// Returns how much this thread has entered and not left.
+/// Returns how many regions this thread has entered and not left.
 pub(crate) fn depth() -> usize {
     let depth = ENTERED.try_with(|entered| entered.borrow().0.len());
-    // One that is ending has left all.
+    // A thread that is ending has left all.
     depth.unwrap_or(0)
 }
 
-/// Takes what this thread entered last off its list, which one that is ending has no more.
+/// Removes the region that this thread entered last from its list. A thread that is ending has no list.
 fn pop() -> Option<u64> {
     let popped = ENTERED.try_with(|entered| {
         let entered = &mut entered.borrow_mut().0;
@@ -119,7 +120,7 @@ fn pop() -> Option<u64> {
     popped.ok().flatten()
 }
 
-/// Returns whether this thread is in the region of the process, if there is one.
+/// Returns whether there is a region of the process and this thread is in it.
 pub(super) fn is_in_process_region() -> bool {
     let of_process = OF_PROCESS.load(Ordering::Relaxed);
     of_process != NONE && is_in(of_process)
@@ -144,7 +145,7 @@ fn push(number: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Notes that a thread has left a region.
+/// Counts that a thread has left a region.
 fn end_visit(number: u64) -> Result<(), Error> {
     if number == NONE {
         return Ok(());
@@ -159,8 +160,8 @@ fn end_visit(number: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Prepares a new device for the threads that are in regions. The device goes into use before the answer is
-/// dropped, so that none is entered in between.
+/// Prepares a new device for the threads that are in regions. The caller puts the device into use before it drops the
+/// returned lock, so that no region is entered in between.
 pub(crate) fn attach(device: c_int, allocator: &Allocator) -> Result<impl Drop + use<>, Error> {
     let mut table = table()?;
     for region in table.iter_mut().filter(|region| region.visits > 0) {
@@ -169,7 +170,7 @@ pub(crate) fn attach(device: c_int, allocator: &Allocator) -> Result<impl Drop +
     Ok(table)
 }
 
-/// Returns a region on a device in use, which is prepared for it if need be.
+/// Returns a region on a device in use. Creates it there if necessary.
 pub(super) fn on_device(
     device: c_int,
     allocator: &Allocator,
@@ -180,11 +181,11 @@ pub(super) fn on_device(
     find_or_insert(&mut table, tag, kind)?.prepare(device, allocator)
 }
 
-/// Returns the region of the process on a device in use, which is prepared for it if need be.
+/// Returns the region of the process on a device in use. Creates it there if necessary.
 ///
 /// # Panics
 ///
-/// If there is none, which [`is_in_process_region`] tells; it stays then.
+/// If there is no region of the process. Once [`is_in_process_region`] has returned true, there always is.
 pub(super) fn of_process(device: c_int, allocator: &Allocator) -> Result<Arc<Memory>, Error> {
     let number = OF_PROCESS.load(Ordering::Relaxed);
     let mut table = table()?;
@@ -217,12 +218,12 @@ pub(crate) struct RegionPool {
     pub(crate) paused_since_us: Option<i64>,
 }
 
-/// Returns a device's pools that have a region's memory. Whether that is away may change when observers are notified.
+/// Returns the pools of regions on a device. `paused_since_us` may change when observers are notified.
 pub(crate) fn pools_on(device: c_int) -> Result<BTreeMap<MempoolId, RegionPool>, Error> {
     Ok(pools_among(&memories_on(device)?))
 }
 
-/// As [`pools_on`], `None` while regions are entered or left: for whoever must not wait for that.
+/// Like [`pools_on`], but returns `None` instead of waiting while regions are entered or left.
 pub(crate) fn pools_unless_busy(
     device: c_int,
 ) -> Result<Option<BTreeMap<MempoolId, RegionPool>>, Error> {
@@ -255,7 +256,7 @@ pub(crate) fn is_known(tag: &str) -> Result<bool, Error> {
     Ok(table()?.iter().any(|region| &*region.tag == tag))
 }
 
-/// Fails for a tag that was never entered, and names those that were.
+/// Returns an error for a tag that was never entered. The error lists the tags that were.
 pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
     if is_known(tag)? {
         return Ok(());
@@ -275,7 +276,7 @@ pub(super) fn refuse_unknown(tag: &str) -> Result<(), Error> {
     Err(Error::new(Status::InvalidArgument, text))
 }
 
-/// Returns the region whose memory a device's pool has.
+/// Returns the region of a device's pool.
 pub(super) fn memory_of(device: c_int, pool: MempoolId) -> Result<Option<Arc<Memory>>, Error> {
     let mut memories = memories_on(device)?.into_iter();
     Ok(memories.find(|region| region.has_pool(pool)))
@@ -290,7 +291,7 @@ fn find_or_insert<'a>(
     let index = match table.iter().position(is_it) {
         Some(index) => index,
         None => {
-            // Before the program has gone elsewhere, as far as can be.
+            // As early as possible, before the program changes its working directory.
             backups::look_at_directory();
             table.push(Region {
                 tag: tag.into(),
@@ -306,7 +307,7 @@ fn find_or_insert<'a>(
 }
 
 impl Region {
-    /// Both numbers are above zero, which PyTorch's are not.
+    /// Both numbers are above zero. PyTorch's pools have one that is zero.
     fn pool(&self) -> MempoolId {
         MempoolId(self.number, self.number)
     }
@@ -318,7 +319,7 @@ impl Region {
         Ok(())
     }
 
-    /// Has requests of the threads that are in the region served from its pool.
+    /// Serves requests of the threads that are in the region from its pool.
     fn begin_route(&mut self, device: c_int, allocator: &Allocator) -> Result<(), Error> {
         self.prepare(device, allocator)?;
         let (pool, number) = (self.pool(), self.number);
@@ -329,7 +330,7 @@ impl Region {
         Ok(())
     }
 
-    /// Ends what [`Region::begin_route`] began, where it did.
+    /// Ends the routes of [`Region::begin_route`] on every device that has one.
     fn end_routes(&self) -> Result<(), Error> {
         let pool = self.pool();
         for (device, allocator) in devices::all() {
@@ -344,7 +345,7 @@ impl Region {
         Ok(())
     }
 
-    /// Returns the region on a device, where its pool is made if need be.
+    /// Returns the region on a device. Creates it and its pool if necessary.
     fn prepare(&mut self, device: c_int, allocator: &Allocator) -> Result<Arc<Memory>, Error> {
         if let Some(known) = self.memories.get(&device) {
             return Ok(Arc::clone(known));

@@ -1,4 +1,4 @@
-//! What can be asked of a region's memory: its figures, and where the copy of a block is.
+//! Queries about a region: its figures, and the address of a block's copy.
 
 use lowtide_core::{Allocation, Bytes, OutOfMemory};
 
@@ -12,7 +12,7 @@ use crate::reservation::Reservation;
 use crate::state::RegionState;
 
 impl<D: Device> RegionMemory<D> {
-    /// Returns the figures as they are now.
+    /// Returns the current figures.
     ///
     /// # Errors
     ///
@@ -20,7 +20,7 @@ impl<D: Device> RegionMemory<D> {
     pub fn figures(&self) -> Result<RegionFigures, RegionError> {
         let books = self.books()?;
         let (host, disk) = match &books.saved {
-            Some(saved) if !saved.is_over => D::Backups::bytes(&saved.backup),
+            Some(saved) if !saved.has_ended => D::Backups::bytes(&saved.backup),
             _ => (Bytes::ZERO, Bytes::ZERO),
         };
         let segments = books.reservations.iter().map(Reservation::bytes).sum();
@@ -34,8 +34,8 @@ impl<D: Device> RegionMemory<D> {
         })
     }
 
-    /// Returns how much of the device's memory a resume of a region that is paused would take now, of another nothing.
-    /// Segments in which all was freed since do not come back. O(n log n) for n blocks of any pool.
+    /// Returns how many bytes of the device a resume would take now; zero if the region is not paused. A resume maps no
+    /// memory for segments without allocated blocks. O(n log n) for n blocks of any pool.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl<D: Device> RegionMemory<D> {
         if books.state != RegionState::Paused {
             return Ok(Bytes::ZERO);
         }
-        // A segment may be longer here than its pool asked for, and is a part of one there where several adjoin.
+        // A segment here may be longer than its pool requested. The pool may list several adjacent ones as one.
         let is_kept = |address| {
             let begun = kept.partition_point(|range| range.address <= address);
             let last = kept[..begun].last();
@@ -62,7 +62,7 @@ impl<D: Device> RegionMemory<D> {
         Ok(books.reservations.iter().map(missing).sum())
     }
 
-    /// Returns where the region is.
+    /// Returns the region's state.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl<D: Device> RegionMemory<D> {
         Ok(self.books()?.state)
     }
 
-    /// Returns the bytes of the blocks that the program holds in the region. O(n log n) for n blocks of any pool.
+    /// Returns the bytes of the blocks that are allocated in the region. O(n log n) for n blocks of any pool.
     ///
     /// # Errors
     ///
@@ -80,13 +80,13 @@ impl<D: Device> RegionMemory<D> {
         Ok(self.pools.live_bytes(&self.device)?)
     }
 
-    /// Returns how many bytes of the segments of a region that is paused are in no block: they count as reserved and not
-    /// as active, and are not on the device. O(n log n) for n blocks of any pool.
+    /// Returns the free bytes in the segments of a paused region; zero if the region is not paused. They count as reserved
+    /// and not as active, and are not on the device. O(n log n) for n blocks of any pool.
     ///
     /// # Errors
     ///
     /// [`RegionError`] of the pools.
-    pub fn free_bytes_away(&self) -> Result<Bytes, RegionError> {
+    pub fn paused_free_bytes(&self) -> Result<Bytes, RegionError> {
         let paused = self.figures()?.paused;
         if paused.is_zero() {
             return Ok(Bytes::ZERO);
@@ -94,9 +94,9 @@ impl<D: Device> RegionMemory<D> {
         Ok(paused.saturating_sub(self.live_bytes()?))
     }
 
-    /// Returns the address of the host's copy of a block that the program holds, where there is one: while the region is
-    /// paused, and after that as long as the copy is retained and the block is the one that was paused. The copy is of
-    /// what was asked for with the block, and valid until it is discarded.
+    /// Returns the address of the host's copy of an allocated block, if there is one. There is one while the region is
+    /// paused, and afterwards while the copy is retained, for blocks allocated before the pause. The copy has the
+    /// requested bytes of the block, and is valid until it is discarded.
     ///
     /// # Errors
     ///
@@ -105,28 +105,27 @@ impl<D: Device> RegionMemory<D> {
         let is_mapped = self.state()? == RegionState::Mapped;
         let is_watched = |lane: &mut PoolsLane<D>| lane.is_watched(block.address);
         if is_mapped && !self.device.allocator().with_pools(is_watched)? {
-            // What was handed out since the pause is another block, whatever its place.
+            // The block was allocated after the pause, and the copy is of another block at its address.
             return Ok(None);
         }
         let block = contents_of(block);
         let mut books = self.books()?;
         let state = books.state;
-        let Some(saved) = books.saved.as_mut().filter(|saved| !saved.is_over) else {
+        let Some(saved) = books.saved.as_mut().filter(|saved| !saved.has_ended) else {
             return Ok(None);
         };
         let range = match state {
             RegionState::Paused => saved.around(block),
             RegionState::Mapped => saved.exactly(block),
-            // It is being made, or read.
+            // The copy is being written or read.
             RegionState::Pausing | RegionState::Resuming => None,
         };
         let copy = range.and_then(|range| D::Backups::host_copy(&saved.backup, range));
-        saved.is_shown |= copy.is_some();
+        saved.may_be_read |= copy.is_some();
         Ok(copy)
     }
 
-    /// Returns how much of what is free on the device the margin keeps, where nothing but that refused a request of the
-    /// region.
+    /// Returns how many of the device's free bytes the margin keeps, if the margin alone made the region refuse a request.
     pub fn kept_by_margin(&self, refused: &OutOfMemory) -> Option<Bytes> {
         let (free, size) = (refused.device_free, refused.segment_size);
         let kept = self.device.margin().min(free);
@@ -135,7 +134,7 @@ impl<D: Device> RegionMemory<D> {
     }
 }
 
-/// Returns whether the device's limit refused a request: what is paused does not count against that.
+/// Returns whether the device's limit refused a request. Paused memory does not count against the limit.
 fn is_above_limit(refused: &OutOfMemory) -> bool {
     let paused: Bytes = refused.paused.iter().map(|&(_, bytes)| bytes).sum();
     let limited = refused.reserved.saturating_sub(paused);

@@ -1,4 +1,4 @@
-//! Contents of a region that are kept, and those of which that is so.
+//! [`Saved`]: the saved contents of a region, complete or in part.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -8,24 +8,24 @@ use lowtide_core::DeviceAddress;
 use crate::backup::{BackupError, BackupKind, Backups, MemoryRange};
 use crate::figures::Copied;
 
-/// Contents that are kept.
+/// The saved contents of a region.
 #[derive(Debug)]
 pub(super) struct Saved<K> {
     pub(super) backup: K,
-    /// What was to be saved, by rising addresses.
+    /// The ranges to save, in address order.
     ranges: Vec<MemoryRange>,
     /// How many of the ranges are saved.
     count: usize,
     /// How long saving took.
     time: Duration,
-    /// Whether someone was given the address of the copy, and may read it.
-    pub(super) is_shown: bool,
-    /// Whether it is of no use any more, and waits for someone who has the backups.
-    pub(super) is_over: bool,
+    /// Whether the program was given the address of the copy, and may read it.
+    pub(super) may_be_read: bool,
+    /// Whether the copy is useless. It is discarded by the next thread that locks the backups.
+    pub(super) has_ended: bool,
 }
 
 impl<K> Saved<K> {
-    /// Begins to save some ranges, by rising addresses: none is saved yet.
+    /// Begins a backup of some ranges, which are in address order. None is saved yet.
     pub(super) fn begin<B: Backups<Backup = K>>(
         ranges: Vec<MemoryRange>,
         kind: BackupKind,
@@ -38,13 +38,13 @@ impl<K> Saved<K> {
             ranges,
             count: 0,
             time: start.elapsed(),
-            is_shown: false,
-            is_over: false,
+            may_be_read: false,
+            has_ended: false,
         })
     }
 
-    /// Saves the next ranges. Returns below which address all is saved, or `None` once everything is.
-    pub(super) fn go_on<B: Backups<Backup = K>>(
+    /// Saves the next ranges. Returns the address below which all is saved, or `None` if everything is.
+    pub(super) fn save_next<B: Backups<Backup = K>>(
         &mut self,
         backups: &mut B,
     ) -> Result<Option<DeviceAddress>, BackupError> {
@@ -54,17 +54,17 @@ impl<K> Saved<K> {
         Ok(self.ranges.get(self.count).map(|range| range.address))
     }
 
-    /// Returns what is saved, by rising addresses.
+    /// Returns the ranges that are saved, in address order.
     pub(super) fn ranges(&self) -> &[MemoryRange] {
         &self.ranges[..self.count]
     }
 
-    /// Returns whether some of what was to be saved is not.
+    /// Returns whether some of the ranges are not saved.
     pub(super) fn is_partial(&self) -> bool {
         self.count < self.ranges.len()
     }
 
-    /// Copies back some blocks, as far as they are saved.
+    /// Restores those blocks that are saved.
     pub(super) fn restore<B: Backups<Backup = K>>(
         &mut self,
         blocks: &[MemoryRange],
@@ -80,7 +80,7 @@ impl<K> Saved<K> {
         })
     }
 
-    /// Returns how much was saved, and how long that took.
+    /// Returns the size and time of the save.
     pub(super) fn copied(&self) -> Copied {
         Copied {
             bytes: self.ranges().iter().map(|range| range.size).sum(),
@@ -88,7 +88,7 @@ impl<K> Saved<K> {
         }
     }
 
-    /// Returns the block, if it lies in a range that is saved.
+    /// Returns the block if it lies in a saved range.
     pub(super) fn around(&self, block: MemoryRange) -> Option<MemoryRange> {
         let saved = self.ranges();
         let after = saved.partition_point(|range| range.address <= block.address);
@@ -96,8 +96,7 @@ impl<K> Saved<K> {
         range.contains(block).then_some(block)
     }
 
-    /// Returns the block, if it is one that was saved: it begins where that did, and is as long but for what
-    /// rounding added.
+    /// Returns the block if it is a saved range: it has the same start and the same size.
     pub(super) fn exactly(&self, block: MemoryRange) -> Option<MemoryRange> {
         let find = |range: &MemoryRange| range.address.cmp(&block.address);
         let range = self.ranges()[self.ranges().binary_search_by(find).ok()?];
@@ -105,10 +104,10 @@ impl<K> Saved<K> {
     }
 }
 
-/// Returns what a copy says, and an error where it panics: the region is then as before it, where it would have
-/// stayed on its way for good.
+/// Returns the result of `copy`, or an error if it panics. Otherwise a panic would leave the region in the state pausing
+/// or resuming for ever.
 fn caught<T>(copy: impl FnOnce() -> Result<T, BackupError>) -> Result<T, BackupError> {
-    // What a panic leaves half done is behind `Backups`, which is to be as after an error.
+    // `Backups` guarantees that its state after a panic is that after an error.
     catch_unwind(AssertUnwindSafe(copy)).unwrap_or_else(|panic| {
         let owned = panic.downcast_ref::<String>().cloned();
         let text = || panic.downcast_ref::<&str>().map(ToString::to_string);

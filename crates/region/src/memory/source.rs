@@ -1,4 +1,4 @@
-//! Pools that have a region's memory: the region's own, and others that a program or a graph capture allocates in.
+//! The pools that have a region's memory: its own, and others that the program or a graph capture allocates in.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pools::PoolsLane;
 use crate::state::RegionState;
 
 impl<D: Device> RegionMemory<D> {
-    /// Makes the pool of requests in the region, held once. `lane` is the one of the device's pools.
+    /// Creates the pool of requests in the region, with a use count of 1. `lane` is the lane of the device's pools.
     ///
     /// # Errors
     ///
@@ -24,14 +24,15 @@ impl<D: Device> RegionMemory<D> {
         lane.set_pool(pool, PoolSetting::GivesBack)
     }
 
-    /// Gives a pool the region's memory, unless it has that already. A pool that is not there is made, held once.
+    /// Makes the region the source of a pool's segments, if it is not already. Creates a pool that does not exist, with a
+    /// use count of 1.
     ///
     /// # Errors
     ///
     /// [`AllocError::PoolHasSource`] for a pool that has other segments or another source, and
     /// [`AllocError::Poisoned`].
     pub fn add_pool(self: &Arc<Self>, pool: MempoolId) -> Result<(), AllocError> {
-        // Under one lock, so that nothing is allocated in it in between.
+        // Under one lock, so that nothing is allocated in the new pool before it has its source.
         self.device.allocator().with_pools(|lane| {
             if lane.pool_use_count(pool).is_err() {
                 lane.create_or_retain_pool(pool);
@@ -40,8 +41,8 @@ impl<D: Device> RegionMemory<D> {
         })?
     }
 
-    /// Serves requests of the streams that `accepts` names from a pool, which has the region's memory from then on, if it
-    /// has no other yet.
+    /// Serves requests of the streams that `accepts` names from a pool. The region becomes the source of its segments, if
+    /// the pool has no other yet.
     ///
     /// # Errors
     ///
@@ -52,25 +53,25 @@ impl<D: Device> RegionMemory<D> {
         accepts: impl Fn(Stream) -> bool + Send + 'static,
     ) -> Result<(), AllocError> {
         self.device.allocator().with_pools(|lane| {
-            // First, as one that others have begun is not to become the region's by an attempt that fails.
+            // First, because a pool that is in use must not join the region if this fails.
             lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, accepts)?;
             match self.join(lane, pool) {
-                // It was begun outside of the region before, or its memory is somebody's own.
+                // The pool has segments from outside the region, or another source.
                 Err(AllocError::PoolHasSource { .. }) => Ok(()),
                 outcome => outcome,
             }
         })?
     }
 
-    /// Gives a pool that is there the region's memory, unless it has that already.
+    /// Makes the region the source of an existing pool's segments, if it is not already.
     fn join(self: &Arc<Self>, lane: &mut PoolsLane<D>, pool: MempoolId) -> Result<(), AllocError> {
         if self.pools.has(pool) {
-            // Graphs share a pool, and each says so.
+            // Graphs that share a pool each begin with this call.
             return Ok(());
         }
         self.set_source(lane, pool)?;
-        let is_away = self.pools.add(pool);
-        lane.set_pool(pool, self.pools.paused(is_away))
+        let is_paused = self.pools.add(pool);
+        lane.set_pool(pool, self.pools.paused(is_paused))
     }
 
     fn set_source(
@@ -86,8 +87,7 @@ impl<D: Device> RegionMemory<D> {
     }
 }
 
-/// Where the segments of a pool come from that has a region's memory. It ends with the pool, whose number may then be
-/// another's.
+/// The source of a pool's segments. It is dropped with the pool, whose number may then be used for another.
 #[derive(Debug)]
 struct RegionSource<D: Device> {
     memory: Arc<RegionMemory<D>>,
@@ -103,11 +103,11 @@ impl<D: Device> Drop for RegionSource<D> {
 impl<D: Device> SegmentSource for RegionSource<D> {
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
         let mut books = self.memory.books().ok()?;
-        // Copies that put something back may go on, and would change what is written there.
-        if books.state != RegionState::Mapped || books.is_copied {
+        // Copies that restore contents may still be in progress, and would overwrite the new block.
+        if books.state != RegionState::Mapped || books.may_be_copying {
             return None;
         }
-        // The pool is told of no reason: what failed but for lack of memory is tried again with the next.
+        // The pool learns no reason. The next request tries again what failed for a reason other than lack of memory.
         let device = &self.memory.device;
         let address = books.allocate(device, size, stream, is_limited).ok();
         books.count_mapped();
@@ -121,12 +121,12 @@ impl<D: Device> SegmentSource for RegionSource<D> {
         let mut reservations = books.reservations.iter_mut();
         let _ = reservations.any(|reservation| reservation.remove(address));
         if books.state == RegionState::Mapped {
-            books.tidy(&self.memory.device);
+            books.release_unused(&self.memory.device);
             if books.has_no_segments()
                 && let Some(retained) = &mut books.saved
             {
-                // To give its memory back takes a while, and the next backup may use it.
-                retained.is_over = true;
+                // Not discarded here: the backups are not locked, and the next one may use its memory.
+                retained.has_ended = true;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A simulated driver with contents, which notes what must not happen.
+//! A simulated driver with contents, which records violations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use lowtide_core::{
 use lowtide_region::MemoryRange;
 use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
 
-/// What is written and read at once.
+/// The unit of reads and writes.
 pub(crate) const UNIT: Bytes = Bytes(512);
 
 pub(crate) fn failed() -> DriverError {
@@ -21,25 +21,25 @@ pub(crate) fn failed() -> DriverError {
     }
 }
 
-/// The simulated driver, which everybody shares, and what is in its memory.
+/// The simulated driver, which everybody shares, and the contents of its memory.
 #[derive(Clone, Debug)]
 pub(crate) struct TestDriver(Arc<Mutex<Card>>);
 
 #[derive(Debug)]
 pub(super) struct Card {
     sim: SimDriver,
-    /// Where handles are mapped, and how long they are.
+    /// The size and the handle of each mapping.
     mapped: BTreeMap<DeviceAddress, (Bytes, Handle)>,
-    /// What was written, by handle and place in it. What was not is undefined.
+    /// What was written, by handle and offset. Other contents are undefined.
     contents: BTreeMap<(Handle, Bytes), u64>,
-    /// Work under way.
+    /// Work in progress.
     pub(super) kernels: Vec<(MemoryRange, Stream)>,
-    /// What was notified of pauses: by the region's own pool, the segments whose memory is about to leave, or has.
+    /// By the region's own pool, the segments that observers were notified of as paused.
     notified: BTreeMap<MempoolId, BTreeSet<DeviceAddress>>,
-    /// What fails once an unmap has failed.
+    /// The faults to set once an unmap has failed.
     then: Option<FaultPlan>,
-    /// What must not happen, and did.
-    wrongs: Vec<String>,
+    /// Violations of rules that the simulator does not check.
+    violations: Vec<String>,
 }
 
 impl TestDriver {
@@ -54,7 +54,7 @@ impl TestDriver {
             kernels: Vec::new(),
             notified: BTreeMap::new(),
             then: None,
-            wrongs: Vec::new(),
+            violations: Vec::new(),
         })))
     }
 
@@ -66,7 +66,7 @@ impl TestDriver {
         self.card().sim.set_faults(faults);
     }
 
-    /// Has the n-th unmap from now fail, and then the first call of another kind.
+    /// Makes the n-th unmap from now fail, and then the first call of another kind.
     pub(crate) fn fail_unmap_then(&self, nth: u64, call: Call) {
         let mut card = self.card();
         card.sim
@@ -96,13 +96,13 @@ impl TestDriver {
         self.card().sim.leaks()
     }
 
-    /// Returns what no caller may do, and one did.
-    pub(crate) fn wrongs(&self) -> Vec<String> {
+    /// Returns all violations.
+    pub(crate) fn violations(&self) -> Vec<String> {
         let card = self.card();
         card.sim
             .violations()
             .iter()
-            .chain(&card.wrongs)
+            .chain(&card.violations)
             .cloned()
             .collect()
     }
@@ -112,18 +112,18 @@ impl TestDriver {
         self.card().kernels.push((range, stream));
     }
 
-    /// Notes as wrong that a stream is given memory which work of another may still use.
+    /// Records a violation if a stream is given memory that work of another stream may still use.
     pub(crate) fn give(&self, range: MemoryRange, stream: Stream) {
         let mut card = self.card();
         let used = |&&(used, by): &&(MemoryRange, Stream)| by != stream && overlap(used, range);
         if let Some(kernel) = card.kernels.iter().find(used) {
-            let wrong = format!("{range:?} is given to {stream:?}: {kernel:?}");
-            card.wrongs.push(wrong);
+            let violation = format!("{range:?} is given to {stream:?}: {kernel:?}");
+            card.violations.push(violation);
         }
     }
 
-    /// Notes as wrong what is notified of a region's segments and not so: each leaves once before it is back, and its
-    /// memory is there both times.
+    /// Records a violation if a notification is wrong: pause and resume of a segment alternate, and its memory is mapped
+    /// at both.
     pub(super) fn notify(&self, pool: MempoolId, is_leaving: bool, segments: &[SegmentSnapshot]) {
         let mut card = self.card();
         let addresses = segments.iter().map(|segment| segment.address);
@@ -139,8 +139,8 @@ impl TestDriver {
         let is_there =
             segments.all(|segment| card.sim.access(segment.address, segment.size).is_ok());
         if !is_paired || !is_there {
-            let wrong = format!("notified of {pool:?}: {is_leaving} {is_paired} {is_there}");
-            card.wrongs.push(wrong);
+            let violation = format!("notified of {pool:?}: {is_leaving} {is_paired} {is_there}");
+            card.violations.push(violation);
         }
     }
 
@@ -161,7 +161,7 @@ impl TestDriver {
                 .all(|unit| card.get(unit) == Some(value))
     }
 
-    /// Returns how much is mapped in pieces that touch one of some ranges.
+    /// Returns the bytes of mapped pieces that overlap any of some ranges.
     pub(crate) fn mapped_around(&self, ranges: &[MemoryRange]) -> Bytes {
         let card = self.card();
         let pieces = card.mapped.iter();
@@ -188,7 +188,7 @@ fn overlap(one: MemoryRange, other: MemoryRange) -> bool {
 }
 
 impl Card {
-    /// Returns the handle at an address and the place in it.
+    /// Returns the handle at an address and the offset in it.
     fn place(&self, address: DeviceAddress) -> Option<(Handle, Bytes)> {
         let (&start, &(size, handle)) = self.mapped.range(..=address).next_back()?;
         (address < start + size).then(|| (handle, address.offset_from(start)))
@@ -206,7 +206,7 @@ impl Card {
         };
     }
 
-    /// Returns everything written in a range, by place.
+    /// Returns everything written in a range, by address.
     pub(super) fn read(&self, range: MemoryRange) -> BTreeMap<DeviceAddress, u64> {
         let mut found = BTreeMap::new();
         for (&start, &(size, handle)) in self.mapped.range(..range.end()) {
@@ -275,8 +275,8 @@ impl Driver for TestDriver {
         card.mapped
             .retain(|&start, _| start < address || start >= range.end());
         if let Some(kernel) = card.kernels.iter().find(|kernel| overlap(kernel.0, range)) {
-            let wrong = format!("{range:?} is unmapped: {kernel:?}");
-            card.wrongs.push(wrong);
+            let violation = format!("{range:?} is unmapped: {kernel:?}");
+            card.violations.push(violation);
         }
         Ok(())
     }

@@ -28,26 +28,26 @@ const COPIES: Stream = Stream(u64::MAX);
 #[derive(Debug)]
 pub(crate) struct TestBackups {
     driver: TestDriver,
-    /// Each backup has one, too.
+    /// Counts backups: each has a reference.
     there: Arc<()>,
-    /// Whether backups in the host's memory stay after a resume.
+    /// Whether backups in host memory are retained after a resume.
     pub(crate) retains: bool,
-    /// How many of the next calls work before one fails.
+    /// How many of the next calls succeed before one fails.
     pub(crate) fails_in: Option<u64>,
     /// Whether that one panics.
     pub(crate) panics: bool,
-    /// Whether those that fail say that the host has too little memory.
-    pub(crate) is_short_of_host: bool,
-    /// How many after that one fail, too.
+    /// Whether failures are for lack of host memory.
+    pub(crate) is_out_of_host_memory: bool,
+    /// How many calls after that one fail, too.
     pub(crate) more_failures: u64,
     /// How many waits for the copies of calls that failed will fail.
     pub(crate) failing_waits: u64,
     pub(crate) failures: u64,
-    /// How much memory the device had in use at each step of saving.
+    /// The device memory in use at each step of saving.
     pub(crate) in_use: Vec<Bytes>,
-    /// How many came back.
+    /// How many backups were discarded.
     pub(crate) discards: usize,
-    /// How often the memory that is kept was released.
+    /// How often kept memory was released.
     pub(crate) releases: usize,
 }
 
@@ -76,7 +76,7 @@ impl TestBackups {
             retains: false,
             fails_in: None,
             panics: false,
-            is_short_of_host: false,
+            is_out_of_host_memory: false,
             more_failures: 0,
             failing_waits: 0,
             failures: 0,
@@ -100,7 +100,7 @@ impl TestBackups {
                 self.failures += 1;
                 assert!(!self.panics, "it was to panic");
                 let message = "it was to fail".to_owned();
-                Err(if self.is_short_of_host {
+                Err(if self.is_out_of_host_memory {
                     BackupError::NoHostMemory {
                         needed: UNIT,
                         message,
@@ -118,7 +118,7 @@ impl TestBackups {
         }
     }
 
-    /// Leaves the copies of a call that failed under way.
+    /// Leaves the copies of a failed call in progress.
     fn leave_under_way(&self, called: &Result<(), BackupError>, ranges: &[MemoryRange]) {
         if called.is_err() {
             let kernels = ranges.iter().map(|&range| (range, COPIES));
@@ -310,16 +310,16 @@ impl Allocator {
     }
 }
 
-/// What a test does before a pool is called.
+/// What a test does at some moment of a call.
 type Act = Box<dyn FnOnce() + Send>;
 
-/// The device of one region, whose pools can fail, and around whose calls another thread can do something.
+/// The device of one region. Calls to its pools can fail, and a test can act before them.
 pub(crate) struct TestDevice {
     driver: TestDriver,
     allocator: Allocator,
-    /// Has none of the pools, so that calls for them fail in it. It has the same driver.
+    /// An allocator on the same driver without the pools, so that calls for them fail.
     without_pools: SharedAllocator<TestDriver>,
-    /// How much of it regions leave free when they grow.
+    /// The bytes that regions leave free when they grow.
     pub(crate) margin: Bytes,
     seam: Mutex<Seam>,
 }
@@ -330,11 +330,11 @@ struct Seam {
     refused: u64,
     /// How many did.
     refusals: u64,
-    /// What is done before a later use: after how many others.
+    /// What is done before a later use, and after how many others.
     act: Option<(u64, Act)>,
     /// What is done when memory is about to leave (`true`), or is back.
     on_notify: Option<(bool, Act)>,
-    /// How much left the device or came back, in all changes.
+    /// The bytes that left the device or came back, in all changes.
     moved: Bytes,
 }
 
@@ -355,7 +355,7 @@ impl TestDevice {
         self.seam.lock().expect("no test panics in a call")
     }
 
-    /// Has some of the next uses of the allocator find no pools: those of the driver do not mind.
+    /// Makes some of the next uses of the allocator find no pools. Uses of the driver still succeed.
     pub(crate) fn refuse(&self, refused: u64) {
         self.seam().refused = refused;
     }
@@ -365,7 +365,7 @@ impl TestDevice {
         self.seam().refusals
     }
 
-    /// Returns how much left the device or came back, as far as it was told.
+    /// Returns the bytes that left the device or came back, in all changes.
     pub(crate) fn moved(&self) -> Bytes {
         self.seam().moved
     }
@@ -455,7 +455,7 @@ pub(crate) struct TestRegion {
     pub(crate) memory: Arc<RegionMemory<TestDevice>>,
     pub(crate) kind: Option<BackupKind>,
     pub(crate) pool: MempoolId,
-    /// Held by the program, as a graph's is.
+    /// Held by the program, like a graph's pool.
     pub(crate) joined: MempoolId,
     pub(crate) allocator: Allocator,
 }
@@ -543,7 +543,7 @@ impl TestRegion {
         self.memory.resume()
     }
 
-    /// Lets go of its pools, which end with their last segment.
+    /// Releases its pools, which end with their last segment.
     pub(crate) fn release_pools(&self) {
         for pool in [self.pool, self.joined] {
             assert_eq!(self.allocator.release_pool(pool), Ok(()));

@@ -1,8 +1,9 @@
-//! How a region's memory leaves: what it holds is saved by rising addresses, in the steps that its backup takes, and
-//! after each the pieces go back of which all is saved. The device erases what goes back, and copies to it are at half
-//! their speed meanwhile: so most of that is done beside the copies from it, and little is left for those that follow.
+//! The steps of a pause. Contents are saved in address order, in the steps of the backup. After each step, the pieces that
+//! are saved completely are released. The device erases released memory, and copies to it run at half speed meanwhile. So
+//! most of that happens during the copies from the device, and little is left for copies that follow the pause.
 //!
-//! What is not saved leaves last, and all at once: while the handles are held, nothing is lost.
+//! Memory that is not saved is unmapped last. Its handles are released once all of it is unmapped; until then nothing is
+//! lost.
 
 use std::time::Instant;
 
@@ -18,30 +19,30 @@ use crate::reservation::Reservation;
 use crate::state::RegionState;
 
 impl<D: Device> RegionMemory<D> {
-    /// Pauses the region, and saves what it holds in backups of this kind, or nothing.
-    pub(super) fn take_away(&self, kind: Option<BackupKind>) -> Result<(), RegionError> {
+    /// Pauses the region, and saves its contents in a backup of this kind, or not at all.
+    pub(super) fn pause_keeping(&self, kind: Option<BackupKind>) -> Result<(), RegionError> {
         let mut locked = self.device.lock_backups()?;
         let backups = &mut *locked;
         self.finish_copies(backups)?;
-        if self.holds_unsaved()? {
+        if self.has_unsaved()? {
             match kind {
-                Some(_) => self.come_back(backups)?,
-                None => self.forget(backups)?,
+                Some(_) => self.resume_paused(backups)?,
+                None => self.discard_contents(backups)?,
             }
         }
         if self.state()? != RegionState::Mapped {
-            return self.give_rest_away();
+            return self.release_rest();
         }
         let start = Instant::now();
-        self.books()?.refuses = true;
-        // Before the books say so: a request for a segment would be refused without a reason.
+        self.books()?.may_refuse = true;
+        // Before the books change: otherwise a request for a segment would be refused without a reason.
         let set = self.pools.set_paused(&self.device, true);
         let set = set.map_err(RegionError::from);
         self.books()?.state = RegionState::Pausing;
-        let begun = set.and_then(|()| self.begin(backups, kind));
+        let begun = set.and_then(|()| self.begin_backup(backups, kind));
         let (saved, outcome) = match begun {
             Ok(mut saved) => {
-                let outcome = self.leave(&mut saved, backups);
+                let outcome = self.save_and_unmap(&mut saved, backups);
                 (saved, outcome)
             }
             Err(error) => (None, Err(error)),
@@ -50,32 +51,32 @@ impl<D: Device> RegionMemory<D> {
         if outcome.as_ref().err().is_none_or(RegionError::is_paused) {
             let copied = saved.as_ref().map_or_else(Copied::default, Saved::copied);
             books.state = RegionState::Paused;
-            books.holds_unsaved = matches!(outcome, Err(RegionError::NotPutBack { .. }))
+            books.has_unsaved = matches!(outcome, Err(RegionError::NotUndone { .. }))
                 && saved.as_ref().is_none_or(Saved::is_partial);
             books.saved = saved;
             books.figures.count_pause(copied, start.elapsed());
             return outcome;
         }
         books.state = RegionState::Mapped;
-        books.tidy(&self.device);
+        books.release_unused(&self.device);
         drop(books);
         if let Some(saved) = saved {
             backups.discard(saved.backup);
         }
-        // Why it was not paused says more than why nothing can be allocated.
-        outcome.and(self.admit())
+        // The error of the pause takes precedence over an error of resuming the pools.
+        outcome.and(self.resume_pools())
     }
 
-    /// Returns whether the region is paused and some of its contents are on the device alone.
-    fn holds_unsaved(&self) -> Result<bool, RegionError> {
+    /// Returns whether the region is paused and some of its contents are only on the device.
+    fn has_unsaved(&self) -> Result<bool, RegionError> {
         let books = self.books()?;
-        Ok(books.holds_unsaved && books.state == RegionState::Paused)
+        Ok(books.has_unsaved && books.state == RegionState::Paused)
     }
 
-    /// Forgets what a region that is paused held, in its backup and on the device.
-    fn forget(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
+    /// Gives up the contents of a paused region, in its backup and on the device.
+    fn discard_contents(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let mut books = self.books()?;
-        books.holds_unsaved = false;
+        books.has_unsaved = false;
         let saved = books.saved.take();
         drop(books);
         if let Some(saved) = saved {
@@ -84,8 +85,8 @@ impl<D: Device> RegionMemory<D> {
         Ok(())
     }
 
-    /// Waits for those who may use the memory, and begins to save what it holds.
-    fn begin(
+    /// Waits for work that may use the memory, and begins the backup. Returns `None` if nothing is to be saved.
+    fn begin_backup(
         &self,
         backups: &mut D::Backups,
         kind: Option<BackupKind>,
@@ -97,7 +98,7 @@ impl<D: Device> RegionMemory<D> {
         }
         let mut ranges = self.pools.trim_and_list(&self.device)?;
         ranges.retain(|range| !range.size.is_zero());
-        // Its memory is the next one's.
+        // The new backup uses its memory.
         let retained = self.books()?.saved.take();
         if let Some(retained) = retained {
             watch(&self.device, retained.ranges(), false);
@@ -108,8 +109,8 @@ impl<D: Device> RegionMemory<D> {
         Ok(begun.transpose()?)
     }
 
-    /// Saves what is to be saved, and gives everything back; after an error brings back what has left by then.
-    fn leave(
+    /// Saves the contents, and releases all memory. After an error, maps and restores what was released before it.
+    fn save_and_unmap(
         &self,
         saved: &mut Option<Saved<BackupOf<D>>>,
         backups: &mut D::Backups,
@@ -128,20 +129,20 @@ impl<D: Device> RegionMemory<D> {
         let outcome = match left {
             Err(error) if !error.is_paused() => {
                 self.have_copies_ended(backups)?;
-                Err(self.put_back(error, saved, &mut backings, &needed, backups))
+                Err(self.undo(error, saved, &mut backings, &needed, backups))
             }
             left => left,
         };
         self.put_backings(backings)?;
         if outcome.as_ref().is_err_and(|error| !error.is_paused()) {
-            // Most failures pass: what was put back can be handed out then.
+            // If the copies have ended, the pools can allocate again.
             let _ = self.finish_copies(backups);
             self.notify(false);
         }
         outcome
     }
 
-    /// Saves everything, and gives back the pieces of which that was done, as far as the driver takes them.
+    /// Saves everything, and releases the pieces that are saved completely, except those that the driver refuses.
     fn save(
         &self,
         saved: &mut Option<Saved<BackupOf<D>>>,
@@ -151,7 +152,7 @@ impl<D: Device> RegionMemory<D> {
         let Some(saved) = saved else {
             return Ok(());
         };
-        while let Some(end) = saved.go_on(backups)? {
+        while let Some(end) = saved.save_next(backups)? {
             for backing in &mut *backings {
                 backing.reduce_from(&self.device, end);
             }
@@ -159,16 +160,16 @@ impl<D: Device> RegionMemory<D> {
         Ok(())
     }
 
-    /// Unmaps everything and gives it back. While not all is unmapped, the handles are held with their contents.
+    /// Unmaps everything, and then releases the handles. Until all is unmapped, the handles keep their contents.
     fn unmap(&self, backings: &mut [Backing]) -> Result<(), RegionError> {
         let mut unmapped = backings.iter_mut();
         unmapped.try_for_each(|backing| backing.unmap_all(&self.device))?;
-        give_all_back(backings, &self.device)
+        release_all(backings, &self.device)
     }
 
-    /// Brings back what has left before a pause failed. Returns why it did, or that this failed, too: what was
-    /// saved is then in the backup, and the rest on the device.
-    fn put_back(
+    /// Maps and restores what was released before a pause failed with `error`. Returns `error`, or
+    /// [`RegionError::NotUndone`] if that fails. Contents are then partly in the backup and partly on the device.
+    fn undo(
         &self,
         error: RegionError,
         saved: &mut Option<Saved<BackupOf<D>>>,
@@ -186,21 +187,21 @@ impl<D: Device> RegionMemory<D> {
             Some(saved) => self.restore_saved(saved, backups),
             None => Ok(()),
         });
-        let Err(putting_back) = restored else {
+        let Err(undoing) = restored else {
             return error;
         };
         if matches!(self.have_copies_ended(backups), Ok(true)) {
-            // What is new holds nothing yet.
+            // New pieces have no contents yet.
             for (backing, before) in backings.iter_mut().zip(&before) {
-                // What is not taken back now is offered with the next pause.
+                // What the driver refuses now is released by the next pause.
                 let _ = backing.reduce_to(&self.device, before);
             }
         }
-        RegionError::not_put_back(error, putting_back)
+        RegionError::not_undone(error, undoing)
     }
 
-    /// Copies back what is saved. Of a segment that went back after its blocks were asked for nothing is: it may have no
-    /// memory, and what it held is nobody's.
+    /// Restores what is saved, except for segments that were released since the blocks were listed: those may have no
+    /// memory, and nothing needs their contents.
     fn restore_saved(
         &self,
         saved: &mut Saved<BackupOf<D>>,
@@ -214,21 +215,21 @@ impl<D: Device> RegionMemory<D> {
         Ok(())
     }
 
-    /// Gives away what an earlier pause left on the device.
-    fn give_rest_away(&self) -> Result<(), RegionError> {
+    /// Releases the memory that an earlier pause left on the device.
+    fn release_rest(&self) -> Result<(), RegionError> {
         let mut backings = self.take_backings()?;
-        let outcome = give_all_back(&mut backings, &self.device);
+        let outcome = release_all(&mut backings, &self.device);
         self.put_backings(backings)?;
         outcome
     }
 }
 
-/// Gives everything back, or as much as the driver takes.
-fn give_all_back(backings: &mut [Backing], device: &impl Device) -> Result<(), RegionError> {
+/// Releases everything that the driver does not refuse.
+fn release_all(backings: &mut [Backing], device: &impl Device) -> Result<(), RegionError> {
     let mut outcome = Ok(());
     for backing in backings.iter_mut() {
         outcome = outcome.and(backing.reduce_to(device, &Default::default()));
     }
     let size = backings.iter().map(Backing::bytes).sum();
-    outcome.map_err(|error| RegionError::StillHeld { size, error })
+    outcome.map_err(|error| RegionError::NotReleased { size, error })
 }
