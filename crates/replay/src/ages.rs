@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_core::{Action, Config, DeviceAddress, Event, FreeBlockOrder};
+use lowtide_core::{Action, Bytes, Config, DeviceAddress, Event, FreeBlockOrder};
 
 use crate::job::{Job, Options};
 use crate::progress::Progress;
@@ -91,22 +91,15 @@ fn segment_places(job: &Job<'_>, order: &[usize], miss: &Miss) -> [Option<usize>
 /// Returns the positions in the order of the free blocks that PyTorch and the replay took. Blocks that began later
 /// than the initial ones have positions behind the order's end.
 fn block_places(miss: &Miss) -> [Option<usize>; 2] {
-    let Miss {
-        difference,
-        allocator,
-        ..
-    } = miss;
-    let numbers: BTreeMap<DeviceAddress, u64> = allocator.lane().block_numbers().collect();
+    let (difference, lane) = (&miss.difference, miss.allocator.lane());
+    let numbers: BTreeMap<DeviceAddress, u64> = lane.block_numbers().collect();
     let place_at = |address| usize::try_from(numbers.get(&address)? - 1).ok();
     let taken = allocated_at(difference.replayed).and_then(|address| {
-        let block = allocator.lane().allocation(address).ok()?;
+        let block = lane.allocation(address).ok()?;
         // A block that was split off began just now; the remainder is the block that was there before.
         let is_part = numbers.values().max() == numbers.get(&address);
-        place_at(if is_part {
-            address + block.size
-        } else {
-            address
-        })
+        let part = if is_part { block.size } else { Bytes::ZERO };
+        place_at(address + part)
     });
     [allocated_at(difference.recorded).and_then(place_at), taken]
 }

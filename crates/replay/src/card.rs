@@ -20,8 +20,7 @@ impl Card {
     /// Infers the card of a recording. `page_size` is the page size of its expandable segments for large requests.
     /// O(n) for n events.
     pub(crate) fn new(trace: &Trace, page_size: Bytes) -> Card {
-        let segments = trace.initial.segments.iter();
-        let mut reserved: Bytes = segments.map(|segment| segment.size).sum();
+        let mut reserved = trace.initial_reserved_bytes();
         let (mut held_max, mut refused_max, mut is_limited) = (reserved, None, false);
         for recorded in &trace.events {
             let event = recorded.event;

@@ -10,7 +10,7 @@ use lowtide_trace::Trace;
 
 use crate::extents::Extents;
 use crate::pools::EventPools;
-use crate::program::{Program, Slot, Step, User};
+use crate::program::{Program, Request, Slot, Step, User};
 use crate::survey::{Survey, Traffic, is_free_at_once};
 
 /// Returns the steps of a recording. Reads each event twice and hashes each block once.
@@ -65,10 +65,10 @@ struct Group {
 
 impl<'a> Compiler<'a> {
     fn new(trace: &'a Trace) -> Compiler<'a> {
-        let segments = trace.initial.segments.iter();
         let mut event_pools = EventPools::new(trace);
         let initial_segments = std::mem::take(&mut event_pools.initial_segments);
         let survey = Survey::new(trace, &event_pools);
+        let pool_bytes = initial_bytes(&initial_segments);
         Compiler {
             trace,
             program: Program {
@@ -83,13 +83,14 @@ impl<'a> Compiler<'a> {
             vacant: Vec::new(),
             used: HashMap::new(),
             users: BTreeMap::new(),
-            pools: held_pools(&event_pools),
-            pool_bytes: initial_bytes(&event_pools),
+            // Something holds each pool before the first event.
+            pools: pool_bytes.keys().map(|&pool| (pool, true)).collect(),
+            pool_bytes,
             group: Group::default(),
             restored_until: 0,
             emptied: Vec::new(),
             silent: Vec::new(),
-            reserved: segments.map(|segment| segment.size).sum(),
+            reserved: trace.initial_reserved_bytes(),
             extents: Extents::new(trace),
             event_pools,
             survey,
@@ -122,18 +123,14 @@ impl<'a> Compiler<'a> {
             }
             let slot = self.occupy(block.address);
             self.program.initial_slots.push(slot);
-            let pool = block.pool.unwrap_or_default();
-            self.pools.insert(pool, true);
-            let (size, stream) = (block.requested, block.stream);
-            self.push(
-                0,
-                Step::Allocate {
-                    slot,
-                    size,
-                    stream,
-                    pool,
-                },
-            );
+            let request = Request {
+                size: block.requested,
+                stream: block.stream,
+                pool: block.pool.unwrap_or_default(),
+            };
+            self.pools.insert(request.pool, true);
+            let at = None;
+            self.push(0, Step::Allocate { slot, request, at });
         }
         for reserve in reserves {
             reserved.extend(self.compile_reserve(&reserve));
@@ -162,41 +159,28 @@ impl<'a> Compiler<'a> {
             let slot = self.new_slot();
             slots.push(slot);
             let (stream, pool) = (reserve.stream, reserve.pool);
-            self.push(
-                0,
-                Step::Reserve {
-                    slot,
-                    size,
-                    stream,
-                    pool,
-                },
-            );
+            let request = Request { size, stream, pool };
+            self.push(0, Step::Reserve { slot, request });
         }
         slots
     }
 
     fn compile_event(&mut self, index: usize) {
-        let Event {
-            action,
-            address,
-            size,
-            ..
-        } = self.trace.events[index].event;
-        match action {
+        let event = self.trace.events[index].event;
+        match event.action {
             Action::Alloc => self.compile_alloc(index),
             Action::OutOfMemory => self.compile_out_of_memory(index),
             Action::FreeRequested => self.compile_free(index),
             Action::FreeCompleted if self.used.is_empty() => {}
             Action::FreeCompleted => {
-                if let Some(user) = self.used.remove(&address) {
+                if let Some(user) = self.used.remove(&event.address) {
                     let gave_back = !self.group.released_from.is_empty();
                     if gave_back && !self.survey.gives_back_some() {
                         // PyTorch waits for all blocks that other streams use before it releases memory.
                         self.end_group(index, false);
                     }
-                    self.vacate(address);
-                    let completed = self.trace.events[index].event;
-                    self.group.traffic.finish(completed, index);
+                    self.vacate(event.address);
+                    self.group.traffic.finish(event, index);
                     self.group.finished.push(user);
                     if self.group.released_from.is_empty() {
                         self.group.finished_first += 1;
@@ -204,13 +188,11 @@ impl<'a> Compiler<'a> {
                 }
             }
             Action::SegmentAlloc | Action::SegmentMap => {
-                self.extents.apply(self.trace.events[index].event);
-                self.group.traffic.add(size, self.reserved, action);
-                self.reserved += size;
-                *self
-                    .pool_bytes
-                    .entry(self.event_pools.of(index))
-                    .or_default() += size;
+                self.extents.apply(event);
+                self.group.traffic.add(event, self.reserved);
+                self.reserved += event.size;
+                let pool = self.event_pools.of(index);
+                *self.pool_bytes.entry(pool).or_default() += event.size;
             }
             Action::SegmentFree | Action::SegmentUnmap => self.compile_release(index),
             // To the program, a pause is no event: paused memory keeps its addresses until it is freed.
@@ -219,49 +201,34 @@ impl<'a> Compiler<'a> {
     }
 
     fn compile_alloc(&mut self, index: usize) {
-        let Event {
-            address,
-            size,
-            stream,
-            ..
-        } = self.trace.events[index].event;
-        let pool = self.event_pools.of(index);
-        self.end_group(index, true);
-        self.hold_pool(pool);
+        let request = self.begin_request(index);
+        let address = self.trace.events[index].event.address;
         let slot = self.occupy(address);
-        let step = if self.restores(index, pool) {
-            Step::AllocateAt {
-                slot,
-                address,
-                size,
-                stream,
-                pool,
-            }
-        } else {
-            Step::Allocate {
-                slot,
-                size,
-                stream,
-                pool,
-            }
+        let is_restored = self.restores(index, request.pool);
+        let at = is_restored.then_some(address);
+        self.push(index + 1, Step::Allocate { slot, request, at });
+        self.finish_uses(index + 1);
+    }
+
+    fn compile_out_of_memory(&mut self, index: usize) {
+        let request = self.begin_request(index);
+        let in_capture =
+            !request.pool.is_default() || self.survey.captured_refusals.contains(&index);
+        let step = Step::AllocateInVain {
+            request,
+            in_capture,
         };
         self.push(index + 1, step);
         self.finish_uses(index + 1);
     }
 
-    fn compile_out_of_memory(&mut self, index: usize) {
+    /// Returns the request of an event, after the steps that come before it.
+    fn begin_request(&mut self, index: usize) -> Request {
         let Event { size, stream, .. } = self.trace.events[index].event;
         let pool = self.event_pools.of(index);
         self.end_group(index, true);
         self.hold_pool(pool);
-        let step = Step::AllocateInVain {
-            size,
-            stream,
-            pool,
-            in_capture: !pool.is_default() || self.survey.captured_refusals.contains(&index),
-        };
-        self.push(index + 1, step);
-        self.finish_uses(index + 1);
+        Request { size, stream, pool }
     }
 
     fn compile_free(&mut self, index: usize) {
@@ -290,19 +257,16 @@ impl<'a> Compiler<'a> {
 
     /// Returns a user whose blocks are all free before `completion`, an existing one if possible.
     fn user_until(&mut self, completion: usize) -> User {
-        let mut done_before = self.users.range_mut(..=completion);
-        let user = done_before
-            .next_back()
-            .map(|(&latest, users)| (latest, users.pop()));
-        let user = match user {
-            Some((latest, user)) => {
-                if self.users[&latest].is_empty() {
-                    self.users.remove(&latest);
-                }
-                user
+        let done_before = self.users.range(..=completion).next_back();
+        let latest = done_before.map(|(&latest, _)| latest);
+        let user = latest.and_then(|latest| {
+            let mut users = self.users.remove(&latest)?;
+            let user = users.pop();
+            if !users.is_empty() {
+                self.users.insert(latest, users);
             }
-            None => None,
-        };
+            user
+        });
         let user = user.unwrap_or_else(|| {
             self.program.users += 1;
             User(number(self.program.users - 1))
@@ -346,9 +310,7 @@ impl<'a> Compiler<'a> {
                 || self.survey.partial_releases.contains(&end)
             {
                 // PyTorch first checks which streams have finished, and then releases some memory without a wait.
-                let first = group.finished.drain(..group.finished_first);
-                self.silent
-                    .extend(first.map(|user| Step::FinishUse { user }));
+                self.finish(group.finished.drain(..group.finished_first));
             }
             // PyTorch waited for other streams during the request.
             self.group.finished = std::mem::take(&mut group.finished);
@@ -558,16 +520,6 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// Returns the private pools before the first event. Something holds each of them.
-fn held_pools(event_pools: &EventPools<'_>) -> HashMap<MempoolId, bool> {
-    let segments = 0..event_pools.trace.initial.segments.len();
-    let pools = segments.map(|index| event_pools.of_initial(index));
-    pools
-        .filter(|pool| !pool.is_default())
-        .map(|pool| (pool, true))
-        .collect()
-}
-
 /// The free memory of a private pool's segment before the first event.
 struct Reserve {
     stream: Stream,
@@ -602,10 +554,10 @@ fn initial_reserves(segments: &[SegmentSnapshot]) -> Vec<Reserve> {
 }
 
 /// Returns the bytes in each pool's segments before the first event.
-fn initial_bytes(event_pools: &EventPools<'_>) -> HashMap<MempoolId, Bytes> {
+fn initial_bytes(segments: &[SegmentSnapshot]) -> HashMap<MempoolId, Bytes> {
     let mut bytes = HashMap::new();
-    for (index, segment) in event_pools.trace.initial.segments.iter().enumerate() {
-        *bytes.entry(event_pools.of_initial(index)).or_default() += segment.size;
+    for segment in segments {
+        *bytes.entry(segment.pool).or_default() += segment.size;
     }
     bytes
 }

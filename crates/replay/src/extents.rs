@@ -42,13 +42,13 @@ impl Extents {
 
     /// Returns the start and end of the range that contains an address.
     pub(crate) fn around(&self, address: DeviceAddress) -> Option<(DeviceAddress, DeviceAddress)> {
-        let before = [&self.segments, &self.mapped].map(|extents| {
-            extents
-                .range(..=address)
-                .next_back()
-                .map(|(&start, &end)| (start, end))
-        });
-        before.into_iter().flatten().find(|&(_, end)| address < end)
+        let before = [&self.segments, &self.mapped];
+        let before = before.map(|extents| extents.range(..=address).next_back());
+        let around = before
+            .into_iter()
+            .flatten()
+            .find(|&(_, &end)| address < end);
+        around.map(|(&start, &end)| (start, end))
     }
 
     /// Returns whether a mapped range begins at `start`: memory that was mapped page by page.
@@ -77,17 +77,13 @@ impl Extents {
     /// Removes memory that was unmapped, from at most one range.
     pub(crate) fn unmap(&mut self, start: DeviceAddress, end: DeviceAddress) {
         let around = self.mapped.range(..=start).next_back();
-        let around = around.map(|(&first, &last)| (first, last));
-        let Some((first, last)) = around.filter(|&(_, last)| end <= last) else {
+        let Some((&first, &last)) = around.filter(|&(_, &last)| end <= last) else {
             return;
         };
         self.mapped.remove(&first);
-        if first < start {
-            self.mapped.insert(first, start);
-        }
-        if end < last {
-            self.mapped.insert(end, last);
-        }
+        let rest = [(first, start), (end, last)];
+        self.mapped
+            .extend({ rest.into_iter() }.filter(|(from, to)| from < to));
     }
 }
 

@@ -71,15 +71,11 @@ impl Job<'_> {
         progress: &dyn Progress,
     ) -> Result<Outcome, ReplayError> {
         let mut options = *options;
-        let limit = match options {
-            Options {
-                verify: true,
-                capacity: None,
-                ..
-            } => limit::search(self, config, progress),
-            _ => None,
-        };
-        options.capacity = options.capacity.or(limit);
+        let mut limit = None;
+        if options.verify && options.capacity.is_none() {
+            limit = limit::search(self, config, progress);
+            options.capacity = limit;
+        }
         let ages = ages::search(self, config, &options, progress);
         let mut outcome = Run::new(self, config, &options, &ages).finish(config, progress)?;
         if let Some(verified) = &mut outcome.verified {

@@ -50,7 +50,7 @@ pub struct Outcome {
 }
 
 /// The comparison of a replay's events with the recorded ones.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Default, Debug, Serialize)]
 pub struct Verified {
     /// The number of allocations compared.
     pub compared: u64,
@@ -87,29 +87,20 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let describe = |event: Option<Event>| match event {
-            Some(Event {
-                action,
-                address,
-                size,
-                stream,
-                ..
-            }) => {
-                format!(
-                    "{} of {} bytes at {address} on stream {}",
-                    action.name(),
-                    size.get(),
-                    stream.0
-                )
-            }
-            None => "nothing".to_owned(),
+        let describe = |event: Event| {
+            let Event {
+                address, stream, ..
+            } = event;
+            let (what, bytes) = (event.action.name(), event.size.get());
+            format!(
+                "{what} of {bytes} bytes at {address} on stream {}",
+                stream.0
+            )
         };
+        let describe = |event: Option<Event>| event.map_or_else(|| "nothing".to_owned(), describe);
         let (recorded, replayed) = (describe(self.recorded), describe(self.replayed));
-        write!(
-            f,
-            "event {}: recorded {recorded}, replayed {replayed}",
-            self.event
-        )
+        let event = self.event;
+        write!(f, "event {event}: recorded {recorded}, replayed {replayed}")
     }
 }
 
@@ -162,11 +153,8 @@ impl ReplayError {
 
 impl fmt::Display for ReplayError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the replay broke off at event {}: {}",
-            self.event, self.error
-        )?;
+        let ReplayError { event, error, .. } = self;
+        write!(f, "the replay broke off at event {event}: {error}")?;
         match &self.difference {
             Some(difference) => write!(f, "; first difference: {difference}"),
             None => Ok(()),

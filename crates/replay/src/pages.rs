@@ -58,10 +58,8 @@ impl Pages {
                 self.map(start, start + event.size, event.size > SMALL_PAGE);
             }
             Action::SegmentUnmap => self.change(start, start + event.size, |pages, end| {
-                pages
-                    .mapped
-                    .iter_mut()
-                    .for_each(|mapped| mapped.unmap(start, end));
+                let mapped = pages.mapped.iter_mut();
+                mapped.for_each(|mapped| mapped.unmap(start, end));
             }),
             Action::Alloc => self.hold(start, start + self.config.block_size(event.size)),
             Action::FreeCompleted => {
@@ -82,11 +80,8 @@ impl Pages {
     }
 
     fn hold(&mut self, start: DeviceAddress, end: DeviceAddress) {
-        let is_mapped = self
-            .mapped
-            .iter()
-            .any(|mapped| mapped.around(start).is_some());
-        if is_mapped {
+        let mut mapped = self.mapped.iter();
+        if mapped.any(|mapped| mapped.around(start).is_some()) {
             self.change(start, end, |pages, end| {
                 pages.held.insert(start, end);
             });
@@ -109,11 +104,12 @@ impl Pages {
     /// Returns the number of free ranges with a releasable page that begin or end between two addresses.
     fn vacant_around(&self, start: DeviceAddress, end: DeviceAddress) -> usize {
         let before = DeviceAddress(start.get().saturating_sub(1));
-        let around = [before, start, end];
-        let stretches = around
+        let stretches = [before, start, end].map(|address| self.stretch(address));
+        stretches
             .into_iter()
-            .filter_map(|address| self.stretch(address));
-        stretches.collect::<BTreeSet<_>>().len()
+            .flatten()
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 
     /// Returns the start of the free range that contains `address`, if a page of the range could be released.

@@ -19,7 +19,7 @@ use lowtide_core::{
     Action, BlockStatus, Bytes, CachingConfig, DeviceAddress, Event, FreeBlockOrder, MempoolId,
     SegmentSnapshot, Stream,
 };
-use lowtide_trace::Trace;
+use lowtide_trace::{InitialBlock, Trace};
 
 use crate::apart::Apart;
 use crate::card::Card;
@@ -49,13 +49,9 @@ const LOOKED_AT_MAX: usize = if cfg!(test) { 1 << 23 } else { 1 << 26 };
 /// - for each segment below an initial segment that grows;
 /// - for the memory that stays when other memory is released.
 fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
-    let mut released = trace.events.iter().filter(|recorded| {
-        matches!(
-            recorded.event.action,
-            Action::SegmentFree | Action::SegmentUnmap
-        )
-    });
-    let knows_pools = released.all(|recorded| recorded.pool_known);
+    let is_release = |action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
+    let mut events = trace.events.iter();
+    let knows_pools = events.all(|event| event.pool_known || !is_release(event.event.action));
     let has_ranges = initial.segments.iter().any(|segment| segment.is_expandable);
     if knows_pools && initial.uncertain.is_empty() && !has_ranges {
         return None;
@@ -67,18 +63,15 @@ fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
         ..Layout::default()
     };
     let page_size = layout.config.large_segment_size;
-    layout.room = card
-        .full_size_min
-        .map(|size| CachingConfig::expandable_segment_size(size, page_size));
+    let room = |card_size| CachingConfig::expandable_segment_size(card_size, page_size);
+    layout.room = card.full_size_min.map(room);
     for (segment, known) in initial.segments.iter().zip(&trace.initial.segments) {
         layout.adopt(segment, known.pool);
     }
     layout.adopted = layout.segments.len();
     layout.tell_apart_adopted();
-    let initial_blocks = trace.initial.blocks.iter();
-    layout.waiting = initial_blocks
-        .filter(|block| block.status == BlockStatus::PendingFree)
-        .count();
+    let is_pending = |block: &&InitialBlock| block.status == BlockStatus::PendingFree;
+    layout.waiting = trace.initial.blocks.iter().filter(is_pending).count();
     let mut owners = Vec::with_capacity(trace.events.len());
     for recorded in &trace.events {
         owners.push(layout.apply(recorded.event, recorded.pool())?);
@@ -136,10 +129,10 @@ impl<'a> EventPools<'a> {
             ranges,
         } = told.unwrap_or_default();
         initial.shorten(&shorter_by);
-        for (index, segment) in initial.segments.iter_mut().enumerate() {
-            segment.pool = told
-                .as_ref()
-                .map_or(segment.pool, |told| told.initial[index]);
+        if let Some(told) = &told {
+            for (segment, pool) in initial.segments.iter_mut().zip(&told.initial) {
+                segment.pool = *pool;
+            }
         }
         EventPools {
             trace,
@@ -272,13 +265,8 @@ impl Layout {
     /// Applies an event, and returns the segment that it concerns. Returns `None` if the event contradicts the
     /// events before.
     fn apply(&mut self, event: Event, pool: Option<MempoolId>) -> Option<Option<usize>> {
-        let Event {
-            action,
-            address,
-            size,
-            stream,
-            ..
-        } = event;
+        let Event { action, size, .. } = event;
+        let (address, stream) = (event.address, event.stream);
         let is_release = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
         // PyTorch waits for other streams before it releases anything, except for requests that release only some
         // memory.
@@ -293,10 +281,8 @@ impl Layout {
         }
         match action {
             Action::SegmentAlloc => {
-                let owner = Owner {
-                    stream,
-                    is_large: size > SMALL_SEGMENT,
-                };
+                let is_large = size > SMALL_SEGMENT;
+                let owner = Owner { stream, is_large };
                 let segment = self.insert_segment(owner, pool, address, size, false);
                 self.insert_free(address, size, segment);
                 self.fresh = Some(segment);
@@ -316,15 +302,9 @@ impl Layout {
     }
 
     fn adopt(&mut self, picture: &SegmentSnapshot, pool: Option<MempoolId>) {
-        let &SegmentSnapshot {
-            stream,
-            is_large,
-            is_expandable,
-            ..
-        } = picture;
-        let owner = Owner { stream, is_large };
-        let segment =
-            self.insert_segment(owner, pool, picture.address, picture.size, is_expandable);
+        let (stream, is_large) = (picture.stream, picture.is_large);
+        let (owner, start) = (Owner { stream, is_large }, picture.address);
+        let segment = self.insert_segment(owner, pool, start, picture.size, picture.is_expandable);
         let held = { picture.blocks.iter() }.filter(|block| block.status != BlockStatus::Inactive);
         let mut held_large = held.map(|block| block.requested > SMALL_REQUEST_MAX);
         self.segments[segment].is_kind_known =
@@ -333,12 +313,7 @@ impl Layout {
             if block.status == BlockStatus::Inactive {
                 self.insert_free(block.address, block.size, segment);
             } else {
-                let taken = Block {
-                    size: block.size,
-                    segment,
-                    is_free: false,
-                };
-                self.blocks.insert(block.address, taken);
+                self.insert_block(block.address, block.size, segment, false);
             }
         }
     }
@@ -393,11 +368,8 @@ impl Layout {
                 let is_large = size > SMALL_SEGMENT;
                 let owner = Owner { stream, is_large };
                 let new = self.insert_segment(owner, pool, address, size, true);
-                let last = (stream, DeviceAddress(u64::MAX));
-                let next = self
-                    .expandable
-                    .range((stream, address + size)..=last)
-                    .next();
+                let above = (stream, address + size)..=(stream, DeviceAddress(u64::MAX));
+                let next = self.expandable.range(above).next();
                 self.beginnings.extend(next.map(|(_, &next)| (next, new)));
                 new
             }
@@ -513,19 +485,9 @@ impl Layout {
         };
         let unsplit =
             segment.owner.is_large && self.config.max_split_size.is_some_and(|max| size >= max);
-        let taken = if rest >= least && !unsplit {
-            size
-        } else {
-            block.size
-        };
-        self.blocks.insert(
-            address,
-            Block {
-                size: taken,
-                is_free: false,
-                ..block
-            },
-        );
+        let is_split = rest >= least && !unsplit;
+        let taken = if is_split { size } else { block.size };
+        self.insert_block(address, taken, block.segment, false);
         if taken < block.size {
             self.insert_free(address + taken, block.size - taken, block.segment);
         }
@@ -619,26 +581,20 @@ impl Layout {
         let least = unsplit.map_or(size, |unsplit| unsplit.min(size));
         let free = self.free.get(&owner);
         let free = free.map(|free| free.range((least, DeviceAddress::NULL)..));
-        let others = free
-            .into_iter()
-            .flatten()
-            .map(|&(candidate_size, candidate)| {
-                let segment = self.blocks.get(&candidate)?.segment;
-                let serves =
-                    candidate_size >= size && self.config.block_serves(candidate_size, size);
-                let goes = unsplit.is_some_and(|unsplit| candidate_size >= unsplit)
-                    && !self.segments[segment].is_expandable;
-                Some((segment, serves || goes))
-            });
-        let others: Vec<_> = others.collect::<Option<_>>()?;
-        self.looked_at += others.len();
+        let mut others = Vec::new();
+        for &(candidate_size, candidate) in free.into_iter().flatten() {
+            let segment = self.blocks.get(&candidate)?.segment;
+            let serves = candidate_size >= size && self.config.block_serves(candidate_size, size);
+            let goes = unsplit.is_some_and(|unsplit| candidate_size >= unsplit)
+                && !self.segments[segment].is_expandable;
+            self.looked_at += 1;
+            others.extend((serves || goes).then_some(segment));
+        }
         if self.room.is_some() && self.config.expandable_segments && !self.any_has_room(owner, size)
         {
             self.empty.insert(owner);
         }
-        let others =
-            { others.into_iter() }.filter_map(|(segment, is_apart)| is_apart.then_some(segment));
-        self.apart.tell_all([refused], others.collect());
+        self.apart.tell_all([refused], others);
         Some(refused)
     }
 
@@ -673,8 +629,8 @@ impl Layout {
         segment.held_bytes = segment.held_bytes.saturating_sub(size);
         if segment.is_expandable && segment.held_bytes.is_zero() {
             // The segment has ended, and its addresses may be used by another.
-            self.expandable
-                .remove(&(segment.owner.stream, segment.start));
+            let key = (segment.owner.stream, segment.start);
+            self.expandable.remove(&key);
         }
         self.released.insert(block.segment);
         Some(block.segment)
@@ -706,10 +662,8 @@ impl Layout {
             Action::OutOfMemory => next.size > SMALL_REQUEST_MAX,
             _ => return false,
         };
-        let owner = Owner {
-            stream: next.stream,
-            is_large,
-        };
+        let stream = next.stream;
+        let owner = Owner { stream, is_large };
         let collects_garbage = self.config.garbage_collection_threshold > 0.0;
         let is_unsplit = |segment: &Segment| {
             let size = segment.end.offset_from(segment.start);
@@ -748,12 +702,8 @@ impl Layout {
             self.blocks.remove(&next);
             size += after.size;
         }
-        let before = self
-            .blocks
-            .range(..address)
-            .next_back()
-            .map(|(&at, &block)| (at, block));
-        if let Some((at, block)) = before
+        let before = self.blocks.range(..address).next_back();
+        if let Some((at, block)) = before.map(|(&at, &block)| (at, block))
             && joins(&block)
             && at + block.size == address
         {
@@ -761,19 +711,21 @@ impl Layout {
             self.blocks.remove(&address);
             (address, size) = (at, size + block.size);
         }
-        self.blocks.insert(
-            address,
-            Block {
-                size,
-                segment,
-                is_free: true,
-            },
-        );
+        self.insert_block(address, size, segment, true);
         let owner = self.segments[segment].owner;
         self.free.entry(owner).or_default().insert((size, address));
         if self.is_releasable(address, size, segment) {
             self.releasable.insert((segment, address));
         }
+    }
+
+    fn insert_block(&mut self, at: DeviceAddress, size: Bytes, segment: usize, is_free: bool) {
+        let block = Block {
+            size,
+            segment,
+            is_free,
+        };
+        self.blocks.insert(at, block);
     }
 
     fn remove_free(&mut self, address: DeviceAddress) {
@@ -788,10 +740,10 @@ impl Layout {
 
     /// Returns a pool for each segment: the known one, or the first pool that the evidence allows.
     fn pools(&self) -> Vec<MempoolId> {
-        let mut pools: Vec<Option<MempoolId>> =
-            self.segments.iter().map(|segment| segment.pool).collect();
-        self.apart
-            .assign(&mut pools, &self.private, |segment| self.whole(segment));
+        let segments = self.segments.iter();
+        let mut pools: Vec<Option<MempoolId>> = segments.map(|segment| segment.pool).collect();
+        let whole = |segment| self.whole(segment);
+        self.apart.assign(&mut pools, &self.private, whole);
         pools.into_iter().map(Option::unwrap_or_default).collect()
     }
 }

@@ -21,34 +21,16 @@ pub(crate) enum Step {
     /// Allocates a block into a slot.
     Allocate {
         slot: Slot,
-        size: Bytes,
-        stream: Stream,
-        pool: MempoolId,
-    },
-    /// Allocates the block at an address, as PyTorch does when it restores a private pool to a checkpoint. In a
-    /// replay with other addresses, any block will do.
-    AllocateAt {
-        slot: Slot,
-        address: DeviceAddress,
-        size: Bytes,
-        stream: Stream,
-        pool: MempoolId,
+        request: Request,
+        /// The block's address, if PyTorch restores a private pool to a checkpoint. In a replay with other addresses,
+        /// any block will do.
+        at: Option<DeviceAddress>,
     },
     /// Requests a block that PyTorch could not serve, or could not serve while a graph was captured.
-    AllocateInVain {
-        size: Bytes,
-        stream: Stream,
-        pool: MempoolId,
-        in_capture: bool,
-    },
+    AllocateInVain { request: Request, in_capture: bool },
     /// Requests memory that a private pool held free before the first event. The block is freed before that event
     /// too, and its memory stays with the pool: no other request can use it while the pool is alive.
-    Reserve {
-        slot: Slot,
-        size: Bytes,
-        stream: Stream,
-        pool: MempoolId,
-    },
+    Reserve { slot: Slot, request: Request },
     /// Frees the block in a slot. No other stream uses it.
     Free { slot: Slot },
     /// Frees the block in a slot while work in another stream still uses it. `user` is the stream that stands for
@@ -64,6 +46,14 @@ pub(crate) enum Step {
     HoldPool { pool: MempoolId },
     /// The last holder of a private pool releases it.
     ReleasePool { pool: MempoolId },
+}
+
+/// A request for a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Request {
+    pub(crate) size: Bytes,
+    pub(crate) stream: Stream,
+    pub(crate) pool: MempoolId,
 }
 
 /// The number of a place for an allocated block.

@@ -4,15 +4,14 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use lowtide_core::{
-    Action, AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, MempoolId,
-    Stream,
+    Action, AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, Stream,
 };
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
 use crate::job::{Job, Options};
 use crate::outcome::{Difference, Outcome, Point, ReplayError};
-use crate::program::{Program, Slot, Step, User};
+use crate::program::{Program, Request, Slot, Step, User};
 use crate::progress::Progress;
 use crate::script::{Addresses, Likely, Script};
 use crate::settings::config_of;
@@ -172,8 +171,7 @@ impl<'a> Run<'a> {
         self.take_all(progress)?;
         let verified = self.comparison.map(Comparison::finish);
         let agrees = verified.is_some_and(|verified| verified.first_difference.is_none());
-        let is_served =
-            |step: &&Step| matches!(step, Step::Allocate { .. } | Step::AllocateAt { .. });
+        let is_served = |step: &&Step| matches!(step, Step::Allocate { .. });
         let blocks = self.program.steps.iter().filter(is_served).count();
         let sizes = self.block_sizes;
         Ok(sizes.filter(|sizes| agrees && sizes.len() == blocks))
@@ -187,10 +185,7 @@ impl<'a> Run<'a> {
     ) -> Result<Option<Miss>, ReplayError> {
         self.stops_at_difference = true;
         self.take_all(progress)?;
-        let was_refused = match self.allocator.lane_mut().driver_mut().addresses_mut() {
-            Addresses::Recorded(script) => script.refused_in_step(),
-            Addresses::Likely(_) => false,
-        };
+        let was_refused = self.script().is_some_and(|script| script.refused_in_step());
         let difference = self
             .comparison
             .and_then(|comparison| comparison.finish().first_difference);
@@ -256,10 +251,8 @@ impl<'a> Run<'a> {
         }
         for &place in &self.ages.segments {
             let segment = &self.program.initial_segments[place];
-            if let Addresses::Recorded(script) =
-                self.allocator.lane_mut().driver_mut().addresses_mut()
-            {
-                let range = self.program.initial_ranges.get(&segment.address);
+            let range = self.program.initial_ranges.get(&segment.address);
+            if let Some(script) = self.script() {
                 script.place_next(range.copied().unwrap_or(segment.address));
             }
             let adopted = self.allocator.lane_mut().adopt(segment);
@@ -277,12 +270,9 @@ impl<'a> Run<'a> {
     }
 
     fn take(&mut self, index: usize) -> Result<Progressed, ReplayError> {
-        let (step, end) = (
-            self.program.steps[index],
-            self.program.event_ends[index] as usize,
-        );
-        if let Addresses::Recorded(script) = self.allocator.lane_mut().driver_mut().addresses_mut()
-        {
+        let step = self.program.steps[index];
+        let end = self.program.event_ends[index] as usize;
+        if let Some(script) = self.script() {
             script.begin_step(end);
         }
         let progressed = self
@@ -307,39 +297,21 @@ impl<'a> Run<'a> {
 
     fn act(&mut self, step: Step, end: usize) -> Result<Progressed, AllocError> {
         match step {
-            Step::Allocate {
-                slot,
-                size,
-                stream,
-                pool,
-            } => {
-                let result = self.allocate(pool, size, stream, false);
-                return self.keep(slot, result, end);
-            }
-            Step::AllocateAt {
-                slot,
-                address,
-                size,
-                stream,
-                pool,
-            } => {
-                let at_address = match self.comparison {
-                    Some(_) => self.allocator.lane_mut().allocate_at(address, size).ok(),
-                    None => None,
-                };
+            Step::Allocate { slot, request, at } => {
+                let is_compared = self.comparison.is_some();
+                let at_address = at.filter(|_| is_compared).and_then(|address| {
+                    let lane = self.allocator.lane_mut();
+                    lane.allocate_at(address, request.size).ok()
+                });
                 let result = match at_address {
                     Some(address) => Ok(address),
-                    None => self.allocate(pool, size, stream, false),
+                    None => self.allocate(request, false),
                 };
                 return self.keep(slot, result, end);
             }
-            Step::Reserve {
-                slot,
-                size,
-                stream,
-                pool,
-            } => {
+            Step::Reserve { slot, request } => {
                 if self.keeps_free_memory {
+                    let Request { size, stream, pool } = request;
                     match self.allocator.allocate_in(pool, size, stream) {
                         Ok(address) => self.addresses[slot.index()] = address,
                         Err(error) => return self.refuse(end, error, Progressed::Ended),
@@ -347,12 +319,10 @@ impl<'a> Run<'a> {
                 }
             }
             Step::AllocateInVain {
-                size,
-                stream,
-                pool,
+                request,
                 in_capture,
             } => {
-                let result = self.allocate(pool, size, stream, in_capture);
+                let result = self.allocate(request, in_capture);
                 return self.go_on_without(end, result);
             }
             Step::Free { slot } => self.allocator.free(self.addresses[slot.index()])?,
@@ -373,17 +343,12 @@ impl<'a> Run<'a> {
     /// the same for a request of another pool.
     fn allocate(
         &mut self,
-        pool: MempoolId,
-        size: Bytes,
-        stream: Stream,
+        Request { size, stream, pool }: Request,
         in_capture: bool,
     ) -> Result<DeviceAddress, AllocError> {
-        let gives_nothing_back = match self.allocator.lane_mut().driver_mut().addresses_mut() {
-            Addresses::Recorded(script) => {
-                in_capture || !pool.is_default() && !script.gives_back_in_step()
-            }
-            Addresses::Likely(_) => false,
-        };
+        let gives_nothing_back = self
+            .script()
+            .is_some_and(|script| in_capture || !pool.is_default() && !script.gives_back_in_step());
         if gives_nothing_back {
             self.allocator.lane_mut().capture_begin();
         }
@@ -408,6 +373,14 @@ impl<'a> Run<'a> {
                 Ok(Progressed::On)
             }
             Err(error) => self.refuse(end, error, Progressed::Ended),
+        }
+    }
+
+    /// Returns the recorded driver's calls, if the driver does what was recorded.
+    fn script(&mut self) -> Option<&mut Script> {
+        match self.allocator.lane_mut().driver_mut().addresses_mut() {
+            Addresses::Recorded(script) => Some(script),
+            Addresses::Likely(_) => None,
         }
     }
 
@@ -516,8 +489,7 @@ impl<'a> Run<'a> {
             verified: self.comparison.map(Comparison::finish),
             timeline: self
                 .timeline
-                .map(|timeline| timeline.points)
-                .unwrap_or_default(),
+                .map_or_else(Vec::new, |timeline| timeline.points),
         }
     }
 }
@@ -575,8 +547,8 @@ impl<'a> Timeline<'a> {
     /// Keeps the maximum of each part, so that no peak falls between two points.
     fn add(&mut self, step: Step, end: usize, reserved: Bytes) {
         match step {
-            Step::Allocate { slot, size, .. } | Step::AllocateAt { slot, size, .. } => {
-                self.sizes[slot.index()] = size.round_up(Bytes(512));
+            Step::Allocate { slot, request, .. } => {
+                self.sizes[slot.index()] = request.size.round_up(Bytes(512));
                 self.live += self.sizes[slot.index()];
             }
             Step::Free { slot } | Step::FreeWhileUsed { slot, .. } => {
@@ -585,16 +557,10 @@ impl<'a> Timeline<'a> {
             _ => {}
         }
         let part = end.saturating_sub(1) / self.part_events;
-        let event = ((part + 1) * self.part_events)
-            .min(self.trace.events.len())
-            .max(1)
-            - 1;
+        let events = &self.trace.events;
+        let event = ((part + 1) * self.part_events).min(events.len()).max(1) - 1;
         if self.points.last().is_none_or(|last| last.event != event) {
-            let time_us = self
-                .trace
-                .events
-                .get(event)
-                .map_or(0, |event| event.time_us);
+            let time_us = events.get(event).map_or(0, |event| event.time_us);
             self.points.push(Point {
                 event,
                 time_us,

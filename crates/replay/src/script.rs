@@ -75,14 +75,18 @@ impl Places {
         }
     }
 
-    /// Takes a recorded place and returns true, unless a part of it is taken. The simulated driver allocates whole
-    /// pages. The recorded driver, or an allocator in its place, may have packed large segments more closely.
-    fn take(&mut self, start: DeviceAddress, size: Bytes) -> bool {
-        self.insert(start, size, true)
-    }
-
-    /// Takes an unrecorded place for a segment that the recording does not have.
-    fn take_elsewhere(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
+    /// Takes a recorded place, unless a part of it is taken, or else an unrecorded one. The simulated driver allocates
+    /// whole pages. The recorded driver, or an allocator in its place, may have packed large segments more closely.
+    fn take_or_elsewhere(
+        &mut self,
+        recorded: Option<DeviceAddress>,
+        size: Bytes,
+    ) -> Result<DeviceAddress, DriverError> {
+        if let Some(start) = recorded
+            && self.insert(start, size, true)
+        {
+            return Ok(start);
+        }
         loop {
             let start = self.elsewhere.allocate(size)?;
             // A job recorded on a simulator has its segments where this search begins; such places are skipped.
@@ -120,10 +124,8 @@ impl Likely {
             if event.action == Action::SegmentAlloc
                 && event.address + footprint(event.size) <= FirstFit::RESERVED.start
             {
-                vacant
-                    .entry(event.size)
-                    .or_default()
-                    .push_back(event.address);
+                let of_size = vacant.entry(event.size).or_default();
+                of_size.push_back(event.address);
             }
         }
         Likely {
@@ -168,13 +170,9 @@ impl Script {
             self.step = self.step.end..end;
             self.refused_in_step = false;
         }
-        while self
-            .events
-            .get(self.next)
-            .is_some_and(|&(index, _)| index < self.step.start)
-        {
-            self.next += 1;
-        }
+        let gone = self.events[self.next..].iter();
+        let gone = gone.take_while(|(index, _)| *index < self.step.start);
+        self.next += gone.count();
     }
 
     /// Returns the next recorded event of this step.
@@ -201,12 +199,8 @@ impl Script {
     }
 
     fn pass(&mut self, action: Action) {
-        if self
-            .next_in_step()
-            .is_some_and(|event| event.action == action)
-        {
-            self.next += 1;
-        }
+        let next = self.next_in_step();
+        self.next += usize::from(next.is_some_and(|event| event.action == action));
     }
 
     /// Returns the start of the next range, of the step's stream and kind, that memory is mapped into in any later
@@ -236,10 +230,8 @@ impl Script {
         let later = self.events[first..].iter();
         let found = later.map(|(_, event)| event).position(begins);
         *looked_ahead = found.map_or(self.events.len(), |found| first + found);
-        let (_, event) = self
-            .events
-            .get(*looked_ahead)
-            .ok_or(DriverError::OutOfMemory)?;
+        let next = self.events.get(*looked_ahead);
+        let (_, event) = next.ok_or(DriverError::OutOfMemory)?;
         self.reserved.insert(event.address);
         Ok(event.address)
     }
@@ -264,13 +256,11 @@ impl AddressSource for Script {
         }
         let same = |event: &Event| event.action == Action::SegmentAlloc && event.size == size;
         let recorded = placed.or_else(|| Some(self.next_in_step().filter(same)?.address));
-        match recorded.filter(|&address| self.places.take(address, size)) {
-            Some(address) => {
-                self.pass(Action::SegmentAlloc);
-                Ok(address)
-            }
-            None => self.places.take_elsewhere(size),
+        let address = self.places.take_or_elsewhere(recorded, size)?;
+        if recorded == Some(address) {
+            self.pass(Action::SegmentAlloc);
         }
+        Ok(address)
     }
 
     fn freed(&mut self, address: DeviceAddress, size: Bytes) {
@@ -326,10 +316,7 @@ impl AddressSource for Script {
 impl AddressSource for Likely {
     fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
         let next = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
-        match next.filter(|&address| self.places.take(address, size)) {
-            Some(address) => Ok(address),
-            None => self.places.take_elsewhere(size),
-        }
+        self.places.take_or_elsewhere(next, size)
     }
 
     fn freed(&mut self, address: DeviceAddress, size: Bytes) {

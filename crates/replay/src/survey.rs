@@ -93,10 +93,10 @@ impl Waiting {
 }
 
 impl Traffic {
-    /// Records memory from the driver. `reserved` is the bytes reserved before `action`.
-    pub(crate) fn add(&mut self, size: Bytes, reserved: Bytes, action: Action) {
-        self.came += size;
-        if action == Action::SegmentMap {
+    /// Records memory from the driver. `reserved` is the bytes reserved before it came.
+    pub(crate) fn add(&mut self, came: Event, reserved: Bytes) {
+        self.came += came.size;
+        if came.action == Action::SegmentMap {
             self.mapped_from.get_or_insert(reserved);
         }
     }
@@ -133,9 +133,7 @@ impl Traffic {
         index: usize,
     ) -> bool {
         let trace = pools.trace;
-        let request = trace.events.get(index).map(|recorded| recorded.event);
-        let request = request.filter(|event| event.action == Action::Alloc);
-        request.is_some_and(|request| {
+        served_at(trace, index).is_some_and(|request| {
             let size = config.block_size(request.size);
             self.releases.iter().any(|&release| {
                 let released = trace.events[release].event;
@@ -163,14 +161,11 @@ impl Traffic {
         config: &CachingConfig,
         index: usize,
     ) -> bool {
-        let events = &pools.trace.events;
-        let request = events.get(index).map(|recorded| recorded.event);
-        let request = request.filter(|event| event.action == Action::Alloc);
         self.mapped_first
-            || request.is_some_and(|request| {
+            || served_at(pools.trace, index).is_some_and(|request| {
                 let size = config.block_size(request.size);
                 self.finished_by.iter().any(|&finished| {
-                    let block = events[finished].event;
+                    let block = pools.trace.events[finished].event;
                     let block_size = config.block_size(block.size);
                     block.stream == request.stream
                         && pools.of(finished) == pools.of(index)
@@ -190,11 +185,8 @@ impl Traffic {
 
     /// Returns whether all released memory is large, as garbage is.
     pub(crate) fn may_be_garbage(&self, trace: &Trace) -> bool {
-        let mut released = self
-            .releases
-            .iter()
-            .map(|&release| trace.events[release].event);
-        released.all(|released| released.size > Bytes::mib(2))
+        let is_large = |&release: &usize| trace.events[release].event.size > Bytes::mib(2);
+        self.releases.iter().all(is_large)
     }
 
     /// Returns the bytes that would have been reserved for the request at event `index` without the release.
@@ -223,9 +215,14 @@ impl Traffic {
 /// Returns the size by which the request at event `index` counts toward the limit: the segment that it would get if
 /// no pages were mapped for it.
 fn asked(trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
-    let request = trace.events.get(index).map(|recorded| recorded.event);
-    let request = request.filter(|event| event.action == Action::Alloc)?;
+    let request = served_at(trace, index)?;
     Some(config.segment_size(config.block_size(request.size)))
+}
+
+/// Returns the event at `index`, if it is a request that was served.
+fn served_at(trace: &Trace, index: usize) -> Option<Event> {
+    let event = trace.events.get(index).map(|recorded| recorded.event);
+    event.filter(|event| event.action == Action::Alloc)
 }
 
 impl Survey {
@@ -242,8 +239,7 @@ impl Survey {
 
     /// Reads every event of a recording once.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Survey {
-        let segments = trace.initial.segments.iter();
-        let mut reserved = segments.map(|segment| segment.size).sum();
+        let mut reserved = trace.initial_reserved_bytes();
         let mut survey = Survey {
             config: config_of(trace),
             limit_min: reserved,
@@ -266,7 +262,7 @@ impl Survey {
                     traffic = Traffic::default();
                 }
                 Action::SegmentAlloc | Action::SegmentMap => {
-                    traffic.add(event.size, reserved, event.action);
+                    traffic.add(event, reserved);
                     reserved += event.size;
                     if event.action == Action::SegmentAlloc {
                         survey.limit_min = survey.limit_min.max(reserved);

@@ -18,18 +18,11 @@ pub(crate) struct Comparison<'a> {
 
 impl<'a> Comparison<'a> {
     pub(crate) fn new(recorded: &'a [TraceEvent]) -> Comparison<'a> {
-        let result = Verified {
-            compared: 0,
-            same_address: 0,
-            first_difference: None,
-            limit_bytes: None,
-            inferred_pools: None,
-        };
         Comparison {
             recorded,
             start: 0,
             replayed: Vec::new(),
-            result,
+            result: Verified::default(),
         }
     }
 
@@ -54,16 +47,11 @@ impl<'a> Comparison<'a> {
 
     /// Counts the allocation and whether its address is the recorded one. A step has at most one allocation.
     fn compare_addresses(&mut self, recorded: &[(usize, Event)]) {
-        let allocation = recorded
-            .iter()
-            .find(|(_, event)| event.action == Action::Alloc);
-        if let Some((_, recorded)) = allocation {
-            let same = self
-                .replayed
-                .iter()
-                .any(|event| event.action == Action::Alloc && event.address == recorded.address);
+        let is_allocation = |event: &Event| event.action == Action::Alloc;
+        if let Some((_, recorded)) = recorded.iter().find(|(_, event)| is_allocation(event)) {
+            let is_same = |event: &Event| is_allocation(event) && event.address == recorded.address;
             self.result.compared += 1;
-            self.result.same_address += u64::from(same);
+            self.result.same_address += u64::from(self.replayed.iter().any(is_same));
         }
     }
 
@@ -90,11 +78,8 @@ fn first_difference(
     end: usize,
 ) -> Option<Difference> {
     let mut replayed = replayed.to_vec();
-    if recorded
-        .iter()
-        .map(|(_, event)| key(event))
-        .eq(replayed.iter().map(key))
-    {
+    let recorded_keys = recorded.iter().map(|(_, event)| key(event));
+    if recorded_keys.eq(replayed.iter().map(key)) {
         return None;
     }
     recorded.sort_by_key(|(_, event)| key(event));

@@ -87,13 +87,10 @@ impl Layout {
 
     /// Returns whether a request would have had room in any expandable segment of its owner.
     pub(super) fn any_has_room(&mut self, owner: Owner, size: Bytes) -> bool {
-        let of_owner = self.expandable.values().copied();
-        let of_owner: Vec<usize> = of_owner
-            .filter(|&at| self.segments[at].owner == owner)
-            .collect();
-        of_owner
-            .into_iter()
-            .any(|segment| self.has_room(segment, Some(size)))
+        let is_of_owner = |at: &usize| self.segments[*at].owner == owner;
+        let of_owner = self.expandable.values().copied().filter(is_of_owner);
+        let of_owner: Vec<usize> = of_owner.collect();
+        { of_owner.into_iter() }.any(|segment| self.has_room(segment, Some(size)))
     }
 
     /// Returns whether a request would have had room in an expandable segment. Returns true if the recording does
