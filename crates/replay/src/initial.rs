@@ -80,15 +80,7 @@ fn picture(
         }
     }
     push_gap(&mut tiles, segment, at, end);
-    SegmentSnapshot {
-        address: segment.address,
-        size: segment.size,
-        stream: segment.stream,
-        pool: segment.pool.unwrap_or_default(),
-        is_large: segment.is_large,
-        is_expandable: segment.is_expandable,
-        blocks: tiles,
-    }
+    segment.with_blocks(tiles)
 }
 
 /// Adds the bytes from `start` to `end` as a free block. If they can be the unsplit end of a block whose exact size

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use lowtide_core::{
-    Action, BlockStatus, Bytes, DeviceAddress, Event, FreeBlockOrder, MempoolId, SegmentSnapshot,
-    Stream,
+    Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, FreeBlockOrder, MempoolId,
+    SegmentSnapshot, Stream,
 };
 
 use crate::error::TraceError;
@@ -202,13 +202,54 @@ impl Snapshot {
     }
 }
 
+impl From<&SegmentSnapshot> for InitialSegment {
+    fn from(segment: &SegmentSnapshot) -> InitialSegment {
+        InitialSegment {
+            address: segment.address,
+            size: segment.size,
+            stream: segment.stream,
+            pool: Some(segment.pool),
+            is_large: segment.is_large,
+            is_expandable: segment.is_expandable,
+        }
+    }
+}
+
+impl InitialSegment {
+    /// Returns the segment with these blocks, which must tile it. Its pool is the default pool if it is not known.
+    pub fn with_blocks(&self, blocks: Vec<BlockSnapshot>) -> SegmentSnapshot {
+        SegmentSnapshot {
+            address: self.address,
+            size: self.size,
+            stream: self.stream,
+            pool: self.pool.unwrap_or_default(),
+            is_large: self.is_large,
+            is_expandable: self.is_expandable,
+            blocks,
+        }
+    }
+}
+
+impl InitialBlock {
+    /// Returns a block in use of `segment`, which `stack` allocated.
+    pub(crate) fn of(segment: &SegmentSnapshot, block: &BlockSnapshot, stack: StackId) -> Self {
+        InitialBlock {
+            address: block.address,
+            size: block.size,
+            requested: block.requested,
+            stream: segment.stream,
+            pool: Some(segment.pool),
+            status: block.status,
+            stack,
+        }
+    }
+}
+
 impl Trace {
     /// Returns the number of requests that were served.
     pub fn allocs(&self) -> usize {
-        self.events
-            .iter()
-            .filter(|event| event.event.action == Action::Alloc)
-            .count()
+        let is_alloc = |event: &&TraceEvent| event.event.action == Action::Alloc;
+        self.events.iter().filter(is_alloc).count()
     }
 
     /// Returns whether the trace has any requests, or segments at its end. Linear in the events if it has neither.
@@ -219,13 +260,9 @@ impl Trace {
     /// Returns whether the recording may lack frees: it has none, and no segments at its end that would show them.
     /// Linear in the events.
     pub fn may_lack_frees(&self) -> bool {
-        let is_free = |event: &TraceEvent| {
-            matches!(
-                event.event.action,
-                Action::FreeRequested | Action::FreeCompleted
-            )
-        };
-        self.segments.is_empty() && self.allocs() > 0 && !self.events.iter().any(is_free)
+        let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
+        let has_frees = || { self.events.iter() }.any(|event| is_free(event.event.action));
+        self.segments.is_empty() && self.allocs() > 0 && !has_frees()
     }
 
     /// Returns whether memory of regions was paused at any time. Linear in the events.
@@ -236,12 +273,8 @@ impl Trace {
 
     /// Returns the number of streams on which blocks were in use. Linear in the events.
     pub fn streams(&self) -> usize {
-        let mut streams: BTreeSet<Stream> = self
-            .initial
-            .blocks
-            .iter()
-            .map(|block| block.stream)
-            .collect();
+        let initial = self.initial.blocks.iter();
+        let mut streams: BTreeSet<Stream> = initial.map(|block| block.stream).collect();
         let mut last = None;
         for TraceEvent { event, .. } in &self.events {
             if event.action == Action::Alloc && last != Some(event.stream) {
@@ -292,15 +325,10 @@ impl Trace {
     /// Returns the maximum over time of the sum of `bytes` over the blocks that the program holds: from
     /// [`Action::Alloc`] to [`Action::FreeRequested`].
     fn peak(&self, bytes: impl Fn(Bytes) -> Bytes) -> Bytes {
-        let held = |status| status == BlockStatus::Allocated;
-        let initial = self
-            .initial
-            .blocks
-            .iter()
-            .filter(|block| held(block.status));
-        let mut live = initial.fold(Bytes::ZERO, |live, block| {
-            live.saturating_add(bytes(block.requested))
-        });
+        let is_held = |block: &&InitialBlock| block.status == BlockStatus::Allocated;
+        let initial = self.initial.blocks.iter().filter(is_held);
+        let initial = initial.map(|block| bytes(block.requested));
+        let mut live = initial.fold(Bytes::ZERO, Bytes::saturating_add);
         let mut peak = live;
         for TraceEvent { event, .. } in &self.events {
             match event.action {

@@ -11,8 +11,7 @@ use crate::block_stacks::BlockStacks;
 use crate::budget::Budget;
 use crate::error::TraceError;
 use crate::model::{
-    AllocatorSettings, Annotation, InitialBlock, InitialSegment, InitialState, Snapshot, Trace,
-    TraceEvent,
+    AllocatorSettings, Annotation, InitialBlock, InitialState, Snapshot, Trace, TraceEvent,
 };
 use crate::notes::NoteId;
 use crate::pickle::StringId;
@@ -68,9 +67,7 @@ impl Trace {
             note: NoteId::NONE,
         });
         parts.events = events.collect();
-        segments
-            .into_iter()
-            .for_each(|segment| parts.push_segment(segment));
+        parts.push_segments(segments);
         // The events are in memory already, so the memory needs no limit.
         parts.into_trace(device, Arc::default(), &mut Budget::new(u64::MAX))
     }
@@ -91,10 +88,8 @@ impl Parts {
     /// Sets the segments that existed before the first event.
     pub(crate) fn begin_with(&mut self, mut segments: Vec<SegmentSnapshot>) {
         segments.sort_by_key(|segment| segment.address);
-        self.blocks += segments
-            .iter()
-            .map(|segment| segment.blocks.len())
-            .sum::<usize>();
+        let blocks = segments.iter().map(|segment| segment.blocks.len());
+        self.blocks += blocks.sum::<usize>();
         self.held_before = Some(segments);
     }
 
@@ -239,25 +234,11 @@ fn initial_state(held: &[SegmentSnapshot], stacks: &BlockStacks) -> InitialState
         ..InitialState::default()
     };
     for segment in held {
-        initial.segments.push(InitialSegment {
-            address: segment.address,
-            size: segment.size,
-            stream: segment.stream,
-            pool: Some(segment.pool),
-            is_large: segment.is_large,
-            is_expandable: segment.is_expandable,
-        });
+        initial.segments.push(segment.into());
         let in_use = |block: &&BlockSnapshot| block.status != BlockStatus::Inactive;
         let blocks = segment.blocks.iter().filter(in_use);
-        initial.blocks.extend(blocks.map(|block| InitialBlock {
-            address: block.address,
-            size: block.size,
-            requested: block.requested,
-            stream: segment.stream,
-            pool: Some(segment.pool),
-            status: block.status,
-            stack: stacks.stack(block),
-        }));
+        let blocks = blocks.map(|block| InitialBlock::of(segment, block, stacks.stack(block)));
+        initial.blocks.extend(blocks);
     }
     initial
 }

@@ -25,12 +25,8 @@ const ALL_BYTES_MAX: Bytes = Bytes(1 << 61);
 pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), TraceError> {
     let mut all = Bytes::ZERO;
     for (index, recorded) in events.iter().enumerate() {
-        let Event {
-            action,
-            address,
-            size,
-            ..
-        } = recorded.event;
+        let Event { action, size, .. } = recorded.event;
+        let address = recorded.event.address;
         // A refused request allocated nothing.
         if action != Action::OutOfMemory {
             all = all.saturating_add(size);

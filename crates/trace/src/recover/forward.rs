@@ -12,7 +12,7 @@ use lowtide_core::{
 
 use super::bounds::check_segments;
 use super::overlaps::{overlap, range_end};
-use super::segments::{Segment, Segments};
+use super::segments::Segments;
 use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::error::TraceError;
 use crate::model::{InitialSegment, TraceEvent};
@@ -72,24 +72,18 @@ impl Present {
             granule,
         };
         for segment in held {
-            let inserted = Segment::from_snapshot(segment);
-            present.segments.insert(segment.address, inserted)?;
+            present.segments.insert(segment.into())?;
             let blocks = segment.blocks.iter();
             let in_use = blocks.filter(|block| block.status != BlockStatus::Inactive);
-            present
-                .blocks
-                .extend(in_use.map(|block| (block.address.get(), *block)));
+            let in_use = in_use.map(|block| (block.address.get(), *block));
+            present.blocks.extend(in_use);
         }
         Ok(present)
     }
 
     fn apply(&mut self, recorded: &TraceEvent) -> Result<(), TraceError> {
-        let Event {
-            action,
-            address,
-            size,
-            ..
-        } = recorded.event;
+        let Event { action, size, .. } = recorded.event;
+        let address = recorded.event.address;
         // A copy, because the segments set an event's pool, which is not needed here.
         let mut event = *recorded;
         match action {
@@ -116,8 +110,9 @@ impl Present {
                 return block.map(drop).ok_or_else(|| not_there(recorded.event));
             }
             // To undo the opposite event is to apply this one.
-            Action::SegmentAlloc => return self.segments.undo_free(&mut event),
-            Action::SegmentMap => return self.segments.undo_unmap(&mut event),
+            Action::SegmentAlloc | Action::SegmentMap => {
+                return self.segments.undo_release(&mut event);
+            }
             Action::SegmentFree => {
                 let gone = self.segments.undo_alloc(&mut event, true);
                 return gone.map_err(|_| not_there(recorded.event));
@@ -155,10 +150,8 @@ impl Present {
             .map(|segment| {
                 let end = (segment.address + segment.size).get();
                 let blocks = blocks.range(segment.address.get()..end);
-                picture(
-                    &segment,
-                    &blocks.map(|(_, block)| *block).collect::<Vec<_>>(),
-                )
+                let in_use: Vec<BlockSnapshot> = blocks.map(|(_, block)| *block).collect();
+                picture(&segment, &in_use)
             })
             .collect()
     }
@@ -187,15 +180,7 @@ pub(super) fn picture(segment: &InitialSegment, in_use: &[BlockSnapshot]) -> Seg
         at = block.address + size;
     }
     push_free(&mut blocks, at, end);
-    SegmentSnapshot {
-        address: segment.address,
-        size: segment.size,
-        stream: segment.stream,
-        pool: segment.pool.unwrap_or_default(),
-        is_large: segment.is_large,
-        is_expandable: segment.is_expandable,
-        blocks,
-    }
+    segment.with_blocks(blocks)
 }
 
 #[cold]

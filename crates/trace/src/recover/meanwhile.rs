@@ -31,7 +31,7 @@ use lowtide_core::{
 
 use super::forward::{granule, picture};
 use super::kinds::Kinds;
-use super::segments::{Segment, Segments};
+use super::segments::{Segments, is_large};
 use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::model::{InitialSegment, TraceEvent};
 
@@ -86,9 +86,8 @@ pub(super) fn rewind(
     let granule = granule(shown, events);
     let straddled = straddled(shown, events, granule);
     rewind.keep_segments(&said, shown, &straddled)?;
-    let missing = rewind.match_blocks(&said);
+    rewind.match_blocks(&said, granule);
     rewind.remove_younger(&said, events);
-    rewind.put_back(missing, granule);
     rewind.restore_segments(&said, events, granule)?;
     if rewind.missed_events == 0 || rewind.calls > CALLS_MAX {
         return None;
@@ -117,7 +116,7 @@ struct Said {
 struct Range {
     end: u64,
     /// The last segment there.
-    segment: Segment,
+    segment: InitialSegment,
     is_there: bool,
 }
 
@@ -126,6 +125,18 @@ struct Range {
 struct Left {
     requested: Bytes,
     status: BlockStatus,
+}
+
+impl Left {
+    /// Returns the block with an estimated size.
+    fn block_at(&self, address: u64, granule: Bytes) -> BlockSnapshot {
+        BlockSnapshot {
+            address: DeviceAddress(address),
+            size: self.requested.max(Bytes(1)).round_up(granule),
+            requested: self.requested,
+            status: self.status,
+        }
+    }
 }
 
 impl Said {
@@ -139,17 +150,12 @@ impl Said {
 
     /// Applies the next event. Returns `None` if it contradicts the events before.
     fn listen(&mut self, recorded: &TraceEvent) -> Option<()> {
-        let Event {
-            action,
-            address,
-            size,
-            ..
-        } = recorded.event;
+        let Event { action, size, .. } = recorded.event;
         let left = |status| Left {
             requested: size,
             status,
         };
-        let start = address.get();
+        let start = recorded.event.address.get();
         // Memory with a block in use is neither allocated nor released, whatever other threads do later.
         let end = start + size.get();
         if action.is_segment()
@@ -168,19 +174,15 @@ impl Said {
             Action::FreeRequested | Action::FreeCompleted => {
                 self.blocks.remove(&start);
             }
-            Action::SegmentAlloc | Action::SegmentFree => {
-                self.say(recorded, false, action == Action::SegmentAlloc);
-            }
-            Action::SegmentMap | Action::SegmentUnmap => {
-                self.say(recorded, true, action == Action::SegmentMap);
-            }
+            Action::SegmentAlloc | Action::SegmentMap => self.say(recorded, true),
+            Action::SegmentFree | Action::SegmentUnmap => self.say(recorded, false),
             _ => {}
         }
         Some(())
     }
 
     /// Records whether a range exists from now on.
-    fn say(&mut self, recorded: &TraceEvent, is_expandable: bool, is_there: bool) {
+    fn say(&mut self, recorded: &TraceEvent, is_there: bool) {
         let start = recorded.event.address.get();
         let end = start + recorded.event.size.get();
         if start == end {
@@ -200,7 +202,7 @@ impl Said {
         }
         let range = Range {
             end,
-            segment: Segment::of_event(recorded, is_expandable),
+            segment: InitialSegment::of_event(recorded),
             is_there,
         };
         self.ranges.insert(start, range);
@@ -210,11 +212,8 @@ impl Said {
     fn of_range(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Range)> {
         let before = self.ranges.range(..start).next_back();
         let reaching = before.filter(move |(_, before)| before.end > start);
-        let within = self.ranges.range(start..end);
-        reaching
-            .into_iter()
-            .chain(within)
-            .map(|(&from, range)| (from, range))
+        let ranges = reaching.into_iter().chain(self.ranges.range(start..end));
+        ranges.map(|(&from, range)| (from, range))
     }
 
     /// Returns whether a range of an expandable segment overlaps or touches this range.
@@ -284,35 +283,24 @@ impl Rewind {
         shown: &[SegmentSnapshot],
         straddled: &BTreeSet<u64>,
     ) -> Option<()> {
-        for snapshot in shown {
-            let segment = Segment::from_snapshot(snapshot);
-            let start = snapshot.address.get();
-            let mut at = start;
-            for (from, to) in came_meanwhile(said, start, &segment, straddled) {
-                self.keep(at, from, segment)?;
-                self.take_away(said, from, to);
+        for segment in shown.iter().map(InitialSegment::from) {
+            let mut at = segment.address.get();
+            for (from, to) in came_meanwhile(said, &segment, straddled) {
+                self.keep(at, from, &segment)?;
+                self.missed_events += 1;
+                self.take_blocks(said, from, to);
                 at = to;
             }
-            self.keep(at, start + segment.size, segment)?;
+            self.keep(at, segment.end(), &segment)?;
         }
         Some(())
     }
 
-    fn keep(&mut self, start: u64, end: u64, segment: Segment) -> Option<()> {
+    fn keep(&mut self, start: u64, end: u64, segment: &InitialSegment) -> Option<()> {
         if start < end {
-            let part = Segment {
-                size: end - start,
-                ..segment
-            };
-            self.segments.insert(DeviceAddress(start), part).ok()?;
+            self.segments.insert(segment.part(start, end)).ok()?;
         }
         Some(())
-    }
-
-    /// Removes a range that was allocated after the last event, and the blocks in it.
-    fn take_away(&mut self, said: &Said, start: u64, end: u64) {
-        self.missed_events += 1;
-        self.take_blocks(said, start, end);
     }
 
     /// Removes the blocks that overlap a range: they were allocated after the last event.
@@ -331,15 +319,12 @@ impl Rewind {
         }
     }
 
-    /// Finds the blocks that the events leave in use among those of the segments. Returns those that it does not
-    /// find.
-    fn match_blocks(&mut self, said: &Said) -> Vec<(u64, Left)> {
-        let mut missing = Vec::new();
+    /// Finds the blocks that the events leave in use among those of the segments. Those that it does not find were
+    /// freed meanwhile, and are added.
+    fn match_blocks(&mut self, said: &Said, granule: Bytes) {
         // Older recordings have the size of the block there.
-        let has_requests = self
-            .shown
-            .values()
-            .any(|block| block.requested != block.size);
+        let mut shown = self.shown.values();
+        let has_requests = shown.any(|block| block.requested != block.size);
         for (&address, left) in &said.blocks {
             let next = said.blocks.range(address + 1..).next();
             let next = next.map_or(u64::MAX, |(&next, _)| next);
@@ -348,7 +333,7 @@ impl Rewind {
             else {
                 let missed = said.events_to_free(left);
                 if missed > 0 {
-                    missing.push((address, *left));
+                    self.left.insert(address, left.block_at(address, granule));
                     self.missed_events += missed;
                     self.calls += u64::from(left.status == BlockStatus::Allocated);
                 }
@@ -373,7 +358,6 @@ impl Rewind {
             };
             self.left.insert(address, BlockSnapshot { status, ..block });
         }
-        missing
     }
 
     /// Removes the blocks at addresses with events, except those that the events leave in use.
@@ -388,19 +372,6 @@ impl Rewind {
         let left = left.map(|(&address, left)| (address, left.requested));
         for (start, size) in places.chain(left) {
             self.take_blocks(said, start, start + size.get().max(1));
-        }
-    }
-
-    /// Adds the blocks that were freed meanwhile.
-    fn put_back(&mut self, missing: Vec<(u64, Left)>, granule: Bytes) {
-        for (address, left) in missing {
-            let block = BlockSnapshot {
-                address: DeviceAddress(address),
-                size: left.requested.max(Bytes(1)).round_up(granule),
-                requested: left.requested,
-                status: left.status,
-            };
-            self.left.insert(address, block);
         }
     }
 
@@ -431,7 +402,7 @@ impl Rewind {
                 continue;
             }
             for (from, to) in self.segments.gaps(start, range.end) {
-                self.keep(from, to, range.segment)?;
+                self.keep(from, to, &range.segment)?;
                 // Adjacent pages may have been unmapped at once.
                 self.missed_events += u64::from(pages_end != Some(from));
                 pages_end = range.segment.is_expandable.then_some(to);
@@ -457,11 +428,8 @@ impl Rewind {
             for (from, to) in self.unknown(said, start, end) {
                 let is_expandable = self.segments.is_beside_expandable(from, to)
                     || said.is_beside_expandable(from, to);
-                self.keep(
-                    from,
-                    to,
-                    Segment::of_block(block, Bytes(to - from), is_expandable),
-                )?;
+                let segment = lost_segment(block, from, to, is_expandable);
+                self.segments.insert(segment).ok()?;
                 self.missed_events += 1;
             }
         }
@@ -513,12 +481,10 @@ impl Rewind {
         self.left.append(&mut self.shown);
         let blocks = &self.left;
         let picture_of = |segment: &InitialSegment| {
-            let end = (segment.address + segment.size).get();
-            let blocks = blocks.range(segment.address.get()..end);
+            let blocks = blocks.range(segment.address.get()..segment.end());
             let in_use: Vec<BlockSnapshot> = blocks.map(|(_, block)| *block).collect();
-            let same = shown
-                .get(&segment.address)
-                .filter(|it| shows(it, segment, &in_use));
+            let same = shown.get(&segment.address);
+            let same = same.filter(|it| shows(it, segment, &in_use));
             same.map_or_else(|| picture(segment, &in_use), |&it| it.clone())
         };
         Rewound {
@@ -527,6 +493,19 @@ impl Rewind {
             younger: self.younger,
             missed_events: self.missed_events,
         }
+    }
+}
+
+/// Returns a segment, or range of an expandable segment, around the block of an event.
+fn lost_segment(block: &TraceEvent, start: u64, end: u64, is_expandable: bool) -> InitialSegment {
+    let size = Bytes(end - start);
+    InitialSegment {
+        address: DeviceAddress(start),
+        size,
+        stream: block.event.stream,
+        pool: block.pool(),
+        is_large: is_large(size) || block.event.size > Bytes::mib(1),
+        is_expandable,
     }
 }
 
@@ -553,12 +532,8 @@ fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -
 
 /// Returns the start and end of the block of each event that has one, with the event.
 fn blocks(events: &[TraceEvent], granule: Bytes) -> impl Iterator<Item = (u64, u64, &TraceEvent)> {
-    let is_block = |recorded: &&TraceEvent| {
-        matches!(
-            recorded.event.action,
-            Action::Alloc | Action::FreeRequested | Action::FreeCompleted
-        )
-    };
+    let kinds = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
+    let is_block = move |recorded: &&TraceEvent| kinds.contains(&recorded.event.action);
     events.iter().filter(is_block).map(move |recorded| {
         let Event { address, size, .. } = recorded.event;
         let end = address + size.max(Bytes(1)).round_up(granule);
@@ -570,11 +545,10 @@ fn blocks(events: &[TraceEvent], granule: Bytes) -> impl Iterator<Item = (u64, u
 /// are not recorded.
 fn came_meanwhile(
     said: &Said,
-    start: u64,
-    segment: &Segment,
+    segment: &InitialSegment,
     straddled: &BTreeSet<u64>,
 ) -> Vec<(u64, u64)> {
-    let end = start + segment.size;
+    let (start, end) = (segment.address.get(), segment.end());
     if !said.kinds.tells_coming(segment.is_expandable) {
         return Vec::new();
     }

@@ -36,14 +36,12 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowtide_core::{
-    Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream,
-};
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot};
 
 use crate::block_stacks::BlockStacks;
 use crate::budget::{Budget, CHECK_EVERY_EVENTS};
 use crate::error::TraceError;
-use crate::model::{InitialBlock, InitialState, TraceEvent};
+use crate::model::{InitialBlock, InitialSegment, InitialState, TraceEvent};
 use crate::stacks::StackId;
 
 pub(crate) use bounds::{check_events, check_paused, check_segments};
@@ -51,8 +49,8 @@ pub(crate) use forward::left_at_end;
 use kinds::Kinds;
 pub(crate) use meanwhile::Rewound;
 use overlaps::{range_end, refuse_overlaps};
+use segments::Segments;
 pub(crate) use segments::is_large;
-use segments::{Segment, Segments};
 
 /// The result of [`recover`].
 #[derive(Debug)]
@@ -151,13 +149,11 @@ pub(crate) fn check(
     }
     let copy = events.to_vec();
     let recovered = recover(device, copy, segments, false, block_stacks, &mut budget)?;
-    if recovered.events.len() == events.len() {
-        Ok(())
-    } else {
-        Err(TraceError::contradiction(
-            "a free has only one of its two events",
-        ))
+    if recovered.events.len() != events.len() {
+        let what = "a free has only one of its two events";
+        return Err(TraceError::contradiction(what));
     }
+    Ok(())
 }
 
 /// The result of a walk.
@@ -199,28 +195,27 @@ struct Past {
 }
 
 struct Block {
-    /// A lower bound of its size: its rounded size if that is known, otherwise the requested bytes.
-    size: Bytes,
-    requested: Bytes,
-    stream: Stream,
-    status: BlockStatus,
-    pool: Option<MempoolId>,
-    stack: StackId,
+    /// The size is a lower bound: its rounded size if that is known, otherwise the requested bytes.
+    block: InitialBlock,
     /// The event that freed it; `None` if it still exists at the end.
     freed_by: Option<usize>,
 }
 
 impl Block {
-    /// Returns the block, with its start, if it reaches beyond `address`.
-    fn reaches(&self, start: u64, address: DeviceAddress) -> Option<(DeviceAddress, &Block)> {
-        let start = DeviceAddress(start);
-        (range_end(start, self.size) > address.get()).then_some((start, self))
+    /// Returns the block if it reaches beyond `address`.
+    fn reaches(&self, address: DeviceAddress) -> Option<&Block> {
+        (range_end(self.block.address, self.block.size) > address.get()).then_some(self)
     }
 
     /// Returns whether the block exists at the end and cannot be the block of an event with these requested bytes.
     /// A recording without requested bytes has the block's size in their place, which is no less.
     fn is_of_another(&self, requested: Bytes) -> bool {
-        let may_be_it = self.size >= requested && [requested, self.size].contains(&self.requested);
+        let InitialBlock {
+            size,
+            requested: own,
+            ..
+        } = self.block;
+        let may_be_it = size >= requested && [requested, size].contains(&own);
         self.freed_by.is_none() && !may_be_it
     }
 }
@@ -246,11 +241,11 @@ impl Past {
         for segment in segments {
             let has_pool = rewound.is_none_or(|it| !it.without_pool.contains(&segment.address));
             let pool = has_pool.then_some(segment.pool);
-            let of_segment = Segment {
+            let of_segment = InitialSegment {
                 pool,
-                ..Segment::from_snapshot(segment)
+                ..segment.into()
             };
-            past.segments.insert(segment.address, of_segment)?;
+            past.segments.insert(of_segment)?;
             let in_use = |status| status != BlockStatus::Inactive;
             for block in segment.blocks.iter().filter(|block| in_use(block.status)) {
                 // The recorded stack is that of a later block at this address.
@@ -260,21 +255,19 @@ impl Past {
                 } else {
                     block_stacks.stack(block)
                 };
-                past.blocks.insert(
-                    block.address.get(),
-                    Block {
-                        size: block.size,
-                        requested: block.requested,
-                        stream: segment.stream,
-                        status: block.status,
-                        pool,
-                        stack,
-                        freed_by: None,
-                    },
-                );
+                let block = InitialBlock {
+                    pool,
+                    ..InitialBlock::of(segment, block, stack)
+                };
+                past.insert(block, None);
             }
         }
         Ok(past)
+    }
+
+    fn insert(&mut self, block: InitialBlock, freed_by: Option<usize>) {
+        let address = block.address.get();
+        self.blocks.insert(address, Block { block, freed_by });
     }
 
     /// Undoes all events.
@@ -303,16 +296,14 @@ impl Past {
     /// Returns an error if an undone event shows that the end is of another moment, but the end was computed from
     /// the events.
     fn check_end(&self, event: Event) -> Result<(), TraceError> {
-        if self.end_follows && self.saw_younger {
-            Err(TraceError::contradiction(format!(
-                "{} of {} at {}, which other events contradict",
-                event.action.name(),
-                event.size,
-                event.address
-            )))
-        } else {
-            Ok(())
+        if !(self.end_follows && self.saw_younger) {
+            return Ok(());
         }
+        let Event { size, address, .. } = event;
+        let what = event.action.name();
+        Err(TraceError::contradiction(format!(
+            "{what} of {size} at {address}, which other events contradict"
+        )))
     }
 
     /// Undoes events, the last first. `first` is the index of the first of them in the recording.
@@ -355,17 +346,16 @@ impl Past {
                 self.undo_alloc(event).map_err(|error| kinds.explain(error))
             }
             Action::FreeRequested => self.undo_free_requested(index, event),
-            Action::FreeCompleted => self.undo_free_completed(index, event),
+            Action::FreeCompleted => self.bring_back(index, event, BlockStatus::PendingFree),
             Action::SegmentAlloc => {
                 self.check_unused(event.event)?;
                 self.segments.undo_alloc(event, self.knows_end)
             }
-            Action::SegmentFree => self.segments.undo_free(event),
+            Action::SegmentFree | Action::SegmentUnmap => self.segments.undo_release(event),
             Action::SegmentMap => {
                 self.check_unused(event.event)?;
                 self.segments.undo_map(event, self.knows_end)
             }
-            Action::SegmentUnmap => self.segments.undo_unmap(event),
             Action::Snapshot
             | Action::OutOfMemory
             | Action::SegmentPaused
@@ -380,8 +370,8 @@ impl Past {
             return Ok(());
         }
         if self.occupant(event.address, event.size).is_some() {
-            if let Some((other, block)) = self.freed_occupant(event.address, event.size) {
-                return Err(overlap("takes a segment of", event, other, block));
+            if let Some(block) = self.freed_occupant(event.address, event.size) {
+                return Err(overlap("takes a segment of", event, block));
             }
             self.saw_younger = true;
         }
@@ -394,10 +384,10 @@ impl Past {
         if let Some(freed) = &mut self.freed {
             freed.remove(&address.get());
         }
-        if block.as_ref().is_none_or(|block| block.size < size)
-            && let Some((other, block)) = self.occupant(address, size)
+        if { block.as_ref() }.is_none_or(|block| block.block.size < size)
+            && let Some(block) = self.occupant(address, size)
         {
-            return Err(overlap("allocates", event.event, other, block));
+            return Err(overlap("allocates", event.event, block));
         }
         let Some(block) = block else {
             if self.knows_end {
@@ -408,8 +398,8 @@ impl Past {
             }
             return Ok(());
         };
-        event.set_pool(event.pool().or(block.pool));
-        if block.status == BlockStatus::PendingFree {
+        event.set_pool(event.pool().or(block.block.pool));
+        if block.block.status == BlockStatus::PendingFree {
             match block.freed_by {
                 Some(freed_by) => self.half_frees.push(freed_by),
                 // The program freed it after the last event, unless requests to free are not recorded.
@@ -427,17 +417,17 @@ impl Past {
     ) -> Result<(), TraceError> {
         let address = event.event.address;
         if let Some(block) = self.blocks.get_mut(&address.get())
-            && block.status == BlockStatus::PendingFree
+            && block.block.status == BlockStatus::PendingFree
         {
-            block.status = BlockStatus::Allocated;
+            block.block.status = BlockStatus::Allocated;
             self.saw_younger |= block.is_of_another(event.event.size);
-            event.set_pool(event.pool().or(block.pool));
+            event.set_pool(event.pool().or(block.block.pool));
             return Ok(());
         }
         let knows_completions = self.kinds.has(Action::FreeCompleted);
         if knows_completions && self.knows_end {
-            if let Some((other, block)) = self.occupant(address, event.event.size) {
-                return Err(overlap("frees", event.event, other, block));
+            if let Some(block) = self.occupant(address, event.event.size) {
+                return Err(overlap("frees", event.event, block));
             }
             return Err(TraceError::contradiction(format!(
                 "lets go of the block at {address}, which is neither freed later nor waits at the end"
@@ -450,14 +440,6 @@ impl Past {
         Ok(())
     }
 
-    fn undo_free_completed(
-        &mut self,
-        index: usize,
-        event: &mut TraceEvent,
-    ) -> Result<(), TraceError> {
-        self.bring_back(index, event, BlockStatus::PendingFree)
-    }
-
     /// Adds the block that `event` freed.
     fn bring_back(
         &mut self,
@@ -465,30 +447,25 @@ impl Past {
         event: &mut TraceEvent,
         status: BlockStatus,
     ) -> Result<(), TraceError> {
-        let Event {
-            address,
-            size,
-            stream,
-            ..
-        } = event.event;
-        if let Some((other, block)) = self.occupant(address, size) {
-            return Err(overlap("frees", event.event, other, block));
+        let Event { address, size, .. } = event.event;
+        if let Some(block) = self.occupant(address, size) {
+            return Err(overlap("frees", event.event, block));
         }
         let segment = self.segments.around(address);
         // A segment that does not exist at the end, and is not freed by an event, existed at the last event.
         self.saw_younger |= segment.is_none() && self.knows_end && self.kinds.tells_all_going();
         let pool = event.pool().or(segment.and_then(|segment| segment.pool));
         event.set_pool(pool);
-        let block = Block {
+        let block = InitialBlock {
+            address,
             size,
             requested: size,
-            stream,
-            status,
+            stream: event.event.stream,
             pool,
+            status,
             stack: StackId::NONE,
-            freed_by: Some(index),
         };
-        self.blocks.insert(address.get(), block);
+        self.insert(block, Some(index));
         if let Some(freed) = &mut self.freed {
             freed.insert(address.get());
         }
@@ -497,24 +474,20 @@ impl Past {
 
     /// Returns the last block that overlaps the `size` bytes at `address`. An empty range overlaps the block around
     /// it.
-    fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<(DeviceAddress, &Block)> {
-        let (&start, block) = self.blocks.range(..range_end(address, size)).next_back()?;
-        block.reaches(start, address)
+    fn occupant(&self, address: DeviceAddress, size: Bytes) -> Option<&Block> {
+        let (_, block) = self.blocks.range(..range_end(address, size)).next_back()?;
+        block.reaches(address)
     }
 
     /// Like [`Past::occupant`], but among the blocks that an event freed. Takes no longer if many others are in use
     /// there.
-    fn freed_occupant(
-        &mut self,
-        address: DeviceAddress,
-        size: Bytes,
-    ) -> Option<(DeviceAddress, &Block)> {
+    fn freed_occupant(&mut self, address: DeviceAddress, size: Bytes) -> Option<&Block> {
         let freed = self.freed.get_or_insert_with(|| {
             let freed = { self.blocks.iter() }.filter(|(_, block)| block.freed_by.is_some());
             freed.map(|(&start, _)| start).collect()
         });
-        let &start = freed.range(..range_end(address, size)).next_back()?;
-        self.blocks[&start].reaches(start, address)
+        let start = freed.range(..range_end(address, size)).next_back()?;
+        self.blocks[start].reaches(address)
     }
 
     /// Returns the memory in use after every event was undone, and whether each block lies within a segment. A
@@ -525,20 +498,16 @@ impl Past {
         let kinds = self.kinds;
         let tells_all =
             kinds.tells_coming(true) && kinds.tells_coming(false) && kinds.tells_all_going();
-        for (address, block) in std::mem::take(&mut self.blocks) {
-            let size = match block.freed_by {
+        for Block {
+            mut block,
+            freed_by,
+        } in std::mem::take(&mut self.blocks).into_values()
+        {
+            let size = match freed_by {
                 None => block.size,
-                Some(_) => self.segments.rounded(address, block.requested),
+                Some(_) => self.segments.rounded(block.address.get(), block.requested),
             };
-            let mut block = InitialBlock {
-                address: DeviceAddress(address),
-                size,
-                requested: block.requested,
-                stream: block.stream,
-                pool: block.pool,
-                status: block.status,
-                stack: block.stack,
-            };
+            block.size = size;
             block.size = self.segments.cover(&block);
             are_whole &= block.size == size || !tells_all;
             block.requested = block.requested.min(block.size);
@@ -562,26 +531,23 @@ fn complete_frees(events: Vec<TraceEvent>, half_frees: &[usize]) -> Vec<TraceEve
             continue;
         }
         for action in [Action::FreeRequested, Action::FreeCompleted] {
-            complete.push(TraceEvent {
-                event: Event {
-                    action,
-                    ..event.event
-                },
-                ..event
-            });
+            let mut half = event;
+            half.event.action = action;
+            complete.push(half);
         }
     }
     complete
 }
 
 #[cold]
-fn overlap(verb: &str, event: Event, other: DeviceAddress, block: &Block) -> TraceError {
+fn overlap(verb: &str, event: Event, block: &Block) -> TraceError {
     let until = match block.freed_by {
         Some(index) => format!("until event {index}"),
         None => "to the end".to_owned(),
     };
+    let InitialBlock { address, size, .. } = block.block;
     TraceError::contradiction(format!(
-        "{verb} {} at {}, where a block of {} at {other} is in use {until}",
-        event.size, event.address, block.size
+        "{verb} {} at {}, where a block of {size} at {address} is in use {until}",
+        event.size, event.address
     ))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_core::{Bytes, DeviceAddress, Event, MempoolId, SegmentSnapshot, Stream};
+use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId};
 
 use crate::error::TraceError;
 use crate::model::{InitialBlock, InitialSegment, TraceEvent};
@@ -20,57 +20,43 @@ fn is_of_large_pages(size: Bytes) -> bool {
 
 /// Segments, and mapped ranges of expandable segments, by address. No two overlap.
 #[derive(Default)]
-pub(super) struct Segments(BTreeMap<u64, Segment>);
+pub(super) struct Segments(BTreeMap<u64, InitialSegment>);
 
-#[derive(Clone, Copy)]
-pub(super) struct Segment {
-    pub(super) size: u64,
-    pub(super) stream: Stream,
-    pub(super) pool: Option<MempoolId>,
-    pub(super) is_large: bool,
-    pub(super) is_expandable: bool,
-}
-
-impl Segment {
-    pub(super) fn from_snapshot(segment: &SegmentSnapshot) -> Segment {
-        Segment {
-            size: segment.size.get(),
-            stream: segment.stream,
-            pool: Some(segment.pool),
-            is_large: segment.is_large,
-            is_expandable: segment.is_expandable,
-        }
-    }
-
+impl InitialSegment {
     /// Returns the segment, or range of an expandable segment, that an event allocates or releases.
-    pub(super) fn of_event(recorded: &TraceEvent, is_expandable: bool) -> Segment {
-        let Event { size, stream, .. } = recorded.event;
-        Segment {
-            size: size.get(),
-            stream,
+    pub(super) fn of_event(recorded: &TraceEvent) -> InitialSegment {
+        let event = recorded.event;
+        let is_expandable = matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
+        InitialSegment {
+            address: event.address,
+            size: event.size,
+            stream: event.stream,
             pool: recorded.pool(),
             is_large: if is_expandable {
-                is_of_large_pages(size)
+                is_of_large_pages(event.size)
             } else {
-                is_large(size)
+                is_large(event.size)
             },
             is_expandable,
         }
     }
 
-    /// Returns a segment, or range of an expandable segment, with `size` bytes around the block of an event.
-    pub(super) fn of_block(recorded: &TraceEvent, size: Bytes, is_expandable: bool) -> Segment {
-        Segment {
-            size: size.get(),
-            stream: recorded.event.stream,
-            pool: recorded.pool(),
-            is_large: is_large(size) || recorded.event.size > Bytes::mib(1),
-            is_expandable,
+    /// Returns the end of the segment.
+    pub(super) fn end(&self) -> u64 {
+        (self.address + self.size).get()
+    }
+
+    /// Returns the part of the segment between two addresses.
+    pub(super) fn part(&self, start: u64, end: u64) -> InitialSegment {
+        InitialSegment {
+            address: DeviceAddress(start),
+            size: Bytes(end - start),
+            ..*self
         }
     }
 
     /// Returns whether this range and `after`, which starts at its end, are of one expandable segment.
-    fn continues_in(&self, after: &Segment) -> bool {
+    fn continues_in(&self, after: &InitialSegment) -> bool {
         let same_pool = match (self.pool, after.pool) {
             (Some(pool), Some(other)) => pool == other,
             _ => true,
@@ -85,24 +71,18 @@ impl Segments {
     /// A range of an expandable segment is merged with the ranges that it touches, as in PyTorch's snapshots.
     pub(super) fn insert(
         &mut self,
-        address: DeviceAddress,
-        mut segment: Segment,
+        mut segment: InitialSegment,
     ) -> Result<Option<MempoolId>, TraceError> {
-        let mut start = address.get();
-        let end = start + segment.size;
+        let (start, end) = (segment.address.get(), segment.end());
         if let Some((&other, &before)) = self.0.range(..end.max(start + 1)).next_back() {
-            let other_end = other + before.size;
-            if other_end > start || other == start {
+            if before.end() > start || other == start {
                 return Err(TraceError::contradiction(format!(
-                    "the segments at {address} ({}) and {} ({}) overlap",
-                    Bytes(segment.size),
-                    DeviceAddress(other),
-                    Bytes(before.size)
+                    "the segments at {} ({}) and {} ({}) overlap",
+                    segment.address, segment.size, before.address, before.size
                 )));
             }
-            if other_end == start && before.continues_in(&segment) {
-                start = other;
-                segment = Segment {
+            if before.end() == start && before.continues_in(&segment) {
+                segment = InitialSegment {
                     size: before.size + segment.size,
                     pool: before.pool.or(segment.pool),
                     ..before
@@ -113,26 +93,27 @@ impl Segments {
             && segment.continues_in(&after)
         {
             self.0.remove(&end);
-            segment = Segment {
+            segment = InitialSegment {
+                address: segment.address,
                 size: segment.size + after.size,
                 pool: segment.pool.or(after.pool),
                 ..after
             };
         }
-        self.0.insert(start, segment);
+        self.0.insert(segment.address.get(), segment);
         Ok(segment.pool)
     }
 
     /// Returns about how many bytes of memory these and their result take.
     pub(super) fn retained_bytes(&self) -> u64 {
-        let segment = 3 * size_of::<(u64, Segment)>() / 2 + size_of::<InitialSegment>();
+        let segment = 3 * size_of::<(u64, InitialSegment)>() / 2 + size_of::<InitialSegment>();
         (self.0.len() * segment) as u64
     }
 
     /// Returns the segment around `address`.
-    pub(super) fn around(&self, address: DeviceAddress) -> Option<&Segment> {
-        let (&start, segment) = self.0.range(..=address.get()).next_back()?;
-        (address.get() - start < segment.size).then_some(segment)
+    pub(super) fn around(&self, address: DeviceAddress) -> Option<&InitialSegment> {
+        let (_, segment) = self.0.range(..=address.get()).next_back()?;
+        (address.get() < segment.end()).then_some(segment)
     }
 
     /// Returns the size of a block at `address` for a request, as allocators round: up to 512 bytes, if the segment
@@ -140,10 +121,8 @@ impl Segments {
     pub(super) fn rounded(&self, address: u64, requested: Bytes) -> Bytes {
         let rounded = requested.round_up(Bytes(512));
         let below = self.0.range(..=address).next_back();
-        let room = below.and_then(|(&start, segment)| {
-            let room = segment.size.checked_sub(address - start)?;
-            Some(Bytes(room)).filter(|room| *room >= requested)
-        });
+        let room = below.and_then(|(_, segment)| segment.end().checked_sub(address));
+        let room = room.map(Bytes).filter(|room| *room >= requested);
         room.map_or(rounded, |room| rounded.min(room))
     }
 
@@ -156,7 +135,7 @@ impl Segments {
     ) -> Result<(), TraceError> {
         let Event { address, size, .. } = event.event;
         match self.0.get(&address.get()) {
-            Some(segment) if segment.size == size.get() => {
+            Some(segment) if segment.size == size => {
                 event.set_pool(event.pool().or(segment.pool));
                 self.0.remove(&address.get());
                 Ok(())
@@ -169,23 +148,9 @@ impl Segments {
         }
     }
 
-    /// Adds a segment that was released.
-    pub(super) fn undo_free(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
-        self.bring_back(event, false)
-    }
-
-    /// Adds a range that was unmapped.
-    pub(super) fn undo_unmap(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
-        self.bring_back(event, true)
-    }
-
-    fn bring_back(
-        &mut self,
-        event: &mut TraceEvent,
-        is_expandable: bool,
-    ) -> Result<(), TraceError> {
-        let segment = Segment::of_event(event, is_expandable);
-        let pool = self.insert(event.event.address, segment)?;
+    /// Adds a segment that was released, or a range that was unmapped.
+    pub(super) fn undo_release(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
+        let pool = self.insert(InitialSegment::of_event(event))?;
         event.set_pool(pool);
         Ok(())
     }
@@ -199,27 +164,13 @@ impl Segments {
         let Event { address, size, .. } = event.event;
         let (start, end) = (address.get(), address.get() + size.get());
         let around = self.0.range(..=start).next_back();
-        match around.map(|(&around, &segment)| (around, around + segment.size, segment)) {
-            Some((around, around_end, segment)) if around_end >= end && around_end > start => {
+        match around.map(|(_, &segment)| segment) {
+            Some(segment) if segment.end() >= end && segment.end() > start => {
                 event.set_pool(event.pool().or(segment.pool));
-                self.0.remove(&around);
-                if around < start {
-                    self.0.insert(
-                        around,
-                        Segment {
-                            size: start - around,
-                            ..segment
-                        },
-                    );
-                }
-                if end < around_end {
-                    self.0.insert(
-                        end,
-                        Segment {
-                            size: around_end - end,
-                            ..segment
-                        },
-                    );
+                self.0.remove(&segment.address.get());
+                let rest = [(segment.address.get(), start), (end, segment.end())];
+                for (from, to) in rest.into_iter().filter(|(from, to)| from < to) {
+                    self.0.insert(from, segment.part(from, to));
                 }
                 Ok(())
             }
@@ -240,7 +191,7 @@ impl Segments {
             if from > at {
                 gaps.push((at, from));
             }
-            at = at.max(from + segment.size);
+            at = at.max(segment.end());
         }
         if at < end {
             gaps.push((at, end));
@@ -251,26 +202,23 @@ impl Segments {
     /// Returns whether a range of an expandable segment touches this range.
     pub(super) fn is_beside_expandable(&self, start: u64, end: u64) -> bool {
         let before = self.0.range(..start).next_back();
-        let touching = before.filter(|(address, before)| *address + before.size == start);
-        let beside = [touching.map(|(_, before)| before), self.0.get(&end)];
-        beside
-            .into_iter()
-            .flatten()
-            .any(|segment| segment.is_expandable)
+        let before = before.map(|(_, before)| before);
+        let touching = before.filter(|before| before.end() == start);
+        let mut beside = touching.into_iter().chain(self.0.get(&end));
+        beside.any(|segment| segment.is_expandable)
     }
 
     /// Returns how many bytes of a block lie in one segment. Adds a segment for a block that starts in none.
     pub(super) fn cover(&mut self, block: &InitialBlock) -> Bytes {
         let (address, size) = (block.address.get(), block.size.get());
-        if let Some((&start, segment)) = self.0.range(..=address).next_back()
-            && address < start + segment.size
-        {
-            return Bytes(size.min(start + segment.size - address));
+        if let Some(segment) = self.around(block.address) {
+            return Bytes(size.min(segment.end() - address));
         }
         let next = self.0.range(address..).next();
         let size = next.map_or(size, |(&next, _)| size.min(next - address));
-        let segment = Segment {
-            size,
+        let segment = InitialSegment {
+            address: block.address,
+            size: Bytes(size),
             stream: block.stream,
             pool: block.pool,
             is_large: block.size > Bytes::mib(1),
@@ -282,16 +230,6 @@ impl Segments {
 
     /// Returns the segments as those before the first event.
     pub(super) fn into_initial(self) -> Vec<InitialSegment> {
-        let segments = self.0.into_iter();
-        segments
-            .map(|(address, segment)| InitialSegment {
-                address: DeviceAddress(address),
-                size: Bytes(segment.size),
-                stream: segment.stream,
-                pool: segment.pool,
-                is_large: segment.is_large,
-                is_expandable: segment.is_expandable,
-            })
-            .collect()
+        self.0.into_values().collect()
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of each rule of the walk on a few events, and of each contradiction.
 
-use lowtide_core::BlockSnapshot;
+use lowtide_core::{BlockSnapshot, MempoolId, Stream};
 
 use super::*;
 use crate::notes::NoteId;

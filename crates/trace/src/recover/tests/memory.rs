@@ -51,7 +51,7 @@ fn a_walk_counts_what_it_finds() {
     // The other half of each free becomes an event.
     let halves = least_of_walk(&[], &events(FreeRequested, 512));
     check_counted(halves - blocks, size_of::<TraceEvent>());
-    let segment = size_of::<(u64, Segment)>() + size_of::<InitialSegment>();
+    let segment = size_of::<(u64, InitialSegment)>() + size_of::<InitialSegment>();
     check_counted(least_of_walk(&[], &events(SegmentFree, PAGE)), segment);
 }
 
@@ -87,7 +87,7 @@ fn a_walk_forwards_counts_what_there_is() {
     };
     let block = size_of::<(u64, BlockSnapshot)>();
     check_counted(counted(&events(Alloc, 512)), block);
-    let segment = size_of::<(u64, Segment)>() + size_of::<InitialSegment>();
+    let segment = size_of::<(u64, InitialSegment)>() + size_of::<InitialSegment>();
     check_counted(counted(&events(SegmentAlloc, PAGE)), segment);
 }
 
@@ -118,7 +118,7 @@ fn what_the_events_say_last_is_counted() {
     // Each recorded block, one per segment, is in two tables and in their result.
     check_counted(without, 3 * size_of::<(u64, BlockSnapshot)>());
     let ranges = counted(&came, &shown) - without;
-    check_counted(ranges, size_of::<(u64, Segment)>());
+    check_counted(ranges, size_of::<(u64, InitialSegment)>());
     let allocated: Vec<_> = { came.iter() }
         .map(|came| event(Alloc, came.event.address.get(), 512))
         .collect();
