@@ -13,24 +13,26 @@ pub(crate) struct Numbering<T> {
     recent: Option<(T, u32)>,
 }
 
-impl<T: Copy + Eq + Hash> Numbering<T> {
-    pub(crate) fn new() -> Numbering<T> {
+impl<T> Default for Numbering<T> {
+    fn default() -> Numbering<T> {
         Numbering {
             values: Vec::new(),
             numbers: HashMap::new(),
             recent: None,
         }
     }
+}
 
+impl<T: Clone + Eq + Hash> Numbering<T> {
     /// Returns the number of `value`: a new number if the value is new.
     pub(crate) fn number(&mut self, value: T) -> u32 {
-        match self.recent {
-            Some((recent, number)) if recent == value => number,
+        match &self.recent {
+            Some((recent, number)) if *recent == value => *number,
             _ => {
                 let next = u32::try_from(self.values.len()).expect("fewer values than events");
-                let number = *self.numbers.entry(value).or_insert(next);
+                let number = *self.numbers.entry(value.clone()).or_insert(next);
                 if number == next {
-                    self.values.push(value);
+                    self.values.push(value.clone());
                 }
                 self.recent = Some((value, number));
                 number
@@ -38,12 +40,12 @@ impl<T: Copy + Eq + Hash> Numbering<T> {
         }
     }
 
-    /// Returns the value with this number.
-    pub(crate) fn get(&self, number: u32) -> T {
-        self.values[number as usize]
+    /// Returns the values in the order of their numbers.
+    pub(crate) fn values(&self) -> &[T] {
+        &self.values
     }
 
-    /// Returns the values in the order of their numbers.
+    /// Like [`Numbering::values`], without the look-up table.
     pub(crate) fn into_values(self) -> Vec<T> {
         self.values
     }

@@ -35,13 +35,8 @@ pub(crate) fn block_sizes(trace: &Trace, config: &Config) -> Option<Vec<Bytes>> 
         sizes.push(size);
     }
     for recorded in &trace.events {
-        let Event {
-            action,
-            address,
-            size,
-            ..
-        } = recorded.event;
-        let address = address.get();
+        let Event { action, size, .. } = recorded.event;
+        let address = recorded.event.address.get();
         match action {
             Action::Alloc => {
                 let size = present.block_size(config, address, size)?;

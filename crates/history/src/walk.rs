@@ -46,7 +46,9 @@ struct Listed<'a> {
     /// Whether each block of the history is listed.
     is_listed: &'a [bool],
     space: Space,
-    changes: GapChanges,
+    /// The instants at which the difference changes, with the number of each change.
+    changes: Vec<(u32, u32)>,
+    distinct: Numbering<[i64; GAP_PARTS]>,
     /// The difference of the gap at the instant before: live and causes.
     difference: [i64; GAP_PARTS],
 }
@@ -90,9 +92,9 @@ impl<'a> Walk<'a> {
     fn new(trace: &'a Trace, sizes: &'a BlockSizes) -> Walk<'a> {
         let stream = main_stream(trace);
         let large_page = large_page(trace);
-        let mut pools = Numbering::new();
+        let mut pools = Numbering::default();
         pools.number(MempoolId::DEFAULT);
-        let mut tags = Numbering::new();
+        let mut tags = Numbering::default();
         tags.number("");
         Walk {
             trace,
@@ -105,10 +107,10 @@ impl<'a> Walk<'a> {
             paused: BTreeMap::new(),
             present: BTreeMap::new(),
             alone: HashMap::new(),
-            streams: Numbering::new(),
+            streams: Numbering::default(),
             pools,
             tags,
-            regions: Numbering::new(),
+            regions: Numbering::default(),
             blocks: Vec::with_capacity(trace.initial.blocks.len() + trace.allocs()),
             segments: Vec::new(),
             pauses: Vec::new(),
@@ -132,11 +134,19 @@ impl<'a> Walk<'a> {
         self.listed = Some(Listed {
             is_listed,
             space: self.space.clone(),
-            changes: GapChanges::default(),
+            changes: Vec::new(),
+            distinct: Numbering::default(),
             difference: [0; GAP_PARTS],
         });
         self.take_all();
-        let changes = self.listed.map(|listed| listed.changes.finished());
+        let changes = self.listed.map(|listed| {
+            let (instants, numbers) = listed.changes.into_iter().unzip();
+            GapChanges {
+                instants,
+                numbers,
+                distinct: listed.distinct.into_values(),
+            }
+        });
         changes.unwrap_or_default()
     }
 
@@ -165,8 +175,7 @@ impl<'a> Walk<'a> {
             pause.end = pause.end.min(events + 1);
         }
         let texts = |numbered: Numbering<&str>| -> Vec<String> {
-            let texts = numbered.into_values().into_iter();
-            texts.map(str::to_owned).collect()
+            numbered.values().iter().map(ToString::to_string).collect()
         };
         History {
             events,
@@ -202,20 +211,18 @@ impl<'a> Walk<'a> {
         }
         let blocks = &self.trace.initial.blocks;
         for (index, block) in blocks.iter().enumerate() {
-            let room = blocks
-                .get(index + 1)
-                .map(|next| next.address.offset_from(block.address));
-            let size = self
-                .sizes
-                .size(self.block_number, block.requested)
-                .max(block.size);
+            let next = blocks.get(index + 1);
+            let room = next.map(|next| next.address.offset_from(block.address));
+            let size = self.sizes.size(self.block_number, block.requested);
+            let size = size.max(block.size);
+            let pool = block.pool.unwrap_or_default();
             let block_in_use = Block {
                 start: 0,
                 freed: NEVER,
                 end: NEVER,
                 stream: self.streams.number(block.stream),
-                pool: self.pools.number(block.pool.unwrap_or_default()),
-                tag: self.tag_of(block.pool.unwrap_or_default(), None),
+                pool: self.pools.number(pool),
+                tag: self.tag_of(pool, None),
                 stack: block.stack,
                 address: block.address.get(),
                 size: room.map_or(size, |room| size.min(room)),
@@ -232,13 +239,8 @@ impl<'a> Walk<'a> {
     }
 
     fn take(&mut self, recorded: &TraceEvent) {
-        let Event {
-            action,
-            address,
-            size,
-            ..
-        } = recorded.event;
-        let address = address.get();
+        let Event { action, size, .. } = recorded.event;
+        let address = recorded.event.address.get();
         match action {
             Action::Alloc => self.alloc(recorded),
             Action::FreeRequested => self.free_requested(address),
@@ -301,8 +303,8 @@ impl<'a> Walk<'a> {
         if covered.is_zero() {
             covered = block.size.min(self.space.room_at(block.address));
             let domain = Domain {
-                stream: self.streams.get(block.stream),
-                pool: self.pools.get(block.pool),
+                stream: self.streams.values()[block.stream as usize],
+                pool: self.pools.values()[block.pool as usize],
                 is_large: covered > Bytes::mib(1),
                 is_expandable: false,
             };
@@ -391,39 +393,27 @@ impl<'a> Walk<'a> {
         let event = recorded.event;
         let (start, end) = (event.address.get(), event.address.get() + event.size.get());
         let is_expandable = event.action == Action::SegmentMap;
-        let page = if is_expandable {
-            self.large_page
-        } else {
-            Bytes(1)
-        };
+        let has_large_pages = !is_expandable || (event.size % self.large_page).is_zero();
         let domain = Domain {
             stream: event.stream,
             pool: event.pool,
-            is_large: event.size > Bytes::mib(2) && (event.size % page).is_zero(),
+            is_large: event.size > Bytes::mib(2) && has_large_pages,
             is_expandable,
         };
         // Adjacent pages show best whether pages are for large requests.
         let beside = [start.checked_sub(1), Some(end)].into_iter().flatten();
         let mut beside = beside.filter_map(|address| self.space.domain_at(address));
-        let like = |other: &Domain| {
-            Domain {
-                is_large: other.is_large,
-                ..domain
-            } == *other
+        let is_like = |other: &Domain| {
+            let is_large = other.is_large;
+            is_expandable && *other == Domain { is_large, ..domain }
         };
-        match beside.find(like) {
-            Some(other) if is_expandable => other,
-            _ => domain,
-        }
+        beside.find(is_like).unwrap_or(domain)
     }
 
     fn add_segment(&mut self, address: u64, size: Bytes, domain: Domain, stack: StackId) {
-        if !self.space.insert(address, size, domain) {
+        if !self.change_spaces(|space| space.insert(address, size, domain)) {
             self.contradictions += 1;
             return;
-        }
-        if let Some(listed) = &mut self.listed {
-            listed.space.insert(address, size, domain);
         }
         self.present.insert(address, self.segments.len());
         self.segments.push(SegmentLife {
@@ -438,6 +428,15 @@ impl<'a> Walk<'a> {
             is_expandable: domain.is_expandable,
             stack,
         });
+    }
+
+    /// Changes the segments of both spaces, and returns whether that was possible. Both have the same segments.
+    fn change_spaces(&mut self, change: impl Fn(&mut Space) -> bool) -> bool {
+        let is_changed = change(&mut self.space);
+        if is_changed && let Some(listed) = &mut self.listed {
+            change(&mut listed.space);
+        }
+        is_changed
     }
 
     /// Pauses a segment with all its blocks.
@@ -468,11 +467,8 @@ impl<'a> Walk<'a> {
 
     /// Starts a pause. Returns whether the memory could be paused.
     fn start_pause(&mut self, pause: Pause) -> bool {
-        if !self.space.set_away(pause.address, pause.size, true) {
+        if !self.change_spaces(|space| space.set_away(pause.address, pause.size, true)) {
             return false;
-        }
-        if let Some(listed) = &mut self.listed {
-            listed.space.set_away(pause.address, pause.size, true);
         }
         self.count_inside(&pause, false);
         self.now.paused += pause.size;
@@ -486,11 +482,8 @@ impl<'a> Walk<'a> {
         let index = self.paused.remove(&address)?;
         self.pauses[index].end = self.now.instant;
         let pause = self.pauses[index];
-        let was_away = self.space.set_away(address, pause.size, false);
+        let was_away = self.change_spaces(|space| space.set_away(address, pause.size, false));
         debug_assert!(was_away, "a segment at {address:#x}");
-        if let Some(listed) = &mut self.listed {
-            listed.space.set_away(address, pause.size, false);
-        }
         self.now.paused -= pause.size;
         self.count_inside(&pause, true);
         Some(pause)
@@ -522,10 +515,7 @@ impl<'a> Walk<'a> {
         // A segment, or a part of one, may be released while it is paused. Only memory on the device can be
         // removed.
         let cut = self.end_pauses(address, end);
-        let is_removed = self.space.remove(address, size);
-        if is_removed && let Some(listed) = &mut self.listed {
-            listed.space.remove(address, size);
-        }
+        let is_removed = self.change_spaces(|space| space.remove(address, size));
         for pause in cut {
             let pause_end = pause.address + pause.size.get();
             let rest = if is_removed {
@@ -637,16 +627,19 @@ impl<'a> Walk<'a> {
         self.levels.add(u64::from(self.now.instant), &values);
         if let Some(listed) = &mut self.listed {
             let difference = difference(&gap, listed.space.gap_mut());
-            let change = std::array::from_fn(|part| difference[part] - listed.difference[part]);
-            listed.changes.add(self.now.instant, change);
-            listed.difference = difference;
+            if difference != listed.difference {
+                let change = std::array::from_fn(|part| difference[part] - listed.difference[part]);
+                let number = listed.distinct.number(change);
+                listed.changes.push((self.now.instant, number));
+                listed.difference = difference;
+            }
         }
     }
 }
 
 /// Returns the stream with the most requested bytes; among equals, the one with the lowest handle.
 fn main_stream(trace: &Trace) -> Stream {
-    let mut streams = Numbering::new();
+    let mut streams = Numbering::default();
     let mut sums: Vec<u64> = Vec::new();
     let mut add = |stream: Stream, bytes: Bytes| {
         let number = streams.number(stream) as usize;
@@ -671,17 +664,11 @@ fn count_block(gap: &mut Gap, block: &Block, is_there: bool) {
     if block.freed == NEVER {
         let live = block.live_bytes();
         change(&mut gap.live, live, is_there);
-        change(
-            gap.of_cause_mut(Cause::Rounding),
-            block.size - live,
-            is_there,
-        );
+        let rounding = gap.of_cause_mut(Cause::Rounding);
+        change(rounding, block.size - live, is_there);
     } else {
-        change(
-            gap.of_cause_mut(Cause::WaitingForEvents),
-            block.size,
-            is_there,
-        );
+        let waiting = gap.of_cause_mut(Cause::WaitingForEvents);
+        change(waiting, block.size, is_there);
     }
 }
 

@@ -18,6 +18,7 @@ pub use difference::{Difference, SiteDifference};
 pub use doubt::Doubt;
 pub use leaks::{Growth, Leaks};
 pub use sites::Site;
+pub(crate) use steps::instant_of;
 pub use steps::{StepSource, Steps};
 pub use training::{Kept, TrainingState};
 pub use trend::Trend;

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use hashbrown::HashMap;
 use lowtide_core::{Bytes, Stream};
 use lowtide_trace::StackId;
 
 use crate::history::{Block, History};
+use crate::numbering::Numbering;
 
 /// The call site of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -77,21 +77,17 @@ impl Sites {
     }
 
     fn by(site_of: impl Fn(&Block, &History) -> Site, history: &History) -> Sites {
-        let mut numbers: HashMap<Site, usize> = HashMap::new();
-        let mut sites = Sites {
-            sites: Vec::new(),
-            blocks: Vec::new(),
-        };
+        let mut sites = Numbering::default();
+        let mut blocks: Vec<Vec<u32>> = Vec::new();
         for (index, block) in (0..).zip(&history.blocks) {
-            let site = site_of(block, history);
-            let number = *numbers.entry(site).or_insert(sites.sites.len());
-            if number == sites.sites.len() {
-                sites.sites.push(site);
-                sites.blocks.push(Vec::new());
-            }
-            sites.blocks[number].push(index);
+            let number = sites.number(site_of(block, history)) as usize;
+            blocks.resize(sites.values().len(), Vec::new());
+            blocks[number].push(index);
         }
-        sites
+        Sites {
+            sites: sites.into_values(),
+            blocks,
+        }
     }
 
     /// Returns the live bytes of site `number` at `instant` and the number of blocks, without those in the ranges
@@ -121,21 +117,15 @@ impl Sites {
         number: usize,
         boundaries: &[u32],
     ) -> Vec<Extremes> {
-        let starts = self
-            .blocks_of(history, number)
-            .map(|block| (block.start, block));
-        let ends = self
-            .blocks_of(history, number)
-            .map(|block| (block.freed, block));
-        let mut comes: Vec<(u32, u64)> = starts
-            .map(|(instant, block)| (instant, block.live_bytes().get()))
-            .collect();
-        let mut goes: Vec<(u32, u64)> = ends
-            .map(|(instant, block)| (instant, block.live_bytes().get()))
-            .collect();
-        comes.sort_unstable();
-        goes.sort_unstable();
-        let (mut comes, mut goes) = (comes.into_iter().peekable(), goes.into_iter().peekable());
+        let changes = |instant: fn(&Block) -> u32| {
+            let blocks = self.blocks_of(history, number);
+            let changes = blocks.map(|block| (instant(block), block.live_bytes().get()));
+            let mut changes: Vec<(u32, u64)> = changes.collect();
+            changes.sort_unstable();
+            changes.into_iter().peekable()
+        };
+        let mut comes = changes(|block| block.start);
+        let mut goes = changes(|block| block.freed);
         let mut live = 0;
         // Takes the next change at or before an instant, and returns the live bytes after it.
         let mut next = |until: u32| {

@@ -91,9 +91,8 @@ fn by_annotation(trace: &Trace) -> Option<Steps> {
         annotations.filter(|annotation| annotation.stage == AnnotationStage::Start)
     };
     for annotation in starts() {
-        *counts
-            .entry(common_name(annotation.name.raw()))
-            .or_default() += 1;
+        let name = common_name(annotation.name.raw());
+        *counts.entry(name).or_default() += 1;
     }
     let is_step = |name: &str| name.starts_with(OPTIMIZER_STEP) || name == PROFILER_STEP;
     let named = counts.iter().filter(|(name, _)| is_step(name));
@@ -118,7 +117,7 @@ fn by_annotation(trace: &Trace) -> Option<Steps> {
 }
 
 /// Returns the instant at which the program set a mark.
-pub(super) fn instant_of(trace: &Trace, mark: &Annotation) -> u32 {
+pub(crate) fn instant_of(trace: &Trace, mark: &Annotation) -> u32 {
     let before = |event: &TraceEvent| event.time_us <= mark.time_us;
     u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
 }

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use hashbrown::HashMap;
 use lowtide_core::Action;
 use lowtide_trace::{AnnotationStage, Trace, TraceEvent};
+use serde::Serialize;
 
 use crate::growth::callers::Callers;
 use crate::growth::doubt::Doubt;
@@ -13,7 +14,7 @@ use crate::growth::steps::{OPTIMIZER_STEP, instant_of};
 use crate::history::{Block, History};
 
 /// Memory that training makes in few calls and keeps.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct TrainingState {
     /// The memory that the optimizers' steps made, such as Adam's moments.
     pub optimizer: Kept,
@@ -22,7 +23,7 @@ pub struct TrainingState {
 }
 
 /// Memory that is allocated at the end.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Kept {
     /// Its bytes, each block rounded up.
     pub bytes: u64,

@@ -1,5 +1,7 @@
 //! The growth of live bytes from step to step, and the confidence that it continues.
 
+use serde::Serialize;
+
 use crate::growth::line::{Fit, as_float};
 
 /// Growth starts anew when this share of it is freed.
@@ -15,7 +17,7 @@ const CHANCE_AMONG_OTHERS: f64 = 0.8;
 const CONFIDENCE_IN_DOUBT: f64 = 0.5;
 
 /// The growth of live bytes from step to step.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Trend {
     /// The growth of a step's minimum, from the first step considered to the last.
     pub bytes: u64,
@@ -30,8 +32,10 @@ pub struct Trend {
     /// The confidence that it continues to grow, in [0, 1].
     pub confidence: f64,
     /// The bytes at the end.
+    #[serde(skip)]
     pub end_bytes: u64,
     /// The number of those blocks.
+    #[serde(skip)]
     pub end_blocks: u64,
 }
 

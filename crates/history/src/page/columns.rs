@@ -1,6 +1,7 @@
 //! Columns of numbers, stored such that gzip compresses them well.
 
 use std::io::{self, Write};
+use std::mem;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -10,6 +11,8 @@ use serde::Serialize;
 /// all differences come first, then the next bytes, and so on, because most of those are zero.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
+    /// Begins the name of each column that is added.
+    prefix: String,
     directory: Vec<Entry>,
     bytes: Vec<u8>,
 }
@@ -29,36 +32,38 @@ struct Directory<'a> {
 }
 
 impl Columns {
+    /// Returns no columns, for those of the trace with this number.
+    pub(super) fn of_trace(number: usize) -> Columns {
+        Columns {
+            prefix: format!("{number}/"),
+            ..Columns::default()
+        }
+    }
+
     /// Adds a column of numbers of 32 bits.
-    pub(super) fn add_u32(&mut self, name: String, numbers: impl Iterator<Item = u32>) {
+    pub(super) fn add_u32(&mut self, name: &str, numbers: impl Iterator<Item = u32>) {
         let mut last = 0;
-        let differences = numbers.map(|number| {
-            let difference = number.wrapping_sub(last);
-            last = number;
-            difference.to_le_bytes()
-        });
-        self.add(name, "u32", differences.collect());
+        let differences =
+            numbers.map(|number| number.wrapping_sub(mem::replace(&mut last, number)));
+        self.add(name, "u32", differences.map(u32::to_le_bytes).collect());
     }
 
     /// Adds a column of numbers of 64 bits, each below 2^53.
-    pub(super) fn add_u64(&mut self, name: String, numbers: impl Iterator<Item = u64>) {
+    pub(super) fn add_u64(&mut self, name: &str, numbers: impl Iterator<Item = u64>) {
         let mut last = 0;
-        let differences = numbers.map(|number: u64| {
-            let difference = number.wrapping_sub(last);
-            last = number;
-            difference.to_le_bytes()
-        });
-        self.add(name, "u64", differences.collect());
+        let differences =
+            numbers.map(|number| number.wrapping_sub(mem::replace(&mut last, number)));
+        self.add(name, "u64", differences.map(u64::to_le_bytes).collect());
     }
 
     fn add<const WIDTH: usize>(
         &mut self,
-        name: String,
+        name: &str,
         kind: &'static str,
         differences: Vec<[u8; WIDTH]>,
     ) {
         self.directory.push(Entry {
-            name,
+            name: format!("{}{name}", self.prefix),
             kind,
             count: differences.len(),
             offset: self.bytes.len(),
@@ -122,10 +127,10 @@ mod tests {
     fn appended_columns_are_as_if_added_one_by_one() {
         let [mut one, mut first, mut second] = [(); 3].map(|()| Columns::default());
         for columns in [&mut one, &mut first] {
-            columns.add_u32("a".into(), [1, 7, 3].into_iter());
+            columns.add_u32("a", [1, 7, 3].into_iter());
         }
         for columns in [&mut one, &mut second] {
-            columns.add_u64("b".into(), [9, 1 << 40].into_iter());
+            columns.add_u64("b", [9, 1 << 40].into_iter());
         }
         first.append(second);
         let written = |columns: &Columns| {
@@ -139,8 +144,8 @@ mod tests {
     #[test]
     fn the_container_is_what_the_page_reads() {
         let mut columns = Columns::default();
-        columns.add_u32("a".into(), [1, 0x0102, 0x0101].into_iter());
-        columns.add_u64("b".into(), [1 << 40].into_iter());
+        columns.add_u32("a", [1, 0x0102, 0x0101].into_iter());
+        columns.add_u64("b", [1 << 40].into_iter());
         let mut written = Vec::new();
         columns.write(&mut written).unwrap();
         let (length, rest) = written.split_at(4);

@@ -1,23 +1,35 @@
 //! Folds blocks that are too many to list one by one.
 
 use lowtide_core::{Bytes, Cause};
+use serde::{Serialize, Serializer};
 
 use super::columns::Columns;
 use super::trace::PageTrace;
 use crate::changes::{GAP_PARTS, GapChanges};
 use crate::history::{Block, History};
 
+/// The blocks that are not listed one by one. They are reported to the user.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct FoldedBlocks {
+    /// The number of blocks.
+    pub blocks: usize,
+    /// The size of the largest of them.
+    #[serde(serialize_with = "serialize_bytes")]
+    pub size_max: Bytes,
+    /// The longest lifetime of one of them, in events.
+    pub events_max: u32,
+}
+
+fn serialize_bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(bytes.get())
+}
+
 /// The blocks with the least weight, as what they add to the gap from event to event.
 #[derive(Debug)]
 pub(super) struct Folded {
     /// Whether each block of the history is listed, and not folded.
     is_listed: Vec<bool>,
-    /// The number of folded blocks.
-    pub(super) blocks: usize,
-    /// The size of the largest folded block.
-    pub(super) size_max: Bytes,
-    /// The longest lifetime of a folded block, in events.
-    pub(super) events_max: u32,
+    pub(super) blocks: FoldedBlocks,
     /// Their part of the gap.
     changes: GapChanges,
 }
@@ -40,20 +52,13 @@ impl Folded {
             is_listed[index as usize] = false;
         }
         let blocks = history.blocks.iter().zip(&is_listed);
-        let folded = blocks
-            .filter(|(_, listed)| !**listed)
-            .map(|(block, _)| block);
+        let folded = blocks.filter_map(|(block, listed)| (!listed).then_some(block));
         Some(Folded {
-            blocks: excess + 1,
-            size_max: folded
-                .clone()
-                .map(|block| block.size)
-                .max()
-                .unwrap_or_default(),
-            events_max: folded
-                .map(|block| block.end - block.start)
-                .max()
-                .unwrap_or(0),
+            blocks: FoldedBlocks {
+                blocks: excess + 1,
+                size_max: { folded.clone() }.fold(Bytes::ZERO, |max, block| max.max(block.size)),
+                events_max: folded.fold(0, |max, block| max.max(block.end - block.start)),
+            },
             changes: History::changes_by_unlisted(page.trace, page.sizes, &is_listed),
             is_listed,
         })
@@ -67,17 +72,16 @@ impl Folded {
     /// Adds the folded blocks' part of the gap: the instants with a change, the number of each change, and the
     /// parts of the distinct changes. A part is stored as twice its absolute value, minus one if it is negative.
     /// The last part is left out: the sum of all parts is 0, because the reserved bytes are known.
-    pub(super) fn add_to(&self, columns: &mut Columns, prefix: &str) {
+    pub(super) fn add_to(&self, columns: &mut Columns) {
         let changes = &self.changes;
-        let name = |name: &str| format!("{prefix}folded/{name}");
-        columns.add_u32(name("instant"), changes.instants.iter().copied());
-        columns.add_u32(name("change"), changes.numbers.iter().copied());
+        columns.add_u32("folded/instant", changes.instants.iter().copied());
+        columns.add_u32("folded/change", changes.numbers.iter().copied());
         for part in 0..GAP_PARTS - 1 {
             let what = part
                 .checked_sub(1)
                 .map_or("live", |cause| Cause::ALL[cause].name());
             let distinct = changes.distinct.iter().map(|change| zigzag(change[part]));
-            columns.add_u64(name(&format!("changes/{what}")), distinct);
+            columns.add_u64(&format!("folded/changes/{what}"), distinct);
         }
     }
 }
@@ -229,7 +233,7 @@ pub(super) mod tests {
         let page = page(&trace, &sizes, &history, &leaks);
         for kept in [0, 1, 50, 199] {
             let folded = Folded::new(&page, kept).expect("there are more blocks");
-            assert_eq!(folded.blocks, 200 - kept);
+            assert_eq!(folded.blocks.blocks, 200 - kept);
             let changes = &folded.changes;
             let mut by_folded = [0; GAP_PARTS];
             let mut next = 0;
@@ -276,7 +280,7 @@ pub(super) mod tests {
             .filter(|&(index, _)| folded.contains(index))
             .map(|(_, block)| block.size)
             .max();
-        assert_eq!(Some(folded.size_max), largest);
+        assert_eq!(Some(folded.blocks.size_max), largest);
         assert!(weights(&folded, true).iter().max() <= weights(&folded, false).iter().min());
     }
 }

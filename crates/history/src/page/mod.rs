@@ -23,15 +23,15 @@ use lowtide_core::{Bytes, Config, MempoolId, Stream};
 use lowtide_replay::Outcome;
 use lowtide_trace::{AnnotationStage, RecordedText, Trace, escape_in_json};
 
-use crate::growth::{Leaks, Site};
+use crate::growth::{Leaks, Site, instant_of};
 use crate::history::{Block, CURVE_NAMES, History, Moment};
 use crate::walk::large_page;
 use columns::Columns;
 use fold::Folded;
+pub use fold::FoldedBlocks;
 use stacks::{Stacks, Strings};
 use summary::{
-    Aggregated, GrowthSummary, Instant, Oom, Peak, SiteSummary, StrategySummary, Summary,
-    TraceSummary,
+    GrowthSummary, Instant, Oom, Peak, SiteSummary, StrategySummary, Summary, TraceSummary,
 };
 pub use trace::PageTrace;
 
@@ -83,17 +83,6 @@ pub struct PageSize {
     pub traces: usize,
 }
 
-/// The blocks that are not listed one by one. They are reported to the user.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FoldedBlocks {
-    /// The number of blocks.
-    pub blocks: usize,
-    /// The size of the largest of them.
-    pub size_max: Bytes,
-    /// The longest lifetime of one of them, in events.
-    pub events_max: u32,
-}
-
 impl PageData {
     /// Returns the data of an empty report. `version` is that of the program.
     pub fn new(version: &'static str) -> PageData {
@@ -137,23 +126,23 @@ impl PageData {
     /// Like [`add`](PageData::add), within `bytes_max` bytes of the page if folding blocks can achieve that.
     fn add_within(&mut self, page: &PageTrace<'_>, bytes_max: usize) -> Option<FoldedBlocks> {
         let PageTrace { trace, history, .. } = *page;
-        let prefix = format!("{}/", self.summary.traces.len());
-        let mut columns = Columns::default();
-        add_curves(&mut columns, &prefix, history);
-        add_replayed(&mut columns, &prefix, history, page.replayed);
-        let duration_us = add_times(&mut columns, &prefix, trace);
+        let mut columns = Columns::of_trace(self.summary.traces.len());
+        add_curves(&mut columns, history);
+        add_replayed(&mut columns, history, page.replayed);
+        let duration_us = add_times(&mut columns, trace);
         let texts_before = self.strings.page_bytes();
-        add_annotations(&mut columns, &mut self.strings, &prefix, trace);
+        add_annotations(&mut columns, &mut self.strings, trace);
         let mut columns_bytes = columns.page_bytes();
 
         let list = |folded: Option<&Folded>| {
-            let listing = self.listing(&prefix, page, folded);
+            let listing = self.listing(page, folded);
             let texts = listing.strings.page_bytes() - texts_before;
             let bytes = listing.columns.page_bytes() + listing.block_columns.page_bytes();
             ((listing, bytes), bytes + texts)
         };
         let listing_max = bytes_max.saturating_sub(columns_bytes);
         let (folded, (listing, bytes)) = fit(page, listing_max, list);
+        let folded = folded.map(|folded| folded.blocks);
         columns_bytes += bytes;
         columns.append(listing.columns);
         self.columns.append(columns);
@@ -164,14 +153,10 @@ impl PageData {
             duration_us,
             has_stacks: listing.has_stacks,
             growth: listing.growth,
-            aggregated: folded.as_ref().map(Aggregated::new),
+            aggregated: folded,
             ..trace_summary(page)
         });
-        folded.map(|folded| FoldedBlocks {
-            blocks: folded.blocks,
-            size_max: folded.size_max,
-            events_max: folded.events_max,
-        })
+        folded
     }
 
     /// Writes the page with all added traces: one file that needs no other file and no network.
@@ -187,21 +172,21 @@ impl PageData {
     }
 
     /// Returns the data of the blocks that are not folded, and of their stacks.
-    fn listing(&self, prefix: &str, page: &PageTrace<'_>, folded: Option<&Folded>) -> Listing {
+    fn listing(&self, page: &PageTrace<'_>, folded: Option<&Folded>) -> Listing {
         let PageTrace { trace, history, .. } = *page;
-        let mut columns = Columns::default();
+        let new_columns = || Columns::of_trace(self.summary.traces.len());
+        let (mut columns, mut block_columns) = (new_columns(), new_columns());
         let mut strings = self.strings.clone();
         let mut stacks = Stacks::new(&trace.stacks);
-        let mut block_columns = Columns::default();
-        add_blocks(&mut block_columns, prefix, history, folded, &mut stacks);
+        add_blocks(&mut block_columns, history, folded, &mut stacks);
         if let Some(folded) = folded {
-            folded.add_to(&mut block_columns, prefix);
+            folded.add_to(&mut block_columns);
         }
-        let growth = add_growth(&mut columns, prefix, history, page.leaks, &mut stacks);
+        let growth = add_growth(&mut columns, history, page.leaks, &mut stacks);
         // Only the stacks of blocks count: the page groups blocks by stack.
         let has_stacks = stacks.has_any();
-        add_segments(&mut columns, prefix, history, &mut stacks);
-        stacks.add_to(prefix, &mut columns, &mut strings);
+        add_segments(&mut columns, history, &mut stacks);
+        stacks.add_to(&mut columns, &mut strings);
         Listing {
             columns,
             block_columns,
@@ -261,11 +246,8 @@ fn share(left: usize, lengths: &[u64]) -> usize {
     let Some(&own) = lengths.first() else {
         return left;
     };
-    let mut shorter: Vec<u64> = lengths
-        .iter()
-        .copied()
-        .filter(|&length| length < own)
-        .collect();
+    let shorter = lengths.iter().copied().filter(|&length| length < own);
+    let mut shorter: Vec<u64> = shorter.collect();
     shorter.sort_unstable();
     let (mut left, mut sharing) = (left, lengths.len());
     for length in shorter {
@@ -278,20 +260,17 @@ fn share(left: usize, lengths: &[u64]) -> usize {
 
 fn add_blocks(
     columns: &mut Columns,
-    prefix: &str,
     history: &History,
     folded: Option<&Folded>,
     stacks: &mut Stacks<'_>,
 ) {
     let blocks = history.blocks.iter().enumerate();
     let is_listed = |index| folded.is_none_or(|folded| !folded.contains(index));
-    let listed: Vec<&Block> = blocks
-        .filter(|&(index, _)| is_listed(index))
-        .map(|(_, block)| block)
-        .collect();
+    let listed = blocks.filter_map(|(index, block)| is_listed(index).then_some(block));
+    let listed: Vec<&Block> = listed.collect();
     let mut add_u32 = |name: &str, of: &mut dyn FnMut(&Block) -> u32| {
         let numbers = listed.iter().map(|block| of(block));
-        columns.add_u32(format!("{prefix}blocks/{name}"), numbers);
+        columns.add_u32(&format!("blocks/{name}"), numbers);
     };
     add_u32("start", &mut |block| block.start);
     add_u32("held", &mut |block| block.freed - block.start);
@@ -302,7 +281,7 @@ fn add_blocks(
     add_u32("stack", &mut |block| stacks.number(block.stack));
     let mut add_u64 = |name: &str, of: &dyn Fn(&Block) -> u64| {
         let numbers = listed.iter().map(|block| of(block));
-        columns.add_u64(format!("{prefix}blocks/{name}"), numbers);
+        columns.add_u64(&format!("blocks/{name}"), numbers);
     };
     add_u64("address", &|block| block.address);
     add_u64("requested", &|block| block.requested.get());
@@ -312,13 +291,12 @@ fn add_blocks(
 /// Adds the boundaries of steps. Returns the growth over them.
 fn add_growth(
     columns: &mut Columns,
-    prefix: &str,
     history: &History,
     leaks: &Leaks,
     stacks: &mut Stacks<'_>,
 ) -> GrowthSummary {
     let boundaries = leaks.steps.boundaries.iter().copied();
-    columns.add_u32(format!("{prefix}steps/boundaries"), boundaries);
+    columns.add_u32("steps/boundaries", boundaries);
     GrowthSummary::new(leaks, |site| match site {
         Site::Stack(stack) => SiteSummary::Stack {
             stack: stacks.number(stack),
@@ -330,52 +308,47 @@ fn add_growth(
     })
 }
 
-fn add_segments(columns: &mut Columns, prefix: &str, history: &History, stacks: &mut Stacks<'_>) {
+fn add_segments(columns: &mut Columns, history: &History, stacks: &mut Stacks<'_>) {
     let segments = || history.segments.iter();
-    let name = |name: &str| format!("{prefix}segments/{name}");
-    columns.add_u32(name("start"), segments().map(|segment| segment.start));
-    columns.add_u32(name("made"), segments().map(|segment| segment.made));
-    columns.add_u32(name("end"), segments().map(|segment| segment.end));
-    columns.add_u32(name("stream"), segments().map(|segment| segment.stream));
-    columns.add_u32(name("pool"), segments().map(|segment| segment.pool));
+    columns.add_u32("segments/start", segments().map(|segment| segment.start));
+    columns.add_u32("segments/made", segments().map(|segment| segment.made));
+    columns.add_u32("segments/end", segments().map(|segment| segment.end));
+    columns.add_u32("segments/stream", segments().map(|segment| segment.stream));
+    columns.add_u32("segments/pool", segments().map(|segment| segment.pool));
     let flags = segments()
         .map(|segment| u32::from(segment.is_large) | u32::from(segment.is_expandable) << 1);
-    columns.add_u32(name("flags"), flags);
-    columns.add_u64(name("address"), segments().map(|segment| segment.address));
-    columns.add_u64(name("size"), segments().map(|segment| segment.size.get()));
+    columns.add_u32("segments/flags", flags);
+    columns.add_u64(
+        "segments/address",
+        segments().map(|segment| segment.address),
+    );
+    columns.add_u64(
+        "segments/size",
+        segments().map(|segment| segment.size.get()),
+    );
     let stacks = segments().map(|segment| stacks.number(segment.stack));
-    columns.add_u32(name("stack"), stacks);
-    add_pauses(columns, prefix, history);
-}
-
-fn add_pauses(columns: &mut Columns, prefix: &str, history: &History) {
+    columns.add_u32("segments/stack", stacks);
     let pauses = || history.pauses.iter();
-    let name = |name: &str| format!("{prefix}pauses/{name}");
-    columns.add_u32(name("start"), pauses().map(|pause| pause.start));
-    columns.add_u32(name("end"), pauses().map(|pause| pause.end));
-    columns.add_u32(name("region"), pauses().map(|pause| pause.region));
-    columns.add_u64(name("address"), pauses().map(|pause| pause.address));
-    columns.add_u64(name("size"), pauses().map(|pause| pause.size.get()));
+    columns.add_u32("pauses/start", pauses().map(|pause| pause.start));
+    columns.add_u32("pauses/end", pauses().map(|pause| pause.end));
+    columns.add_u32("pauses/region", pauses().map(|pause| pause.region));
+    columns.add_u64("pauses/address", pauses().map(|pause| pause.address));
+    columns.add_u64("pauses/size", pauses().map(|pause| pause.size.get()));
 }
 
-fn add_curves(columns: &mut Columns, prefix: &str, history: &History) {
+fn add_curves(columns: &mut Columns, history: &History) {
     for (index, curve) in CURVE_NAMES.iter().enumerate() {
         if *curve == "paused" && history.pauses.is_empty() {
             continue;
         }
-        let name = |end: &str| format!("{prefix}curves/{curve}/{end}");
-        columns.add_u64(name("min"), history.levels.least(index).iter().copied());
-        columns.add_u64(name("max"), history.levels.most(index).iter().copied());
+        let (least, most) = (history.levels.least(index), history.levels.most(index));
+        columns.add_u64(&format!("curves/{curve}/min"), least.iter().copied());
+        columns.add_u64(&format!("curves/{curve}/max"), most.iter().copied());
     }
 }
 
 /// Adds the peak reserved bytes of each replay in each part.
-fn add_replayed(
-    columns: &mut Columns,
-    prefix: &str,
-    history: &History,
-    replayed: &[(String, Outcome)],
-) {
+fn add_replayed(columns: &mut Columns, history: &History, replayed: &[(String, Outcome)]) {
     let part_instants = history.levels.part_instants();
     let parts = history.levels.most(0).len();
     for (label, outcome) in replayed {
@@ -386,18 +359,17 @@ fn add_replayed(
             *most = point.reserved_bytes.get().max(*most);
         }
         fill_forward(&mut most, outcome.timeline.len());
-        let name = format!("{prefix}curves/{label}/reserved/max");
-        columns.add_u64(name, most.into_iter());
+        let name = format!("curves/{label}/reserved/max");
+        columns.add_u64(&name, most.into_iter());
     }
 }
 
 /// Adds the times of the instants, if they are recorded. Returns the duration of the recording.
-fn add_times(columns: &mut Columns, prefix: &str, trace: &Trace) -> Option<u64> {
-    let first_us = trace
-        .events
-        .first()
-        .map(|event| event.time_us)
-        .filter(|&us| us > 0)?;
+fn add_times(columns: &mut Columns, trace: &Trace) -> Option<u64> {
+    let first_us = trace.events.first()?.time_us;
+    if first_us <= 0 {
+        return None;
+    }
     let step = trace.events.len().div_ceil(TIMES_MAX - 1);
     let last = trace.events.len() - 1;
     let chosen: Vec<usize> = (0..last).step_by(step).chain([last]).collect();
@@ -411,29 +383,23 @@ fn add_times(columns: &mut Columns, prefix: &str, trace: &Trace) -> Option<u64> 
             elapsed
         })
         .collect();
-    let instants = chosen
-        .iter()
-        .map(|&index| u32::try_from(index + 1).unwrap_or(u32::MAX));
-    columns.add_u32(format!("{prefix}events/time_event"), instants);
-    columns.add_u64(format!("{prefix}events/time_us"), times.into_iter());
+    let instants = { chosen.iter() }.map(|&index| u32::try_from(index + 1).unwrap_or(u32::MAX));
+    columns.add_u32("events/time_event", instants);
+    columns.add_u64("events/time_us", times.into_iter());
     Some(elapsed)
 }
 
-fn add_annotations(columns: &mut Columns, strings: &mut Strings, prefix: &str, trace: &Trace) {
+fn add_annotations(columns: &mut Columns, strings: &mut Strings, trace: &Trace) {
     let annotations = || trace.annotations.iter();
-    let name = |name: &str| format!("{prefix}annotations/{name}");
-    let instants = annotations().map(|annotation| {
-        let before = |event: &lowtide_trace::TraceEvent| event.time_us <= annotation.time_us;
-        u32::try_from(trace.events.partition_point(before)).unwrap_or(u32::MAX)
-    });
-    columns.add_u32(name("event"), instants);
+    let instants = annotations().map(|annotation| instant_of(trace, annotation));
+    columns.add_u32("annotations/event", instants);
     let names = annotations().map(|annotation| strings.number(annotation.name.raw()));
-    columns.add_u32(name("name"), names);
+    columns.add_u32("annotations/name", names);
     let stages = annotations().map(|annotation| match annotation.stage {
         AnnotationStage::Start => 0,
         AnnotationStage::End => 1,
     });
-    columns.add_u32(name("stage"), stages);
+    columns.add_u32("annotations/stage", stages);
 }
 
 /// Returns the summary of a trace before its columns are added.
@@ -445,7 +411,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         events: history.events,
         duration_us: None,
         has_stacks: false,
-        settings: trace.settings.conf.raw().to_owned(),
+        settings: trace.settings.conf.clone(),
         strategy: if page.is_host {
             String::new()
         } else {
@@ -460,14 +426,10 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         large_page: large_page(trace).get(),
         streams: history.streams.iter().copied().map(stream_text).collect(),
         pools: { history.pools.iter() }
-            .map(|&pool| pool_text(pool, region_of(trace, pool)))
+            .map(|&pool| pool_text(pool, trace.regions.get(&pool)))
             .collect(),
         pool_regions: { history.pools.iter() }
-            .map(|&pool| {
-                region_of(trace, pool)
-                    .map_or("", RecordedText::raw)
-                    .to_owned()
-            })
+            .map(|pool| trace.regions.get(pool).cloned().unwrap_or_default())
             .collect(),
         tags: history.tags.clone(),
         regions: history.regions.clone(),
@@ -476,12 +438,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
         peak_paused: peak_paused(history),
         ooms: ooms(history),
-        instants: instants(history)
-            .into_iter()
-            .map(|(label, moment)| {
-                Instant::new(label, &moment, stream_number(history, moment.stream))
-            })
-            .collect(),
+        instants: instants(history),
         aggregated: None,
         strategies: page.replayed.iter().map(strategy_summary).collect(),
         replay_notes: page.replay_notes.to_vec(),
@@ -502,20 +459,22 @@ fn stream_number(history: &History, stream: Stream) -> u32 {
 }
 
 /// Returns the instants of which the page has the exact figures.
-fn instants(history: &History) -> Vec<(String, Moment)> {
+fn instants(history: &History) -> Vec<Instant> {
+    let instant = |label: &str, moment: &Moment| {
+        Instant::new(label, moment, stream_number(history, moment.stream))
+    };
     let mut instants = vec![
-        ("peak live".to_owned(), history.peak_live),
-        ("peak reserved".to_owned(), history.peak_reserved),
+        instant("peak live", &history.peak_live),
+        instant("peak reserved", &history.peak_reserved),
     ];
-    let refusals = history.refusals.iter().take(REFUSALS_NAMED_MAX).enumerate();
-    instants.extend(refusals.map(|(index, refusal)| {
-        let label = match index {
-            0 => "out of memory".to_owned(),
-            _ => format!("out of memory {}", index + 1),
+    for (number, refusal) in (1..=REFUSALS_NAMED_MAX).zip(&history.refusals) {
+        let label = match number {
+            1 => "out of memory".to_owned(),
+            _ => format!("out of memory {number}"),
         };
-        (label, refusal.moment)
-    }));
-    instants.push(("end".to_owned(), history.end));
+        instants.push(instant(&label, &refusal.moment));
+    }
+    instants.push(instant("end", &history.end));
     instants
 }
 
@@ -540,12 +499,10 @@ fn ooms(history: &History) -> Vec<Oom> {
 /// Gives parts without a point of the timeline the value of the part before. A job that ran out of memory has no
 /// value after its end.
 fn fill_forward(most: &mut [u64], points: usize) {
-    let end = most
-        .iter()
-        .rposition(|&bytes| bytes > 0)
-        .map_or(0, |last| last + 1);
+    let last = most.iter().rposition(|&bytes| bytes > 0);
+    let end = last.filter(|_| points > 0).map_or(0, |last| last + 1);
     let mut held = 0;
-    for bytes in most.iter_mut().take(if points > 0 { end } else { 0 }) {
+    for bytes in &mut most[..end] {
         if *bytes == 0 {
             *bytes = held;
         }
@@ -599,11 +556,6 @@ fn pool_text(pool: MempoolId, region: Option<&RecordedText>) -> String {
         (private, Some(tag)) => format!("region {tag} {private}"),
         (private, None) => private.to_string(),
     }
-}
-
-/// Returns the tag of the region whose memory a pool holds.
-fn region_of(trace: &Trace, pool: MempoolId) -> Option<&RecordedText> {
-    trace.regions.get(&pool)
 }
 
 /// Returns `json` such that a browser finds neither the end of the script nor a comment in it, and a terminal finds

@@ -1,12 +1,13 @@
 //! The small part of a report's data: names, main figures, texts.
 
 use lowtide_core::{Bytes, Cause};
+use lowtide_trace::RecordedText;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use crate::growth::{Growth, Kept, Leaks, Site, StepSource, Trend};
+use crate::growth::{Growth, Leaks, Site, StepSource, TrainingState, Trend};
 use crate::history::Moment;
-use crate::page::fold::Folded;
+use crate::page::fold::FoldedBlocks;
 
 /// The most call sites that are listed for growth at many sites.
 const SPREAD_PLACES: usize = 10;
@@ -17,7 +18,7 @@ pub(super) struct Summary {
     pub(super) version: &'static str,
     pub(super) traces: Vec<TraceSummary>,
     /// The texts that columns refer to by number.
-    pub(super) strings: Vec<String>,
+    pub(super) strings: Vec<RecordedText>,
 }
 
 /// The summary of one trace.
@@ -30,7 +31,7 @@ pub(super) struct TraceSummary {
     pub(super) duration_us: Option<u64>,
     pub(super) has_stacks: bool,
     /// The job's `PYTORCH_CUDA_ALLOC_CONF`.
-    pub(super) settings: String,
+    pub(super) settings: RecordedText,
     /// The allocator with the settings in force; empty for pinned host memory.
     pub(super) strategy: String,
     /// `verified` or `estimated`.
@@ -41,7 +42,7 @@ pub(super) struct TraceSummary {
     pub(super) streams: Vec<String>,
     pub(super) pools: Vec<String>,
     /// For each pool, the tag of the region whose memory it holds; empty if there is none.
-    pub(super) pool_regions: Vec<String>,
+    pub(super) pool_regions: Vec<RecordedText>,
     pub(super) tags: Vec<String>,
     /// The tags of regions that were paused.
     pub(super) regions: Vec<String>,
@@ -52,7 +53,7 @@ pub(super) struct TraceSummary {
     pub(super) peak_paused: u64,
     pub(super) ooms: Vec<Oom>,
     pub(super) instants: Vec<Instant>,
-    pub(super) aggregated: Option<Aggregated>,
+    pub(super) aggregated: Option<FoldedBlocks>,
     pub(super) strategies: Vec<StrategySummary>,
     /// Notes on the replays.
     pub(super) replay_notes: Vec<String>,
@@ -100,14 +101,6 @@ pub(super) struct Instant {
 #[derive(Debug)]
 struct Causes([Bytes; Cause::ALL.len()]);
 
-/// The blocks that are not listed one by one.
-#[derive(Debug, Serialize)]
-pub(super) struct Aggregated {
-    blocks: usize,
-    size_max: u64,
-    events_max: u32,
-}
-
 /// The job's memory under another strategy.
 #[derive(Debug, Serialize)]
 pub(super) struct StrategySummary {
@@ -123,7 +116,7 @@ pub(super) struct GrowthSummary {
     steps: usize,
     /// The reason why leaks cannot be told from other growth, as a sentence.
     doubt: Option<String>,
-    training: TrainingSummary,
+    training: TrainingState,
     /// `annotation`, `period`, or `parts` if no steps were found.
     found_by: &'static str,
     annotation: Option<String>,
@@ -138,7 +131,7 @@ pub(super) struct GrowthSummary {
 #[derive(Debug, Serialize)]
 pub(super) struct GrownSummary {
     #[serde(flatten)]
-    trend: TrendSummary,
+    trend: Trend,
     #[serde(flatten)]
     site: SiteSummary,
 }
@@ -147,35 +140,12 @@ pub(super) struct GrownSummary {
 #[derive(Debug, Serialize)]
 pub(super) struct SpreadSummary {
     #[serde(flatten)]
-    trend: TrendSummary,
+    trend: Trend,
     is_steady: bool,
     /// The number of call sites that it is spread over.
     places: usize,
     /// Those that grew most.
     most: Vec<GrownSummary>,
-}
-
-/// Memory that training makes in few calls and keeps.
-#[derive(Debug, Default, Serialize)]
-struct TrainingSummary {
-    optimizer: KeptSummary,
-    gradients: KeptSummary,
-}
-
-#[derive(Debug, Default, Serialize)]
-struct KeptSummary {
-    bytes: u64,
-    blocks: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct TrendSummary {
-    bytes: u64,
-    bytes_per_step: f64,
-    grown_steps: usize,
-    steps: usize,
-    times_given_back: usize,
-    confidence: f64,
 }
 
 /// A call site: the number of a stack, or a size and the number of a stream.
@@ -184,16 +154,6 @@ struct TrendSummary {
 pub(super) enum SiteSummary {
     Stack { stack: u32 },
     Size { size_max: u64, stream: u32 },
-}
-
-impl Aggregated {
-    pub(super) fn new(folded: &Folded) -> Aggregated {
-        Aggregated {
-            blocks: folded.blocks,
-            size_max: folded.size_max.get(),
-            events_max: folded.events_max,
-        }
-    }
 }
 
 impl GrowthSummary {
@@ -208,49 +168,24 @@ impl GrowthSummary {
             StepSource::Parts => ("parts", None),
         };
         let mut grown = |growth: &Growth| GrownSummary {
-            trend: TrendSummary::new(&growth.trend),
+            trend: growth.trend,
             site: site_of(growth.site),
         };
         GrowthSummary {
             steps: found.steps.len(),
             doubt: found.doubt.map(|doubt| doubt.to_string()),
-            training: TrainingSummary {
-                optimizer: KeptSummary::new(found.training.optimizer),
-                gradients: KeptSummary::new(found.training.gradients),
-            },
+            training: found.training,
             found_by,
             annotation,
             warm_up_steps: found.warm_up_steps,
             span_steps: found.span_steps,
             leaks: found.leaks().map(&mut grown).collect(),
-            spread: found.spread.as_ref().map(|trend| SpreadSummary {
-                trend: TrendSummary::new(trend),
+            spread: found.spread.map(|trend| SpreadSummary {
+                trend,
                 is_steady: trend.is_steady(),
                 places: found.others().count(),
                 most: found.others().take(SPREAD_PLACES).map(grown).collect(),
             }),
-        }
-    }
-}
-
-impl KeptSummary {
-    fn new(kept: Kept) -> KeptSummary {
-        KeptSummary {
-            bytes: kept.bytes,
-            blocks: kept.blocks,
-        }
-    }
-}
-
-impl TrendSummary {
-    fn new(trend: &Trend) -> TrendSummary {
-        TrendSummary {
-            bytes: trend.bytes,
-            bytes_per_step: trend.bytes_per_step,
-            grown_steps: trend.grown_steps,
-            steps: trend.steps,
-            times_given_back: trend.times_given_back,
-            confidence: trend.confidence,
         }
     }
 }
@@ -265,10 +200,10 @@ impl Peak {
 }
 
 impl Instant {
-    pub(super) fn new(label: String, moment: &Moment, stream: u32) -> Instant {
+    pub(super) fn new(label: &str, moment: &Moment, stream: u32) -> Instant {
         Instant {
             event: moment.instant,
-            label,
+            label: label.to_owned(),
             live: moment.gap.live.get(),
             reserved: moment.gap.reserved.get(),
             requested: moment.requested.get(),
