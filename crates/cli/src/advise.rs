@@ -13,7 +13,7 @@ use crate::args::AdviseArgs;
 use crate::job::Job;
 use crate::progress::Progress;
 use crate::ranking::Ranking;
-use crate::recording::Recording;
+use crate::recording::{self, Recording};
 use crate::replays::replay_all;
 use crate::{format, json, output};
 use advice::{Advice, Failed, Tried, saves};
@@ -30,8 +30,8 @@ const COMBINED_VALUES: usize = 2;
 pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     let source = &args.source;
     let mut recording = Recording::open(&source.trace, source.device)?;
-    recording.note_pauses();
-    recording.note_refusals();
+    recording.note(recording::pauses_text(&recording.trace));
+    recording.note(recording::refusals_text(&recording.trace));
     let recorded = recording.config();
     let (job, trace) = (Job::new(&recording), &recording.trace);
     let options = Options {
@@ -95,11 +95,11 @@ impl<'a> Search<'a> {
         let mut tried = Vec::new();
         for base in [vec![], vec![Setting::ExpandableSegments]] {
             let axes = axes.combinable_with(&base);
-            let singles = axes.iter().copied().flatten().map(|&setting| vec![setting]);
+            let singles = axes.iter().flatten().map(|&setting| vec![setting]);
             let singles = self.candidates(&base, singles.chain([vec![]]));
             let singles = self.replay(singles);
             let together =
-                self.candidates(&base, self.combinations(ranking, &base, &axes, &singles));
+                self.candidates(&base, self.combinations(ranking, &base, axes, &singles));
             tried.extend(singles);
             tried.extend(self.replay(together));
         }
@@ -142,36 +142,31 @@ impl<'a> Search<'a> {
         &self,
         ranking: Ranking,
         base: &[Setting],
-        axes: &[&[Setting]],
+        axes: &[Vec<Setting>],
         singles: &[Tried],
     ) -> Vec<Vec<Setting>> {
         let outcome_of = |settings: &[Setting]| {
-            let mut outcomes = singles.iter();
-            outcomes
-                .find(|tried| tried.candidate.settings == settings)
-                .map(|tried| &tried.outcome)
+            let mut singles = singles.iter();
+            let tried = singles.find(|tried| tried.candidate.settings == settings)?;
+            Some(&tried.outcome)
         };
         let Some(alone) = outcome_of(base) else {
             return Vec::new();
         };
         let mut combinations = vec![vec![]];
         for axis in axes {
-            let mut helpful: Vec<(&Outcome, Setting)> = axis
-                .iter()
-                .filter_map(|&setting| {
-                    let outcome = outcome_of(&[base, &[setting]].concat())?;
-                    Some((outcome, setting))
-                })
-                .filter(|(outcome, _)| helps(outcome, alone))
-                .collect();
+            let helpful = axis.iter().filter_map(|&setting| {
+                let outcome = outcome_of(&[base, &[setting]].concat())?;
+                helps(outcome, alone).then_some((outcome, setting))
+            });
+            let mut helpful: Vec<(&Outcome, Setting)> = helpful.collect();
             helpful.sort_by(|(left, _), (right, _)| ranking.compare(left, right));
             helpful.truncate(COMBINED_VALUES);
             for combination in combinations.clone() {
-                combinations.extend(helpful.iter().map(|&(_, setting)| {
-                    let mut longer = combination.clone();
-                    longer.push(setting);
-                    longer
-                }));
+                let longer = helpful
+                    .iter()
+                    .map(|(_, setting)| [&combination[..], &[*setting]].concat());
+                combinations.extend(longer);
             }
         }
         combinations.retain(|combination| combination.len() > 1);
@@ -195,10 +190,8 @@ impl<'a> Search<'a> {
     }
 
     fn try_each(&self, candidates: Vec<Candidate>) -> Vec<Result<Tried, Box<Failed>>> {
-        let configs: Vec<Config> = candidates
-            .iter()
-            .map(|candidate| candidate.config.clone())
-            .collect();
+        let configs = candidates.iter().map(|candidate| candidate.config.clone());
+        let configs: Vec<Config> = configs.collect();
         self.progress
             .extend(self.trace.events.len() as u64 * configs.len() as u64);
         let results = replay_all(&self.steps, &configs, self.options, &self.progress);
@@ -254,10 +247,8 @@ fn choose<'t>(ranking: Ranking, now: Option<&'t Tried>, tried: &'t [Tried]) -> O
     let quick: Vec<&Tried> = completed.iter().filter(is_quick).copied().collect();
     let usable = if quick.is_empty() { completed } else { quick };
 
-    let least = usable
-        .iter()
-        .map(|tried| tried.outcome.peak_reserved_bytes)
-        .min()?;
+    let peaks = usable.iter().map(|tried| tried.outcome.peak_reserved_bytes);
+    let least = peaks.min()?;
     // To keep the settings costs the user nothing.
     let is_now = |tried: &Tried| now.is_some_and(|now| now.candidate == tried.candidate);
     let price = |tried: &Tried| {

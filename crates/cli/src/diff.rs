@@ -66,16 +66,10 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2], sizes: &S
         _ => None,
     };
     if let Some(only) = only {
-        let _ = writeln!(
-            text,
-            "\nonly the {only} recording has stacks, so both are compared by size"
-        );
+        text += &format!("\nonly the {only} recording has stacks, so both are compared by size\n");
     }
     let changed = || changed(difference);
-    let _ = writeln!(
-        text,
-        "\nlive at the second's peak, compared with the first's:"
-    );
+    text += "\nlive at the second's peak, compared with the first's:\n";
     let told = || changed().take(SITES_MAX);
     let names: Vec<_> = told().map(|site| name(site, traces)).collect();
     for (site, named) in told().zip(site_texts(&names, sizes)) {
@@ -85,7 +79,7 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2], sizes: &S
         .skip(SITES_MAX)
         .map(SiteDifference::growth_bytes)
         .sum();
-    let others = changed().count().saturating_sub(SITES_MAX);
+    let others = changed().skip(SITES_MAX).count();
     if others > 0 {
         let places = format::counted(others as u64, "other place");
         let _ = writeln!(text, "{} in {places}, which --json lists", signed(rest));
@@ -100,11 +94,8 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2], sizes: &S
         );
     }
     let total: i64 = changed().map(SiteDifference::growth_bytes).sum();
-    let _ = writeln!(
-        text,
-        "{}",
-        style(format!("{} in all", signed(total))).bold()
-    );
+    let total = format!("{} in all", signed(total));
+    let _ = writeln!(text, "{}", style(total).bold());
     text
 }
 

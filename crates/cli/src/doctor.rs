@@ -52,23 +52,19 @@ struct Report<'a> {
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let checks = examine(Library::load());
     let works = checks.iter().all(|check| check.state != State::Missing);
-    if args.json {
+    output::print(&if args.json {
         let checks = &checks;
-        output::print(&json::line(&Report { works, checks })?)?;
+        json::line(&Report { works, checks })?
     } else {
-        output::print(&text(&checks))?;
-    }
-    Ok(if works {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(1)
-    })
+        text(&checks)
+    })?;
+    Ok(ExitCode::from(u8::from(!works)))
 }
 
 fn examine(library: Result<Arc<Library>, LoadError>) -> Vec<Check> {
     let library = match library {
         Ok(library) => library,
-        Err(error) => return vec![Check::missing("driver", &error, cure(&error))],
+        Err(error) => return vec![Check::ok("driver", &error).but(State::Missing, cure(&error))],
     };
     let mut checks = vec![Check::ok("driver", driver_found(&library))];
     let cards = cards(&library, &mut checks).and_then(|cards| {
@@ -79,7 +75,7 @@ fn examine(library: Result<Arc<Library>, LoadError>) -> Vec<Check> {
         Ok(())
     });
     if let Err(error) = cards {
-        checks.push(Check::missing("cards", &error, SEE_NVIDIA_SMI));
+        checks.push(Check::ok("cards", &error).but(State::Missing, SEE_NVIDIA_SMI));
     }
     checks
 }
@@ -136,7 +132,7 @@ fn virtual_memory(card: &Device) -> Result<Vec<Check>, DriverError> {
         Ok(if card.attribute(attribute)? != 0 {
             Check::ok(name, can)
         } else {
-            Check::limited(name, cannot, advice)
+            Check::ok(name, cannot).but(State::Limited, advice)
         })
     };
     let virtual_memory = check(
@@ -181,11 +177,12 @@ fn peers(cards: &[Device]) -> Result<Option<Check>, DriverError> {
     Ok(match (cards, &*apart) {
         ([] | [_], _) => None,
         (_, []) => Some(Check::ok("peers", "every card reaches every other")),
-        (_, apart) => Some(Check::limited(
-            "peers",
-            format!("not between {}", apart.join(", ")),
-            "nothing: copies between these cards go through the host, as without lowtide",
-        )),
+        (_, apart) => Some(
+            Check::ok("peers", format!("not between {}", apart.join(", "))).but(
+                State::Limited,
+                "nothing: copies between these cards go through the host, as without lowtide",
+            ),
+        ),
     })
 }
 
@@ -213,19 +210,12 @@ impl Check {
         }
     }
 
-    fn limited(name: impl Into<String>, found: impl ToString, advice: &'static str) -> Check {
+    /// Returns the check with another state, and what to do about it.
+    fn but(self, state: State, advice: &'static str) -> Check {
         Check {
-            state: State::Limited,
+            state,
             advice: Some(advice),
-            ..Check::ok(name, found)
-        }
-    }
-
-    fn missing(name: impl Into<String>, found: impl ToString, advice: &'static str) -> Check {
-        Check {
-            state: State::Missing,
-            advice: Some(advice),
-            ..Check::ok(name, found)
+            ..self
         }
     }
 }
@@ -269,7 +259,7 @@ mod tests {
     fn names_are_one_column() {
         let checks = [
             Check::ok("driver", "new"),
-            Check::limited("card 0 sharing", "no", "do without"),
+            Check::ok("card 0 sharing", "no").but(State::Limited, "do without"),
         ];
         assert_eq!(
             text(&checks),

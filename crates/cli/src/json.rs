@@ -1,7 +1,6 @@
 //! The results as JSON, for programs. The names of the keys are an interface.
 
-use lowtide_core::Bytes;
-use lowtide_replay::{Outcome, Verified};
+use lowtide_replay::Outcome;
 use lowtide_trace::escape_in_json;
 use serde::Serialize;
 
@@ -28,7 +27,7 @@ pub(crate) struct ResultRow<'a> {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Row<'a> {
-    Outcome(OutcomeRow<'a>),
+    Outcome(&'a Outcome),
     Failure {
         strategy: &'static str,
         config: String,
@@ -48,7 +47,7 @@ impl<'a> ResultRow<'a> {
     /// Returns the JSON row of `outcome`.
     pub(crate) fn of_outcome(outcome: &'a Outcome) -> ResultRow<'a> {
         ResultRow {
-            row: Row::Outcome(OutcomeRow::new(outcome)),
+            row: Row::Outcome(outcome),
             error: None,
         }
     }
@@ -62,54 +61,6 @@ impl<'a> ResultRow<'a> {
                 completed: false,
             },
             error: Some(failure.error.to_string()),
-        }
-    }
-}
-
-/// One outcome.
-#[derive(Debug, Serialize)]
-pub(crate) struct OutcomeRow<'a> {
-    strategy: &'static str,
-    config: &'a str,
-    completed: bool,
-    oom_at_event: Option<usize>,
-    #[serde(serialize_with = "crate::format::bytes")]
-    peak_reserved_bytes: Bytes,
-    #[serde(serialize_with = "crate::format::bytes")]
-    peak_allocated_bytes: Bytes,
-    reserved_ratio: f64,
-    device_allocs: u64,
-    device_frees: u64,
-    maps: u64,
-    unmaps: u64,
-    #[serde(serialize_with = "crate::format::bytes")]
-    remapped_bytes: Bytes,
-    retries: u64,
-    driver_time_us: f64,
-    ns_per_op: f64,
-    verified: Option<&'a Verified>,
-}
-
-impl<'a> OutcomeRow<'a> {
-    /// Returns the JSON row of `outcome`.
-    pub(crate) fn new(outcome: &'a Outcome) -> OutcomeRow<'a> {
-        OutcomeRow {
-            strategy: outcome.strategy.as_str(),
-            config: &outcome.config,
-            completed: outcome.completed,
-            oom_at_event: outcome.oom_at_event,
-            peak_reserved_bytes: outcome.peak_reserved_bytes,
-            peak_allocated_bytes: outcome.peak_allocated_bytes,
-            reserved_ratio: outcome.reserved_ratio,
-            device_allocs: outcome.device_allocs,
-            device_frees: outcome.device_frees,
-            maps: outcome.maps,
-            unmaps: outcome.unmaps,
-            remapped_bytes: outcome.remapped_bytes,
-            retries: outcome.retries,
-            driver_time_us: outcome.driver_time_us,
-            ns_per_op: outcome.ns_per_op,
-            verified: outcome.verified.as_ref(),
         }
     }
 }

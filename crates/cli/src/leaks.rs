@@ -6,13 +6,13 @@ use anyhow::Result;
 use console::style;
 use lowtide_core::Bytes;
 use lowtide_history::{BlockSizes, Growth, History, Leaks, StepSource, TrainingState, Trend};
-use lowtide_trace::{Frame, RecordedStr, StackTable};
+use lowtide_trace::{Frame, StackTable};
 use serde::Serialize;
 
 use crate::args::LeaksArgs;
 use crate::job::Job;
 use crate::recording::Recording;
-use crate::sites::frames::{self, Common, frame_text};
+use crate::sites::frames::{self, Common};
 use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, stack_of, steps_text};
 use crate::{format, json, output};
 
@@ -57,13 +57,14 @@ struct Told<'a> {
 }
 
 /// All leaks taken together.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 struct Total<'a> {
     places: usize,
     bytes: u64,
     bytes_per_step: f64,
-    /// The lowest and the highest confidence of the call sites.
-    confidence: [f64; 2],
+    confidence_min: f64,
+    confidence_max: f64,
+    /// The function outside of libraries that all are called from.
     common: Option<Common<'a>>,
 }
 
@@ -120,43 +121,40 @@ impl<'a> Told<'a> {
     fn total(&self) -> Option<Total<'a>> {
         let leaks: Vec<&Growth> = self.leaks.leaks().collect();
         let trends = || leaks.iter().map(|leak| leak.trend);
-        let least = trends().map(|trend| trend.confidence).reduce(f64::min)?;
-        let most = trends().map(|trend| trend.confidence).reduce(f64::max)?;
-        let stacks: Vec<Vec<Frame<'a>>> = leaks
-            .iter()
-            .map(|leak| stack_of(leak.site, self.stacks))
-            .collect();
+        let confidences = || trends().map(|trend| trend.confidence);
+        let stacks = leaks.iter().map(|leak| stack_of(leak.site, self.stacks));
+        let stacks: Vec<Vec<Frame<'a>>> = stacks.collect();
         Some(Total {
             places: leaks.len(),
             bytes: trends().map(|trend| trend.bytes).sum(),
             bytes_per_step: trends().map(|trend| trend.bytes_per_step).sum(),
-            confidence: [least, most],
+            confidence_min: confidences().reduce(f64::min)?,
+            confidence_max: confidences().reduce(f64::max)?,
             common: frames::common(&stacks),
         })
     }
 
     /// Returns the verdict, as on the page of `lowtide report`, and the frame that the leaks share.
     fn verdict(&self, total: &Total<'_>) -> String {
-        let (from, step) = match self.leaks.steps.source {
-            StepSource::Parts => ("from part to part of the recording", self.step_text()),
-            _ => ("from step to step", self.step_text()),
+        let from = match self.leaks.steps.source {
+            StepSource::Parts => "from part to part of the recording",
+            _ => "from step to step",
         };
         let places = format::counted(total.places as u64, "place");
         let verb = if total.places == 1 { "grows" } else { "grow" };
-        let by = bytes_text(total.bytes_per_step);
-        let [least, most] = total
-            .confidence
-            .map(|confidence| format!("{confidence:.2}"));
+        let (by, step) = (bytes_text(total.bytes_per_step), self.step_text());
+        let confidences = [total.confidence_min, total.confidence_max];
+        let [least, most] = confidences.map(|confidence| format!("{confidence:.2}"));
         let confidence = if least == most {
             most
         } else {
             format!("{least} to {most}")
         };
         let common = match total.common {
-            Some(Common::Function(frame)) => {
-                format!("\nall in {}  {}", frame.name, frame.filename)
-            }
-            Some(Common::Caller(frame)) => format!("\nall called from {}", frame_text(frame)),
+            Some(Common { name, file, line }) => match line {
+                None => format!("\nall in {name}  {file}"),
+                Some(line) => format!("\nall called from {name}  {file}:{line}"),
+            },
             None => String::new(),
         };
         let verdict = format!("{places} {verb} {from}, by {by} {step}");
@@ -166,11 +164,8 @@ impl<'a> Told<'a> {
 
     fn growths_text<'g>(&self, growths: impl Iterator<Item = &'g Growth>) -> String {
         let growths: Vec<&Growth> = growths.collect();
-        let sites: Vec<_> = growths
-            .iter()
-            .map(|growth| (growth.site, self.stacks))
-            .collect();
-        let texts = site_texts(&sites, &self.sizes);
+        let sites = growths.iter().map(|growth| (growth.site, self.stacks));
+        let texts = site_texts(&sites.collect::<Vec<_>>(), &self.sizes);
         let told = growths.iter().zip(texts);
         told.map(|(growth, site)| format!("{}\n{site}\n", self.trend_text(&growth.trend)))
             .collect()
@@ -284,7 +279,7 @@ struct LeaksReport<'a> {
     /// The number of steps that are measured together as one.
     span_steps: usize,
     /// All leaks taken together, if there are any.
-    total: Option<TotalRow<'a>>,
+    total: Option<Total<'a>>,
     leaks: Vec<GrowthRow<'a>>,
     /// The growth of everything outside of the leaks, if it is steady or large.
     spread: Option<TrendRow>,
@@ -293,25 +288,6 @@ struct LeaksReport<'a> {
     /// Call sites that hold more than after the first steps, but without steady growth. The largest growth comes
     /// first.
     others: Vec<GrowthRow<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct TotalRow<'a> {
-    places: usize,
-    bytes: u64,
-    bytes_per_step: f64,
-    confidence_min: f64,
-    confidence_max: f64,
-    /// The function outside of libraries that all are called from.
-    common: Option<CommonRow<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct CommonRow<'a> {
-    function: RecordedStr<'a>,
-    file: RecordedStr<'a>,
-    /// `None` if they are at several lines of the function.
-    line: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -324,13 +300,8 @@ struct GrowthRow<'a> {
 
 #[derive(Debug, Serialize)]
 struct TrendRow {
-    bytes: u64,
-    bytes_per_step: f64,
-    grown_steps: usize,
-    steps: usize,
-    /// How many times most of the grown memory was freed.
-    times_given_back: usize,
-    confidence: f64,
+    #[serde(flatten)]
+    trend: Trend,
     end_bytes: u64,
     end_blocks: u64,
 }
@@ -357,33 +328,11 @@ impl<'a> LeaksReport<'a> {
             doubt: leaks.doubt.map(|doubt| doubt.to_string()),
             warm_up_steps: leaks.warm_up_steps,
             span_steps: leaks.span_steps,
-            total: told.total().map(|total| TotalRow::new(&total)),
+            total: told.total(),
             leaks: leaks.leaks().map(row).collect(),
             spread: leaks.spread.as_ref().map(TrendRow::new),
             training: TrainingRow::new(&leaks.training),
             others: leaks.others().map(row).collect(),
-        }
-    }
-}
-
-impl<'a> TotalRow<'a> {
-    fn new(total: &Total<'a>) -> TotalRow<'a> {
-        let [confidence_min, confidence_max] = total.confidence;
-        let row = |frame: Frame<'a>, line| CommonRow {
-            function: frame.name,
-            file: frame.filename,
-            line,
-        };
-        TotalRow {
-            places: total.places,
-            bytes: total.bytes,
-            bytes_per_step: total.bytes_per_step,
-            confidence_min,
-            confidence_max,
-            common: total.common.map(|common| match common {
-                Common::Function(frame) => row(frame, None),
-                Common::Caller(frame) => row(frame, Some(frame.line)),
-            }),
         }
     }
 }
@@ -402,12 +351,7 @@ impl TrainingRow {
 impl TrendRow {
     fn new(trend: &Trend) -> TrendRow {
         TrendRow {
-            bytes: trend.bytes,
-            bytes_per_step: trend.bytes_per_step,
-            grown_steps: trend.grown_steps,
-            steps: trend.steps,
-            times_given_back: trend.times_given_back,
-            confidence: trend.confidence,
+            trend: *trend,
             end_bytes: trend.end_bytes,
             end_blocks: trend.end_blocks,
         }

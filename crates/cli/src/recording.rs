@@ -131,19 +131,13 @@ impl RecordedFile {
 
     /// Returns the error for a file without any allocation.
     pub(crate) fn nothing_recorded(&self) -> String {
-        let RecordedFile {
-            path,
-            name,
-            snapshot,
-        } = self;
-        let traces = &snapshot.traces;
+        let (path, snapshot, traces) = (&self.path, &self.snapshot, &self.snapshot.traces);
         let mut events = traces.iter().flat_map(|trace| &trace.events);
         let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
         let has_frees = events.any(|event| is_free(event.event.action));
         // A recording of a job that never used a device contains only its format.
-        let is_of_lowtide = traces
-            .iter()
-            .any(|trace| !trace.settings.strategy.is_empty())
+        let names_strategy = |trace: &Trace| !trace.settings.strategy.is_empty();
+        let is_of_lowtide = traces.iter().any(names_strategy)
             || path.is_file() && file_names::check_replaceable(path).is_ok();
         let what = match (has_frees, is_of_lowtide) {
             _ if snapshot.host.iter().any(Trace::is_used) => {
@@ -162,7 +156,7 @@ impl RecordedFile {
                 "no allocation is recorded (was torch.cuda.memory._record_memory_history() called first?)"
             }
         };
-        format!("{name}: {what}")
+        format!("{}: {what}", self.name)
     }
 
     /// Removes all devices except `device`.
@@ -235,25 +229,11 @@ impl Recording {
     pub(crate) fn note_lost_beginning(&mut self) {
         let count = self.trace.initial.blocks.len() as u64;
         if count > 0 && !self.trace.events.is_empty() {
-            self.note(&format!(
+            self.note(Some(format!(
                 "the recording's beginning is missing: {} were there before its first event, for longer than is \
                  known, and what was there before that is in no peak",
                 format::counted(count, "block")
-            ));
-        }
-    }
-
-    /// Adds a note about how replays treat paused regions, if there were any.
-    pub(crate) fn note_pauses(&mut self) {
-        if let Some(text) = pauses_text(&self.trace) {
-            self.note(&text);
-        }
-    }
-
-    /// Adds a note about how replays treat refused requests, if there were any.
-    pub(crate) fn note_refusals(&mut self) {
-        if let Some(text) = refusals_text(&self.trace) {
-            self.note(&text);
+            )));
         }
     }
 
@@ -262,21 +242,18 @@ impl Recording {
     pub(crate) fn config(&mut self) -> CachingConfig {
         let (config, left_out) = self.trace.config_as_understood();
         let left_out = (!left_out.is_empty()).then(|| format::list(&left_out));
-        if let Some(left_out) = left_out {
-            self.note(&format!(
-                "of the recording's own PYTORCH_CUDA_ALLOC_CONF, {left_out} is not understood and left out"
-            ));
-        }
-        if self.trace.segment_kinds().are_mixed() {
-            let value = if config.expandable_segments {
-                "True"
-            } else {
-                "False"
-            };
-            self.note(&format!(
-                "the job had expandable segments and others; all of it is replayed with expandable_segments:{value}"
-            ));
-        }
+        self.note(left_out.map(|left_out| {
+            format!("of the recording's own PYTORCH_CUDA_ALLOC_CONF, {left_out} is not understood and left out")
+        }));
+        let are_mixed = self.trace.segment_kinds().are_mixed();
+        let value = if config.expandable_segments {
+            "True"
+        } else {
+            "False"
+        };
+        self.note(are_mixed.then(|| {
+            format!("the job had expandable segments and others; all of it is replayed with expandable_segments:{value}")
+        }));
         config
     }
 
@@ -297,8 +274,11 @@ impl Recording {
         Ok(())
     }
 
-    fn note(&mut self, text: &str) {
-        self.notes.push(format!("{}: {text}", self.name));
+    /// Adds a note, if there is a text for one.
+    pub(crate) fn note(&mut self, text: Option<String>) {
+        let name = &self.name;
+        self.notes
+            .extend(text.map(|text| format!("{name}: {text}")));
     }
 }
 

@@ -41,23 +41,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let options = Options {
         capacity: source.resolve_capacity(job.peak_live_bytes),
         verify: args.verify,
-        timeline_points: if args.html.is_some() {
-            page::TIMELINE_POINTS
-        } else {
-            0
-        },
+        timeline_points: args.html.as_ref().map_or(0, |_| page::TIMELINE_POINTS),
     };
 
     note_whole_device(&configs, options.capacity);
 
     let total = trace.events.len() as u64 * configs.len() as u64;
     let progress = Progress::new("replaying", total);
-    let results = replay_all(
-        &lowtide_replay::Job::new(trace),
-        &configs,
-        &options,
-        &progress,
-    );
+    let steps = lowtide_replay::Job::new(trace);
+    let results = replay_all(&steps, &configs, &options, &progress);
     drop(progress);
 
     let (mut ranked, failures) = split(&results);
@@ -75,22 +67,19 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
         }
     }
     if args.json {
-        let results = results.iter().map(ResultRow::new).collect();
-        return output::print(&json::text(&Report {
-            trace: &job,
-            results,
-        })?);
+        let (trace, results) = (&job, results.iter().map(ResultRow::new).collect());
+        return output::print(&json::text(&Report { trace, results })?);
     }
     output::print(&table::report(&job, &ranked, &failures, options.capacity))
 }
 
 /// Returns the configurations to replay, and adds notes about how replays treat the recording.
 fn configs(args: &ReplayArgs, recording: &mut Recording) -> Result<Vec<Config>> {
-    recording.note_pauses();
+    recording.note(recording::pauses_text(&recording.trace));
     if args.verify {
         recording.refuse_other_strategy()?;
     } else {
-        recording.note_refusals();
+        recording.note(recording::refusals_text(&recording.trace));
     }
     args.configs(|| recording.config())
 }
@@ -114,10 +103,8 @@ fn write_page(
     let progress = Progress::new("replaying", trace.events.len() as u64);
     let findings = Findings::of(trace, &progress);
     drop(progress);
-    let labelled = ranked
-        .into_iter()
-        .map(|outcome| (ranking::label(&outcome), outcome));
-    let replayed: Vec<(String, Outcome)> = labelled.collect();
+    let replayed = { ranked.into_iter() }.map(|outcome| (ranking::label(&outcome), outcome));
+    let replayed: Vec<(String, Outcome)> = replayed.collect();
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     let trace = PageTrace {
         name: &trace_name(&recording.name, trace, 1),

@@ -5,10 +5,11 @@ use std::fmt;
 use lowtide_core::{AllocError, Bytes, Event, Stats, StrategyName};
 use serde::{Serialize, Serializer};
 
-/// The result of replaying a job with one strategy.
-#[derive(Clone, Debug)]
+/// The result of replaying a job with one strategy. The names of the fields are those of `lowtide replay --json`.
+#[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// The strategy.
+    #[serde(serialize_with = "serialize_strategy")]
     pub strategy: StrategyName,
     /// Its options, as they are written in a configuration; empty for the defaults.
     pub config: String,
@@ -17,10 +18,13 @@ pub struct Outcome {
     /// The recorded event at which the first request was refused, counted from 0.
     pub oom_at_event: Option<usize>,
     /// The message of the out-of-memory error that the program would have received then.
+    #[serde(skip)]
     pub oom_message: Option<String>,
     /// Peak reserved bytes.
+    #[serde(serialize_with = "serialize_bytes")]
     pub peak_reserved_bytes: Bytes,
     /// Peak allocated bytes, rounding included.
+    #[serde(serialize_with = "serialize_bytes")]
     pub peak_allocated_bytes: Bytes,
     /// Peak reserved bytes over peak live bytes: 1.00 is perfect.
     pub reserved_ratio: f64,
@@ -33,6 +37,7 @@ pub struct Outcome {
     /// The number of times memory was unmapped from them.
     pub unmaps: u64,
     /// Bytes that were unmapped, to be mapped elsewhere or released.
+    #[serde(serialize_with = "serialize_bytes")]
     pub remapped_bytes: Bytes,
     /// The number of requests for which cached memory had to be released first.
     pub retries: u64,
@@ -42,10 +47,12 @@ pub struct Outcome {
     /// nanoseconds.
     pub ns_per_op: f64,
     /// The allocator's statistics at the end, as `torch.cuda.memory_stats` has them.
+    #[serde(skip)]
     pub stats: Stats,
     /// The comparison with the recorded events, if the replay verified them.
     pub verified: Option<Verified>,
     /// Bytes over time, if a timeline was requested.
+    #[serde(skip)]
     pub timeline: Vec<Point>,
 }
 
@@ -61,7 +68,7 @@ pub struct Verified {
     /// The limit under which garbage is collected as recorded for the most events, if it had to be searched for.
     #[serde(
         skip_serializing_if = "Option::is_none",
-        serialize_with = "serialize_bytes"
+        serialize_with = "serialize_limit"
     )]
     pub limit_bytes: Option<Bytes>,
     /// The number of pools inferred from addresses, if the recording does not name the pools. Each pool more than
@@ -70,8 +77,16 @@ pub struct Verified {
     pub inferred_pools: Option<usize>,
 }
 
-fn serialize_bytes<S: Serializer>(bytes: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {
-    bytes.map(Bytes::get).serialize(serializer)
+fn serialize_strategy<S: Serializer>(name: &StrategyName, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(name.as_str())
+}
+
+fn serialize_bytes<S: Serializer>(bytes: &Bytes, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_u64(bytes.get())
+}
+
+fn serialize_limit<S: Serializer>(limit: &Option<Bytes>, out: S) -> Result<S::Ok, S::Error> {
+    limit.map(Bytes::get).serialize(out)
 }
 
 /// An event that differs from the recorded one. Serialises as the sentence that [`fmt::Display`] writes.

@@ -12,7 +12,7 @@ use super::advice::{self, Advice, Tried};
 use super::settings::Candidate;
 use crate::format::{self, SizeUnit};
 use crate::job::Job;
-use crate::json::{OutcomeRow, ResultRow};
+use crate::json::ResultRow;
 use crate::{ranking, table};
 
 /// The number of rows. More would bury the first ones.
@@ -220,7 +220,7 @@ struct Entry<'a> {
     /// The value of `PYTORCH_CUDA_ALLOC_CONF`.
     conf: &'a RecordedText,
     #[serde(flatten)]
-    outcome: OutcomeRow<'a>,
+    outcome: &'a Outcome,
 }
 
 impl<'a> Json<'a> {
@@ -257,7 +257,7 @@ impl<'a> Entry<'a> {
     fn new(tried: &'a Tried) -> Entry<'a> {
         Entry {
             conf: &tried.candidate.conf,
-            outcome: OutcomeRow::new(&tried.outcome),
+            outcome: &tried.outcome,
         }
     }
 }

@@ -60,48 +60,35 @@ impl fmt::Display for Setting {
     }
 }
 
-/// The values to try of each setting that can be combined with others.
+/// The values to try of each setting that can be combined with others: of rounding, segment sizes, split sizes and
+/// garbage collection.
 #[derive(Debug)]
-pub(crate) struct Axes {
-    roundup: Vec<Setting>,
-    max_split: Vec<Setting>,
-    large_segment: Vec<Setting>,
-    garbage_collection: Vec<Setting>,
-}
+pub(crate) struct Axes([Vec<Setting>; 4]);
 
 impl Axes {
     /// Returns the values that are worth trying for the job in `trace`.
     pub(crate) fn new(trace: &Trace, has_limit: bool) -> Axes {
         let thresholds: &[f64] = if has_limit { &[0.6, 0.8, 0.9] } else { &[] };
-        Axes {
-            roundup: [2, 4, 8, 16].map(Setting::RoundupPower2Divisions).to_vec(),
-            max_split: split_sizes_mib(trace)
-                .into_iter()
-                .map(Setting::MaxSplitSizeMib)
+        let (split_sizes, thresholds) = (split_sizes_mib(trace).into_iter(), thresholds.iter());
+        Axes([
+            [2, 4, 8, 16].map(Setting::RoundupPower2Divisions).to_vec(),
+            [12, 32, 64, 128].map(Setting::LargeSegmentSizeMib).to_vec(),
+            split_sizes.map(Setting::MaxSplitSizeMib).collect(),
+            { thresholds.copied() }
+                .map(Setting::GarbageCollectionThreshold)
                 .collect(),
-            large_segment: [12, 32, 64, 128].map(Setting::LargeSegmentSizeMib).to_vec(),
-            garbage_collection: thresholds
-                .iter()
-                .map(|&share| Setting::GarbageCollectionThreshold(share))
-                .collect(),
-        }
+        ])
     }
 
-    /// Returns the axes that can be combined with `base`.
     /// Returns the axes that can be combined with `base`.
     ///
     /// Garbage collection ignores expandable segments. With max_split_size_mb, expandable segments are known to
     /// grow without bound in some jobs (pytorch#123548), so a good result in one recording proves little.
-    pub(crate) fn combinable_with(&self, base: &[Setting]) -> Vec<&[Setting]> {
+    pub(crate) fn combinable_with(&self, base: &[Setting]) -> &[Vec<Setting>] {
         if base.contains(&Setting::ExpandableSegments) {
-            vec![&self.roundup, &self.large_segment]
+            &self.0[..2]
         } else {
-            vec![
-                &self.roundup,
-                &self.large_segment,
-                &self.max_split,
-                &self.garbage_collection,
-            ]
+            &self.0
         }
     }
 }
@@ -111,12 +98,10 @@ impl Axes {
 fn split_sizes_mib(trace: &Trace) -> Vec<u64> {
     const LEAST_MIB: u64 = 20;
     const OWN_SIZES: usize = 4;
-    let mut sizes: Vec<u64> = trace
-        .events
-        .iter()
-        .filter(|event| event.event.action == Action::Alloc)
-        .filter(|event| event.event.size > Bytes::mib(LEAST_MIB))
-        .map(|event| event.event.size.get() >> 20)
+    let requests = trace.events.iter().map(|recorded| recorded.event);
+    let mut sizes: Vec<u64> = requests
+        .filter(|event| event.action == Action::Alloc && event.size > Bytes::mib(LEAST_MIB))
+        .map(|event| event.size.get() >> 20)
         .collect();
     sizes.sort_unstable();
     sizes.dedup();

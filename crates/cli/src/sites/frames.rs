@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use lowtide_history::Owner;
-use lowtide_trace::Frame;
+use lowtide_trace::{Frame, RecordedStr};
+use serde::Serialize;
 
 use crate::format;
 
@@ -65,9 +66,7 @@ fn first_difference(stacks: &[Vec<Frame<'_>>], group: &[usize]) -> Option<usize>
     let longest = group.iter().map(|&index| stacks[index].len()).max()?;
     (0..longest).find(|&frame| {
         let of_first = stacks[first].get(frame);
-        others
-            .iter()
-            .any(|&other| stacks[other].get(frame) != of_first)
+        { others.iter() }.any(|&other| stacks[other].get(frame) != of_first)
     })
 }
 
@@ -90,17 +89,18 @@ fn skipped(frames: usize) -> String {
 }
 
 /// Returns a frame as a line of a stack shows it.
-pub(crate) fn frame_text(frame: Frame<'_>) -> String {
+fn frame_text(frame: Frame<'_>) -> String {
     format!("{}  {}:{}", frame.name, frame.filename, frame.line)
 }
 
-/// The origin that several stacks share.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Common<'a> {
-    /// All stacks are in this function, at different lines.
-    Function(Frame<'a>),
-    /// All stacks were called from this frame.
-    Caller(Frame<'a>),
+/// The function that several stacks share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Common<'a> {
+    #[serde(rename = "function")]
+    pub(crate) name: RecordedStr<'a>,
+    pub(crate) file: RecordedStr<'a>,
+    /// The line from which all stacks were called; `None` if they are at different lines of the function.
+    pub(crate) line: Option<u32>,
 }
 
 /// Returns the innermost frame outside of libraries that all `stacks` share; `None` for fewer than two stacks.
@@ -114,10 +114,7 @@ pub(crate) fn common<'a>(stacks: &[Vec<Frame<'a>>]) -> Option<Common<'a>> {
     let outermost = |stack: &[Frame<'a>], frame: usize| stack.iter().rev().nth(frame).copied();
     let is_shared = |&frame: &usize| {
         let of_first = outermost(first, frame);
-        of_first.is_some()
-            && others
-                .iter()
-                .all(|stack| outermost(stack, frame) == of_first)
+        { others.iter() }.all(|stack| outermost(stack, frame) == of_first)
     };
     let shared = (0..first.len()).take_while(is_shared).count();
     let function_of = |stack: &[Frame<'a>]| {
@@ -128,11 +125,15 @@ pub(crate) fn common<'a>(stacks: &[Vec<Frame<'a>>]) -> Option<Common<'a>> {
         let is_same = |stack: &Vec<Frame<'a>>| function_of(stack) == function_of(first);
         !is_library(frame) && others.iter().all(is_same)
     });
-    function.map(Common::Function).or_else(|| {
-        let mut callers = first[first.len() - shared..].iter().copied();
-        callers
-            .find(|&frame| !is_library(frame))
-            .map(Common::Caller)
+    let mut callers = first[first.len() - shared..].iter().copied();
+    let caller = callers.find(|&frame| !is_library(frame));
+    let line = caller
+        .filter(|_| function.is_none())
+        .map(|frame| frame.line);
+    function.or(caller).map(|frame| Common {
+        name: frame.name,
+        file: frame.filename,
+        line,
     })
 }
 
@@ -220,8 +221,10 @@ mod tests {
             ])
         };
         let named = |stacks: &[Vec<Frame<'static>>]| match common(stacks) {
-            Some(Common::Function(frame)) => format!("in {}", frame.name),
-            Some(Common::Caller(frame)) => format!("from {}:{}", frame.name, frame.line),
+            Some(Common { name, line, .. }) => match line {
+                None => format!("in {name}"),
+                Some(line) => format!("from {name}:{line}"),
+            },
             None => "nothing".to_owned(),
         };
         assert_eq!(named(&[leak(1, 5), leak(2, 5)]), "in forward");
