@@ -1,10 +1,12 @@
 //! The numbers and texts in a section's payload.
 
+use crate::budget::Budget;
 use crate::error::TraceError;
 
 /// Appends numbers and texts to a payload.
 pub(super) trait PutPayload {
     fn put_natural(&mut self, value: u64);
+    fn put_naturals(&mut self, values: &[u64]);
     fn put_integer(&mut self, value: i64);
     fn put_text(&mut self, text: &str);
 }
@@ -18,6 +20,10 @@ impl PutPayload for Vec<u8> {
         self.push(value.to_le_bytes()[0]);
     }
 
+    fn put_naturals(&mut self, values: &[u64]) {
+        values.iter().for_each(|&value| self.put_natural(value));
+    }
+
     fn put_integer(&mut self, value: i64) {
         self.put_natural(((value << 1) ^ (value >> 63)).cast_unsigned());
     }
@@ -29,11 +35,13 @@ impl PutPayload for Vec<u8> {
 }
 
 /// Takes numbers and texts from the start of a payload.
-pub(super) struct Payload<'p> {
+pub(super) struct Payload<'p, 'b> {
     pub(super) rest: &'p [u8],
+    /// The memory that its contents may take.
+    pub(super) budget: &'b mut Budget,
 }
 
-impl<'p> Payload<'p> {
+impl<'p> Payload<'p, '_> {
     pub(super) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
@@ -82,6 +90,12 @@ impl<'p> Payload<'p> {
             .ok_or_else(|| TraceError::malformed(format!("{of} {value} is not there")))
     }
 
+    /// Returns the item with a number that counts from 1; `None` for the number 0.
+    pub(super) fn item<T: Copy>(&mut self, items: &[T], of: &str) -> Result<Option<T>, TraceError> {
+        let number = self.number(items.len() + 1, of)? as usize;
+        Ok(number.checked_sub(1).map(|index| items[index]))
+    }
+
     pub(super) fn text(&mut self) -> Result<&'p str, TraceError> {
         let count = usize::try_from(self.natural()?).map_err(|_| ends_early())?;
         std::str::from_utf8(self.bytes(count)?)
@@ -114,7 +128,11 @@ mod tests {
         let mut bytes = Vec::new();
         naturals.iter().for_each(|&value| bytes.put_natural(value));
         integers.iter().for_each(|&value| bytes.put_integer(value));
-        let mut payload = Payload { rest: &bytes };
+        let mut budget = Budget::new(0);
+        let mut payload = Payload {
+            rest: &bytes,
+            budget: &mut budget,
+        };
         for value in naturals {
             assert_eq!(payload.natural().unwrap(), value);
         }
@@ -126,13 +144,12 @@ mod tests {
 
     #[test]
     fn numbers_beyond_64_bits_are_refused() {
-        let mut too_long = Payload { rest: &[0xff; 20] };
-        assert!(too_long.natural().unwrap_err().is_malformed());
-        let mut two_to_the_64 = Payload {
-            rest: &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2],
-        };
-        assert!(two_to_the_64.natural().unwrap_err().is_malformed());
-        let mut cut_off = Payload { rest: &[0x80] };
-        assert!(cut_off.natural().unwrap_err().is_malformed());
+        let two_to_the_64 = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2];
+        for rest in [&[0xff; 20][..], &two_to_the_64, &[0x80]] {
+            let mut budget = Budget::new(0);
+            let budget = &mut budget;
+            let mut payload = Payload { rest, budget };
+            assert!(payload.natural().unwrap_err().is_malformed(), "{rest:x?}");
+        }
     }
 }

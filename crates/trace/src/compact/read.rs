@@ -62,7 +62,10 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
         let start = input.offset();
         match next_section(input) {
             Ok((section::END, payload)) => {
-                let mut payload = Payload { rest: &payload };
+                let mut payload = Payload {
+                    rest: &payload,
+                    budget: &mut Budget::new(0),
+                };
                 for (_, parts) in &mut reader.devices {
                     parts.skipped_events =
                         payload.natural().map_err(|error| error.at_byte(start))?;
@@ -137,85 +140,69 @@ impl Reader {
     /// Reads a section, within the memory of `budget`.
     fn section(&mut self, kind: u8, payload: &[u8], budget: &mut Budget) -> Result<(), TraceError> {
         budget.take(payload.len(), 1)?;
-        let mut payload = Payload { rest: payload };
+        let payload = &mut Payload {
+            rest: payload,
+            budget,
+        };
         match kind {
-            section::STRINGS => self.read_strings(&mut payload, budget),
-            section::FRAMES => self.read_frames(&mut payload, budget),
-            section::STACKS => self.read_stacks(&mut payload, budget),
-            section::NOTES => self.read_notes(&mut payload, budget),
-            section::DEVICE => self.read_device(&mut payload),
-            section::SETTINGS => {
-                self.parts()?.settings = settings(&mut payload, self.version)?;
-                Ok(())
-            }
-            section::STRATEGY => {
-                self.parts()?.settings.strategy = payload.text()?.into();
-                Ok(())
-            }
+            section::STRINGS => self.read_strings(payload)?,
+            section::FRAMES => self.read_frames(payload)?,
+            section::STACKS => self.read_stacks(payload)?,
+            section::NOTES => self.read_notes(payload)?,
+            section::DEVICE => self.read_device(payload)?,
+            section::SETTINGS => self.parts()?.settings = settings(payload, self.version)?,
+            section::STRATEGY => self.parts()?.settings.strategy = payload.text()?.into(),
             section::EVENTS => {
                 let events = mem::take(&mut self.parts()?.events);
-                self.parts()?.events = self.read_events(&mut payload, events, budget)?;
-                Ok(())
+                self.parts()?.events = self.read_events(payload, events)?;
             }
             section::PAUSED_BEFORE => {
                 let paused = mem::take(&mut self.parts()?.paused_before);
-                let paused = self.read_events(&mut payload, paused, budget)?;
+                let paused = self.read_events(payload, paused)?;
                 if { paused.iter() }.any(|event| event.event.action != Action::SegmentPaused) {
                     let what = "what was paused before the first event is not only that";
                     return Err(TraceError::malformed(what));
                 }
                 self.parts()?.paused_before = paused;
-                Ok(())
             }
-            section::REGIONS => self.read_regions(&mut payload, budget),
-            section::ANNOTATIONS => self.read_annotations(&mut payload, budget),
+            section::REGIONS => self.read_regions(payload)?,
+            section::ANNOTATIONS => self.read_annotations(payload)?,
             section::HELD_BEFORE => {
-                let held = self.read_device_segments(&mut payload, budget)?;
+                let held = self.read_device_segments(payload)?;
                 self.parts()?.begin_with(held);
-                Ok(())
             }
             section::SEGMENTS => {
-                let held = self.read_device_segments(&mut payload, budget)?;
+                let held = self.read_device_segments(payload)?;
                 self.parts()?.push_segments(held);
-                Ok(())
             }
             section::HOST_EVENTS => {
                 let events = mem::take(&mut self.host.events);
-                self.host.events = self.read_events(&mut payload, events, budget)?;
-                Ok(())
+                self.host.events = self.read_events(payload, events)?;
             }
             section::HOST_SEGMENTS => {
                 let mut host = mem::take(&mut self.host);
-                let held = self.read_segments(&mut payload, &mut host.block_stacks, budget)?;
+                let held = self.read_segments(payload, &mut host.block_stacks)?;
                 host.push_segments(held);
                 self.host = host;
-                Ok(())
             }
             // A later version may add sections that this version can ignore.
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(())
     }
 
-    fn read_strings(
-        &mut self,
-        payload: &mut Payload<'_>,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn read_strings(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
         while !payload.is_empty() {
             let text = payload.text()?;
-            budget.take(1, STRING_BYTES + text.len() as u64)?;
+            payload.budget.take(1, STRING_BYTES + text.len() as u64)?;
             self.strings.push(self.stacks.strings.intern(text));
         }
         Ok(())
     }
 
-    fn read_frames(
-        &mut self,
-        payload: &mut Payload<'_>,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn read_frames(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
         while !payload.is_empty() {
-            budget.take(1, FRAME_BYTES)?;
+            payload.budget.take(1, FRAME_BYTES)?;
             let name = payload.number(self.strings.len(), "string")?;
             let filename = payload.number(self.strings.len(), "string")?;
             let frame = FrameRecord {
@@ -228,35 +215,27 @@ impl Reader {
         Ok(())
     }
 
-    fn read_stacks(
-        &mut self,
-        payload: &mut Payload<'_>,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn read_stacks(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
         let mut frames = Vec::new();
         while !payload.is_empty() {
             frames.clear();
-            budget.take(1, STRING_BYTES)?;
+            payload.budget.take(1, STRING_BYTES)?;
             for _ in 0..payload.natural()? {
                 let number = payload.number(self.frames.len(), "frame")?;
                 frames.push(self.frames[number as usize]);
-                budget.take(1, size_of::<FrameId>() as u64)?;
+                payload.budget.take(1, size_of::<FrameId>() as u64)?;
             }
             self.stack_ids.push(self.stacks.intern_stack(&frames));
         }
         Ok(())
     }
 
-    fn read_notes(
-        &mut self,
-        payload: &mut Payload<'_>,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn read_notes(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
         while !payload.is_empty() {
-            budget.take(1, FRAME_BYTES)?;
+            payload.budget.take(1, FRAME_BYTES)?;
             let record = NoteRecord {
-                compile_context: self.text(payload)?,
-                user_metadata: self.text(payload)?,
+                compile_context: payload.item(&self.strings, "string")?,
+                user_metadata: payload.item(&self.strings, "string")?,
             };
             let note = self.stacks.notes.intern(record);
             self.note_ids.push(note.ok_or_else(too_many_notes)?);
@@ -264,19 +243,12 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns a string; `None` for the number 0.
-    fn text(&self, payload: &mut Payload<'_>) -> Result<Option<StringId>, TraceError> {
-        let number = payload.number(self.strings.len() + 1, "string")? as usize;
-        Ok(number.checked_sub(1).map(|index| self.strings[index]))
-    }
-
-    fn read_device(&mut self, payload: &mut Payload<'_>) -> Result<(), TraceError> {
+    fn read_device(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
         let device = payload.number(DEVICES_MAX as usize, "device")?;
         let known = self.devices.iter().position(|&(other, _)| other == device);
         if known.is_some() && self.version < 3 {
-            return Err(TraceError::malformed(format!(
-                "device {device} comes twice"
-            )));
+            let what = format!("device {device} comes twice");
+            return Err(TraceError::malformed(what));
         }
         self.current = known.unwrap_or(self.devices.len());
         if known.is_none() {
@@ -288,22 +260,21 @@ impl Reader {
     /// Appends the events of a payload to `events`, and returns all.
     fn read_events(
         &self,
-        payload: &mut Payload<'_>,
+        payload: &mut Payload<'_, '_>,
         mut events: Vec<TraceEvent>,
-        budget: &mut Budget,
     ) -> Result<Vec<TraceEvent>, TraceError> {
         let mut before = BEFORE_FIRST;
         while !payload.is_empty() {
             let first = payload.byte()?;
-            budget.take(1, size_of::<TraceEvent>() as u64)?;
+            payload.budget.take(1, size_of::<TraceEvent>() as u64)?;
             let mut event = before;
             event.event.action = *Action::ALL
                 .get(usize::from(first & event_flags::ACTION))
                 .ok_or_else(|| TraceError::malformed("an event has an unknown action"))?;
             if first & event_flags::SAME_PLACE == 0 {
                 let distance = payload.integer()?.cast_unsigned();
-                event.event.address =
-                    DeviceAddress(before.event.address.get().wrapping_add(distance));
+                let address = before.event.address.get().wrapping_add(distance);
+                event.event.address = DeviceAddress(address);
                 event.event.size = Bytes(payload.natural()?);
             }
             if first & event_flags::SAME_STREAM == 0 {
@@ -315,13 +286,12 @@ impl Reader {
                 event.set_pool(pool);
             }
             if first & event_flags::SAME_STACK == 0 {
-                event.stack = self.stack(payload)?;
+                let stack = payload.item(&self.stack_ids, "stack")?;
+                event.stack = stack.unwrap_or_default();
             }
             if first & event_flags::OTHER_NOTE != 0 {
-                let number = payload.number(self.note_ids.len() + 1, "note")? as usize;
-                event.note = number
-                    .checked_sub(1)
-                    .map_or(NoteId::NONE, |index| self.note_ids[index]);
+                let note = payload.item(&self.note_ids, "note")?;
+                event.note = note.unwrap_or_default();
             }
             event.time_us = before.time_us.wrapping_add(payload.integer()?);
             events.push(event);
@@ -330,14 +300,12 @@ impl Reader {
         Ok(events)
     }
 
-    fn read_regions(
-        &mut self,
-        payload: &mut Payload<'_>,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn read_regions(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
         while !payload.is_empty() {
             // A tree's nodes are at least half full.
-            budget.take(2, size_of::<(MempoolId, RecordedText)>() as u64)?;
+            payload
+                .budget
+                .take(2, size_of::<(MempoolId, RecordedText)>() as u64)?;
             let pool = MempoolId(payload.natural()?, payload.natural()?);
             let tag = self.name(payload)?;
             self.parts()?.regions.insert(pool, tag);
@@ -345,13 +313,9 @@ impl Reader {
         Ok(())
     }
 
-    fn read_annotations(
-        &mut self,
-        payload: &mut Payload<'_>,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn read_annotations(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
         while !payload.is_empty() {
-            budget.take(1, size_of::<Annotation>() as u64)?;
+            payload.budget.take(1, size_of::<Annotation>() as u64)?;
             let name = self.name(payload)?;
             let stage = match payload.byte()? {
                 0 => AnnotationStage::Start,
@@ -368,7 +332,7 @@ impl Reader {
     }
 
     /// Returns a string as a name. Equal names share one text.
-    fn name(&mut self, payload: &mut Payload<'_>) -> Result<RecordedText, TraceError> {
+    fn name(&mut self, payload: &mut Payload<'_, '_>) -> Result<RecordedText, TraceError> {
         let number = payload.number(self.strings.len(), "string")? as usize;
         self.names.resize(self.strings.len(), None);
         let text = self.stacks.strings.get(self.strings[number]);
@@ -378,11 +342,10 @@ impl Reader {
 
     fn read_device_segments(
         &mut self,
-        payload: &mut Payload<'_>,
-        budget: &mut Budget,
+        payload: &mut Payload<'_, '_>,
     ) -> Result<Vec<SegmentSnapshot>, TraceError> {
         let mut stacks = mem::take(&mut self.parts()?.block_stacks);
-        let held = self.read_segments(payload, &mut stacks, budget)?;
+        let held = self.read_segments(payload, &mut stacks)?;
         self.parts()?.block_stacks = stacks;
         Ok(held)
     }
@@ -390,13 +353,14 @@ impl Reader {
     /// Returns the segments of a payload, and adds the stacks of their blocks to `block_stacks`.
     fn read_segments(
         &self,
-        payload: &mut Payload<'_>,
+        payload: &mut Payload<'_, '_>,
         block_stacks: &mut BlockStacks,
-        budget: &mut Budget,
     ) -> Result<Vec<SegmentSnapshot>, TraceError> {
         let mut segments = Vec::new();
         while !payload.is_empty() {
-            budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
+            payload
+                .budget
+                .take(1, size_of::<SegmentSnapshot>() as u64)?;
             let mut address = DeviceAddress(payload.natural()?);
             let mut segment = SegmentSnapshot {
                 address,
@@ -411,12 +375,10 @@ impl Reader {
             segment.is_large = flags & segment_flags::LARGE != 0;
             segment.is_expandable = flags & segment_flags::EXPANDABLE != 0;
             let does_not_tile = || TraceError::malformed("the blocks of a segment do not tile it");
-            let end = address
-                .get()
-                .checked_add(segment.size.get())
-                .ok_or_else(does_not_tile)?;
+            let end = address.get().checked_add(segment.size.get());
+            let end = end.ok_or_else(does_not_tile)?;
             for _ in 0..payload.natural()? {
-                budget.take(1, BLOCK_BYTES)?;
+                payload.budget.take(1, BLOCK_BYTES)?;
                 let size = Bytes(payload.natural()?);
                 let requested = Bytes(payload.natural()?);
                 let status = match payload.byte()? {
@@ -424,11 +386,11 @@ impl Reader {
                     1 => BlockStatus::PendingFree,
                     _ => BlockStatus::Inactive,
                 };
-                let stack = self.stack(payload)?;
+                let stack = payload.item(&self.stack_ids, "stack")?;
                 if size.is_zero() || size.get() > end - address.get() {
                     return Err(does_not_tile());
                 }
-                block_stacks.insert(address, stack);
+                block_stacks.insert(address, stack.unwrap_or_default());
                 segment.blocks.push(BlockSnapshot {
                     address,
                     size,
@@ -443,13 +405,6 @@ impl Reader {
             segments.push(segment);
         }
         Ok(segments)
-    }
-
-    fn stack(&self, payload: &mut Payload<'_>) -> Result<StackId, TraceError> {
-        let number = payload.number(self.stack_ids.len() + 1, "stack")? as usize;
-        Ok(number
-            .checked_sub(1)
-            .map_or(StackId::NONE, |index| self.stack_ids[index]))
     }
 
     /// Returns the parts of the device named last.
@@ -487,7 +442,7 @@ fn free_block_order(said: u8) -> Option<FreeBlockOrder> {
     FreeBlockOrder::ALL.get(place).copied()
 }
 
-fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings, TraceError> {
+fn settings(payload: &mut Payload<'_, '_>, version: u16) -> Result<AllocatorSettings, TraceError> {
     let conf = payload.text()?.into();
     // Version 1 does not distinguish a setting that is off from one that is not recorded.
     let said = match version {
@@ -500,17 +455,15 @@ fn settings(payload: &mut Payload<'_>, version: u16) -> Result<AllocatorSettings
     threshold.copy_from_slice(payload.bytes(8)?);
     let threshold = f64::from_le_bytes(threshold);
     let expandable = payload.byte()? != 0;
+    let has_max = is_said(settings_flags::MAX_SPLIT_SIZE, max_split_size.is_some());
+    let threshold_flag = settings_flags::GARBAGE_COLLECTION_THRESHOLD;
+    let has_threshold = is_said(threshold_flag, threshold > 0.0);
+    let has_expandable = is_said(settings_flags::EXPANDABLE_SEGMENTS, expandable);
     let mut settings = AllocatorSettings {
         conf,
-        max_split_size: is_said(settings_flags::MAX_SPLIT_SIZE, max_split_size.is_some())
-            .then_some(max_split_size),
-        garbage_collection_threshold: is_said(
-            settings_flags::GARBAGE_COLLECTION_THRESHOLD,
-            threshold > 0.0,
-        )
-        .then_some(threshold),
-        expandable_segments: is_said(settings_flags::EXPANDABLE_SEGMENTS, expandable)
-            .then_some(expandable),
+        max_split_size: has_max.then_some(max_split_size),
+        garbage_collection_threshold: has_threshold.then_some(threshold),
+        expandable_segments: has_expandable.then_some(expandable),
         roundup_power2_divisions: Vec::new(),
         free_block_order: said.and_then(free_block_order),
         strategy: RecordedText::default(),

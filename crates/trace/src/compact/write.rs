@@ -15,7 +15,7 @@ use crate::block_stacks::final_block_stacks;
 use crate::error::TraceError;
 use crate::model::{AllocatorSettings, AnnotationStage, Snapshot, Trace, TraceEvent};
 use crate::notes::NoteId;
-use crate::stacks::{StackId, StackTable};
+use crate::stacks::{Frame, StackId, StackTable};
 use crate::text::RecordedText;
 use crate::writable::check_writable;
 
@@ -61,7 +61,8 @@ pub(super) struct CompactWriter<W: Write> {
 #[derive(Default)]
 pub(super) struct Tables {
     strings: HashMap<Box<str>, u64>,
-    frames: HashMap<(u64, u64, u32), u64>,
+    /// The function and the file of each frame, as strings, and the line.
+    frames: HashMap<[u64; 3], u64>,
     stacks: HashMap<Box<[u64]>, u64>,
     notes: HashMap<[u64; 2], u64>,
     new_strings: Vec<u8>,
@@ -119,11 +120,10 @@ impl<W: Write> CompactWriter<W> {
         let stacks = final_block_stacks(trace);
         let mut payload = Vec::new();
         for segment in &trace.segments {
-            payload.extend(
-                self.segments(std::slice::from_ref(segment), |tables, block| {
-                    tables.stack(&trace.stacks, stacks.stack(block))
-                }),
-            );
+            let stack_of = |tables: &mut Tables, block: &BlockSnapshot| {
+                tables.stack(&trace.stacks, stacks.stack(block))
+            };
+            payload.extend(self.segments(std::slice::from_ref(segment), stack_of));
             self.write_long_tables()?;
             if payload.len() > LONG_SECTION_BYTES {
                 self.tables(kind, &payload)?;
@@ -166,9 +166,7 @@ impl<W: Write> CompactWriter<W> {
     ) -> io::Result<()> {
         let mut payload = Vec::new();
         for (pool, tag) in regions {
-            payload.put_natural(pool.0);
-            payload.put_natural(pool.1);
-            payload.put_natural(self.tables.string(tag.raw()));
+            payload.put_naturals(&[pool.0, pool.1, self.tables.string(tag.raw())]);
             self.write_long_tables()?;
         }
         self.tables(section::REGIONS, &payload)
@@ -199,26 +197,15 @@ impl<W: Write> CompactWriter<W> {
     ) -> Vec<u8> {
         let mut payload = Vec::new();
         for segment in segments {
-            payload.put_natural(segment.address.get());
-            payload.put_natural(segment.size.get());
-            payload.put_natural(segment.stream.0);
-            payload.put_natural(segment.pool.0);
-            payload.put_natural(segment.pool.1);
-            let large = if segment.is_large {
-                segment_flags::LARGE
-            } else {
-                0
-            };
-            let expandable = if segment.is_expandable {
-                segment_flags::EXPANDABLE
-            } else {
-                0
-            };
-            payload.push(large | expandable);
+            payload.put_naturals(&[segment.address.get(), segment.size.get()]);
+            payload.put_naturals(&[segment.stream.0, segment.pool.0, segment.pool.1]);
+            payload.push(
+                flag(segment.is_large, segment_flags::LARGE)
+                    | flag(segment.is_expandable, segment_flags::EXPANDABLE),
+            );
             payload.put_natural(segment.blocks.len() as u64);
             for block in &segment.blocks {
-                payload.put_natural(block.size.get());
-                payload.put_natural(block.requested.get());
+                payload.put_naturals(&[block.size.get(), block.requested.get()]);
                 payload.push(match block.status {
                     BlockStatus::Allocated => 0,
                     BlockStatus::PendingFree => 1,
@@ -254,20 +241,18 @@ impl<W: Write> CompactWriter<W> {
         let frames = std::mem::take(&mut self.tables.new_frames);
         let stacks = std::mem::take(&mut self.tables.new_stacks);
         let notes = std::mem::take(&mut self.tables.new_notes);
-        let sections = [
+        let mut sections = [
             (section::STRINGS, &strings[..]),
             (section::FRAMES, &frames),
             (section::STACKS, &stacks),
             (section::NOTES, &notes),
             (kind, payload),
-        ];
-        for (kind, payload) in sections
-            .into_iter()
-            .filter(|(_, payload)| !payload.is_empty())
-        {
-            self.section(kind, payload)?;
-        }
-        Ok(())
+        ]
+        .into_iter();
+        sections.try_for_each(|(kind, payload)| match payload {
+            [] => Ok(()),
+            _ => self.section(kind, payload),
+        })
     }
 
     pub(super) fn section(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
@@ -311,36 +296,27 @@ impl Tables {
         if let Some(&number) = self.numbers.get(&stack) {
             return number;
         }
-        let frames: Box<[u64]> = table
-            .frames(stack)
-            .map(|frame| {
-                let (name, filename) = (
-                    self.string(frame.name.raw()),
-                    self.string(frame.filename.raw()),
-                );
-                let next = self.frames.len() as u64;
-                let number = *self
-                    .frames
-                    .entry((name, filename, frame.line))
-                    .or_insert(next);
-                if number == next {
-                    self.new_frames.put_natural(name);
-                    self.new_frames.put_natural(filename);
-                    self.new_frames.put_natural(u64::from(frame.line));
-                }
-                number
-            })
-            .collect();
+        let frames = table.frames(stack).map(|frame| self.frame(frame));
+        let frames: Box<[u64]> = frames.collect();
         let next = self.stacks.len() as u64 + 1;
         let number = self.stacks.get(&frames).copied().unwrap_or(next);
         if number == next {
             self.new_stacks.put_natural(frames.len() as u64);
-            frames
-                .iter()
-                .for_each(|&frame| self.new_stacks.put_natural(frame));
+            self.new_stacks.put_naturals(&frames);
             self.stacks.insert(frames, number);
         }
         self.numbers.insert(stack, number);
+        number
+    }
+
+    fn frame(&mut self, frame: Frame<'_>) -> u64 {
+        let [name, filename] = [frame.name, frame.filename].map(|text| self.string(text.raw()));
+        let frame = [name, filename, u64::from(frame.line)];
+        let next = self.frames.len() as u64;
+        let number = *self.frames.entry(frame).or_insert(next);
+        if number == next {
+            self.new_frames.put_naturals(&frame);
+        }
         number
     }
 
@@ -358,9 +334,7 @@ impl Tables {
         let next = self.notes.len() as u64 + 1;
         let number = *self.notes.entry(texts).or_insert(next);
         if number == next {
-            texts
-                .iter()
-                .for_each(|&text| self.new_notes.put_natural(text));
+            self.new_notes.put_naturals(&texts);
         }
         self.note_numbers.insert(note, number);
         number
@@ -376,30 +350,29 @@ fn free_block_order(order: Option<FreeBlockOrder>) -> u8 {
 fn settings(settings: &AllocatorSettings) -> Vec<u8> {
     let mut payload = Vec::new();
     payload.put_text(settings.conf.raw());
-    let flag = |is_said, flag| if is_said { flag } else { 0 };
+    let (max_split_size, expandable) = (settings.max_split_size, settings.expandable_segments);
     let threshold = settings.garbage_collection_threshold;
+    let threshold_flag = settings_flags::GARBAGE_COLLECTION_THRESHOLD;
     payload.push(
-        flag(
-            settings.max_split_size.is_some(),
-            settings_flags::MAX_SPLIT_SIZE,
-        ) | flag(
-            threshold.is_some(),
-            settings_flags::GARBAGE_COLLECTION_THRESHOLD,
-        ) | flag(
-            settings.expandable_segments.is_some(),
-            settings_flags::EXPANDABLE_SEGMENTS,
-        ) | free_block_order(settings.free_block_order),
+        flag(max_split_size.is_some(), settings_flags::MAX_SPLIT_SIZE)
+            | flag(threshold.is_some(), threshold_flag)
+            | flag(expandable.is_some(), settings_flags::EXPANDABLE_SEGMENTS)
+            | free_block_order(settings.free_block_order),
     );
     // A limit of 2^64 - 1 bytes is no limit.
-    let max_split_size = settings.max_split_size.flatten();
+    let max_split_size = max_split_size.flatten();
     payload.put_natural(max_split_size.map_or(0, |size| size.get().wrapping_add(1)));
     payload.extend_from_slice(&threshold.unwrap_or(0.0).to_le_bytes());
-    payload.push(u8::from(settings.expandable_segments == Some(true)));
+    payload.push(u8::from(expandable == Some(true)));
     for &(mebibytes, steps) in &settings.roundup_power2_divisions {
-        payload.put_natural(mebibytes);
-        payload.put_natural(steps);
+        payload.put_naturals(&[mebibytes, steps]);
     }
     payload
+}
+
+/// Returns `flag` if it is set, else 0.
+fn flag(is_set: bool, flag: u8) -> u8 {
+    if is_set { flag } else { 0 }
 }
 
 /// Appends `event` to the payload. `stack` and `note` are the numbers in the file of its stack and note, if they
@@ -415,7 +388,6 @@ pub(super) fn put_event(
     let same_stream = now.stream == then.stream && event.pool() == before.pool();
     let same_stack = event.stack == before.stack;
     let same_note = event.note == before.note;
-    let flag = |is_same, flag| if is_same { flag } else { 0 };
     payload.push(
         now.action as u8
             | flag(same_place, event_flags::SAME_PLACE)
@@ -424,20 +396,15 @@ pub(super) fn put_event(
             | flag(!same_note, event_flags::OTHER_NOTE),
     );
     if !same_place {
-        payload.put_integer(
-            now.address
-                .get()
-                .wrapping_sub(then.address.get())
-                .cast_signed(),
-        );
+        let distance = now.address.get().wrapping_sub(then.address.get());
+        payload.put_integer(distance.cast_signed());
         payload.put_natural(now.size.get());
     }
     if !same_stream {
         payload.put_natural(now.stream.0);
         payload.push(u8::from(event.pool_known));
         if let Some(pool) = event.pool() {
-            payload.put_natural(pool.0);
-            payload.put_natural(pool.1);
+            payload.put_naturals(&[pool.0, pool.1]);
         }
     }
     if !same_stack {

@@ -95,12 +95,10 @@ impl Read for JsonBytes<'_, '_, '_> {
         if count == 0 && !buffer.is_empty() {
             return Err(io::Error::other(self.input.truncated()));
         }
-        progress
-            .read_bytes
-            .set(progress.read_bytes.get() + count as u64);
-        progress
-            .memory_max
-            .set(self.input.retained_bytes_max(Density::Pickle));
+        let read_bytes = progress.read_bytes.get() + count as u64;
+        progress.read_bytes.set(read_bytes);
+        let memory_max = self.input.retained_bytes_max(Density::Pickle);
+        progress.memory_max.set(memory_max);
         Ok(count)
     }
 }
@@ -150,10 +148,6 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn string(&mut self, text: &str) -> Value {
-        Value::String(self.heap.strings.intern(text))
-    }
-
     /// Keeps `error`, and returns an error for the parser.
     fn fail<E: serde::de::Error>(&mut self, error: TraceError) -> E {
         self.error = Some(error);
@@ -176,6 +170,13 @@ struct Item<'a, 'b> {
     place: Place,
 }
 
+impl Item<'_, '_> {
+    fn scalar<E: serde::de::Error>(self, value: Value) -> Result<Value, E> {
+        self.builder.see()?;
+        Ok(value)
+    }
+}
+
 impl<'de> DeserializeSeed<'de> for Item<'_, '_> {
     type Value = Value;
 
@@ -192,33 +193,28 @@ impl<'de> Visitor<'de> for Item<'_, '_> {
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
-        self.builder.see()?;
-        Ok(Value::None)
+        self.scalar(Value::None)
     }
 
     fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<Value, E> {
-        self.builder.see()?;
-        Ok(Value::Bool(value))
+        self.scalar(Value::Bool(value))
     }
 
     fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Value, E> {
-        self.builder.see()?;
-        Ok(Value::Int(value))
+        self.scalar(Value::Int(value))
     }
 
     fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Value, E> {
-        self.builder.see()?;
-        Ok(i64::try_from(value).map_or(Value::Natural(value), Value::Int))
+        self.scalar(i64::try_from(value).map_or(Value::Natural(value), Value::Int))
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
-        self.builder.see()?;
-        Ok(Value::Float(value))
+        self.scalar(Value::Float(value))
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
         self.builder.see()?;
-        Ok(self.builder.string(text))
+        Ok(Value::String(self.builder.heap.strings.intern(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {

@@ -110,24 +110,19 @@ fn counts_before(mut pauses: Vec<TraceEvent>, events: &[TraceEvent]) -> Vec<(usi
     let mut first_after = 0;
     let mut counts = BTreeMap::new();
     for pause in pauses {
-        while events
-            .get(first_after)
-            .is_some_and(|event| event.time_us <= pause.time_us)
-        {
-            first_after += 1;
-        }
+        let before = events[first_after..].iter();
+        let before = before.take_while(|event| event.time_us <= pause.time_us);
+        first_after += before.count();
         counts.insert(pause.event.address.get(), (first_after, pause));
     }
     let earliest = counts.values().map(|&(count, _)| count).min();
     let earliest = earliest.unwrap_or(events.len());
     for (index, event) in events.iter().enumerate().skip(earliest) {
+        let kinds = [Action::Alloc, Action::SegmentAlloc, Action::SegmentMap];
         let Event {
             action, address, ..
         } = event.event;
-        if !matches!(
-            action,
-            Action::Alloc | Action::SegmentAlloc | Action::SegmentMap
-        ) {
+        if !kinds.contains(&action) {
             continue;
         }
         if let Some((&start, (count, pause))) = counts.range_mut(..=address.get()).next_back()

@@ -11,7 +11,7 @@ use lowtide_core::{
 
 use super::json;
 use super::pauses::{self, Pause, Place};
-use super::records::{Record, Records, action, known_strings, natural, pool_id, stream};
+use super::records::{Record, Records, action, known_strings, natural, pool_id, small, stream};
 use crate::budget::{Budget, Density};
 use crate::error::TraceError;
 use crate::in_force::conf_pairs;
@@ -107,12 +107,7 @@ impl Reader {
                 },
             });
         }
-        let Reader {
-            heap,
-            mut records,
-            mut budget,
-            ..
-        } = self;
+        let (heap, mut records, mut budget) = (self.heap, self.records, self.budget);
         budget.give_back(heap.retained_bytes());
         records.stacks.strings = heap.into_strings();
         budget.take(1, records.stacks.strings.retained_bytes())?;
@@ -153,10 +148,8 @@ impl Reader {
             }
             Value::List(_) | Value::Tuple(_) => {
                 let items = self.heap.items(root).unwrap_or_default();
-                let items = items.iter().enumerate();
-                items
-                    .map(|(rank, &item)| (rank.to_string().into(), item))
-                    .collect()
+                let name = |rank: usize| rank.to_string().into();
+                (0..).map(name).zip(items.iter().copied()).collect()
             }
             _ => Vec::new(),
         };
@@ -179,26 +172,17 @@ impl Reader {
         let others = count - repeated - roots.len();
         if roots.is_empty() {
             // `torch.cuda.memory_snapshot()` returns a list of segments.
-            let first = self
-                .heap
-                .items(self.heap.kept(root)?)
-                .unwrap_or_default()
-                .first();
+            let items = self.heap.items(self.heap.kept(root)?).unwrap_or_default();
             let is_segment = |&segment: &Value| self.get(segment, "total_size") != Value::None;
-            return if first.is_none_or(is_segment) {
+            return if items.first().is_none_or(is_segment) {
                 Ok(vec![(None, root)])
             } else {
                 Err(TraceError::foreign(NO_SNAPSHOTS))
             };
         }
-        for (left, singular, plural) in [
-            (
-                repeated,
-                "repeats an earlier snapshot",
-                "repeat earlier snapshots",
-            ),
-            (others, "is no snapshot", "are no snapshots"),
-        ] {
+        let repeats = ["repeats an earlier snapshot", "repeat earlier snapshots"];
+        let are_none = ["is no snapshot", "are no snapshots"];
+        for (left, [singular, plural]) in [(repeated, repeats), (others, are_none)] {
             let what = if left == 1 { singular } else { plural };
             if left > 0 {
                 left_out.push(format!("{left} of {count} items {what}"));
@@ -240,15 +224,8 @@ impl Reader {
                 return Err(TraceError::malformed(format!("`{key}` is not a list")));
             }
         }
-        for list in [
-            segments,
-            traces,
-            host_segments,
-            host_trace,
-            annotations,
-            pauses,
-            regions,
-        ] {
+        let of_memory = [segments, traces, host_segments, host_trace];
+        for list in of_memory.into_iter().chain([annotations, pauses, regions]) {
             self.take_list(list)?;
         }
         let mut member = Member::default();
@@ -296,10 +273,9 @@ impl Reader {
         devices: &mut BTreeMap<u32, Parts>,
     ) -> Result<(), TraceError> {
         self.heap.kept(segment)?;
-        let device = natural(self.get(segment, "device"))
-            .and_then(|device| u32::try_from(device).ok())
-            .filter(|&device| device < DEVICES_MAX)
-            .ok_or_else(|| TraceError::malformed("`device` is not a device's number"))?;
+        let device = small(self.get(segment, "device")).filter(|&device| device < DEVICES_MAX);
+        let device =
+            device.ok_or_else(|| TraceError::malformed("`device` is not a device's number"))?;
         self.read_memory(segment, devices.entry(device).or_default())
     }
 
@@ -371,9 +347,7 @@ impl Reader {
             let block = self.records.blocks[number as usize];
             let is_next = block.address.is_none_or(|start| start == address);
             if !is_next || block.size > left || block.size.is_zero() {
-                return Err(TraceError::malformed(format!(
-                    "the blocks do not tile it at {address}"
-                )));
+                return Err(does_not_tile(address));
             }
             segment.blocks.push(BlockSnapshot {
                 address,
@@ -386,9 +360,7 @@ impl Reader {
             left -= block.size;
         }
         if !left.is_zero() {
-            return Err(TraceError::malformed(format!(
-                "the blocks do not tile it at {address}"
-            )));
+            return Err(does_not_tile(address));
         }
         Ok(())
     }
@@ -445,16 +417,14 @@ impl Reader {
         for index in 0..self.count(list) {
             self.budget.take(1, size_of::<(Pause, u32)>() as u64)?;
             let entry = self.item(list, index);
-            let device = natural(self.get(entry, "device"));
-            let device = device.and_then(|device| u32::try_from(device).ok());
+            let device = small(self.get(entry, "device"));
             let place = match self.get(entry, "entries_before") {
                 Value::None => Place::ByTime,
                 Value::Int(-1) => Place::BeforeFirst,
-                count => Place::After(
-                    natural(count)
-                        .and_then(|count| usize::try_from(count).ok())
-                        .unwrap_or(usize::MAX),
-                ),
+                count => {
+                    let count = natural(count).and_then(|count| usize::try_from(count).ok());
+                    Place::After(count.unwrap_or(usize::MAX))
+                }
             };
             let event = self.get(entry, "event");
             let record = self.records.resolve(&mut self.heap, event)?;
@@ -480,8 +450,7 @@ impl Reader {
     ) -> Result<(), TraceError> {
         for index in 0..self.count(regions) {
             let entry = self.heap.kept(self.item(regions, index))?;
-            let device = natural(self.get(entry, "device"));
-            let device = device.and_then(|device| u32::try_from(device).ok());
+            let device = small(self.get(entry, "device"));
             let pool = pool_id(&self.heap, self.get(entry, "pool_id"))
                 .map_err(|error| error.in_part(&format!("entry {index} of `region_pools`")))?;
             // A region alone does not add a device.
@@ -721,6 +690,10 @@ impl Runs {
             }
         })
     }
+}
+
+fn does_not_tile(address: DeviceAddress) -> TraceError {
+    TraceError::malformed(format!("the blocks do not tile it at {address}"))
 }
 
 /// Returns what an entry with this `action` lacks to be an event; `None` if the action is unknown, which newer

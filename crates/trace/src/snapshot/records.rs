@@ -249,8 +249,7 @@ impl Records {
             pool_known: pool.is_some(),
             note: self.note(fields)?,
         };
-        let number =
-            u32::try_from(self.events.len()).expect("the budget of a file ends before 2^32 events");
+        let number = number(self.events.len());
         self.events.push(event);
         Ok(Record::Event(number))
     }
@@ -264,9 +263,8 @@ impl Records {
             _ => return Err(TraceError::malformed("a block has an unknown `state`")),
         };
         // Recordings up to torch 2.1 list a block's allocations, newest first.
-        let history = heap
-            .items(fields.get(Field::History))
-            .and_then(|history| history.first());
+        let history = heap.items(fields.get(Field::History));
+        let history = history.and_then(|history| history.first());
         let holder = history.map(|&holder| Fields::of(heap.pairs(holder)));
         let size = Bytes(fields.natural(Field::Size)?);
         let requested = if fields.has(Field::RequestedSize) {
@@ -297,8 +295,7 @@ impl Records {
             status,
             stack,
         };
-        let number =
-            u32::try_from(self.blocks.len()).expect("the budget of a file ends before 2^32 blocks");
+        let number = number(self.blocks.len());
         self.blocks.push(block);
         Ok(Record::Block(number))
     }
@@ -329,9 +326,8 @@ impl Records {
         let Value::Int(time_us) = fields.get(Field::TimeUs) else {
             return None;
         };
-        let device = u32::try_from(natural(fields.get(Field::Device))?).ok()?;
-        let number = u32::try_from(self.annotations.len())
-            .expect("the budget of a file ends before 2^32 annotations");
+        let device = small(fields.get(Field::Device))?;
+        let number = number(self.annotations.len());
         self.annotations.push(AnnotationRecord {
             name,
             stage,
@@ -348,8 +344,7 @@ impl Records {
         let Value::String(filename) = fields.get(Field::Filename) else {
             return None;
         };
-        let line = natural(fields.get(Field::Line)).unwrap_or(0);
-        let line = u32::try_from(line).unwrap_or(0);
+        let line = small(fields.get(Field::Line)).unwrap_or(0);
         Some(self.stacks.intern_frame(FrameRecord {
             name,
             filename,
@@ -374,15 +369,12 @@ impl Records {
         frames.clear();
         let items = heap.items(list).unwrap_or_default();
         for &item in items {
-            let frame = match item {
-                Value::Dict(dict) => match heap.dict(dict) {
-                    Dict::Record(Record::Frame(frame)) => Some(frame),
-                    Dict::Record(_) | Dict::Empty => None,
-                    Dict::Pairs(_) => self.frame(&Fields::of(heap.pairs(item))),
-                },
-                _ => None,
-            };
-            frames.extend(frame);
+            let Value::Dict(dict) = item else { continue };
+            frames.extend(match heap.dict(dict) {
+                Dict::Record(Record::Frame(frame)) => Some(frame),
+                Dict::Record(_) | Dict::Empty => None,
+                Dict::Pairs(_) => self.frame(&Fields::of(heap.pairs(item))),
+            });
         }
         let stack = self.stacks.intern_stack(&frames);
         self.frames = frames;
@@ -401,6 +393,16 @@ pub(super) fn natural(value: Value) -> Option<u64> {
         Value::Natural(value) => Some(value),
         _ => None,
     }
+}
+
+/// Returns `value` if it is an integer from 0 to 2^32 - 1.
+pub(super) fn small(value: Value) -> Option<u32> {
+    u32::try_from(natural(value)?).ok()
+}
+
+/// Returns the number of the record at `position`.
+fn number(position: usize) -> u32 {
+    u32::try_from(position).expect("the budget of a file ends before 2^32 records")
 }
 
 /// Returns the stream with the handle `value`: a pointer, which some writers write as a signed number.

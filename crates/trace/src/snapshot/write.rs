@@ -3,9 +3,7 @@
 use std::io::{self, BufWriter, Write};
 
 use hashbrown::HashMap;
-use lowtide_core::{
-    Action, BlockSnapshot, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream,
-};
+use lowtide_core::{Action, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream};
 
 use super::pauses::{Pause, Place, RegionPool, pauses_of};
 use crate::block_stacks::{BlockStacks, final_block_stacks};
@@ -56,10 +54,7 @@ pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceErr
         );
         return Err(TraceError::contradiction(what));
     }
-    let mut writer = SnapshotWriter {
-        pickle: PickleWriter::new(BufWriter::new(out))?,
-        pools: HashMap::new(),
-    };
+    let mut writer = SnapshotWriter::new(PickleWriter::new(BufWriter::new(out))?);
     writer.snapshot(snapshot)?;
     writer.pickle.finish()?.flush()?;
     Ok(())
@@ -68,47 +63,43 @@ pub fn write_pickle(snapshot: &Snapshot, out: impl Write) -> Result<(), TraceErr
 pub(super) struct SnapshotWriter<W> {
     pickle: PickleWriter<W>,
     pools: HashMap<MempoolId, Memo>,
+    /// The stacks and frames that were written, by the number of the trace whose table has them.
+    stacks: HashMap<(usize, StackId), Memo>,
+    frames: HashMap<(usize, FrameId), Memo>,
 }
 
-/// The parts of one table of stacks that were written.
-struct StackWriter<'t> {
-    table: &'t StackTable,
-    stacks: HashMap<StackId, Memo>,
-    frames: HashMap<FrameId, Memo>,
-}
+/// A table of stacks, and the number of its trace.
+type Table<'t> = (usize, &'t StackTable);
 
-impl<'t> StackWriter<'t> {
-    fn new(table: &'t StackTable) -> StackWriter<'t> {
-        StackWriter {
-            table,
+impl<W: Write> SnapshotWriter<W> {
+    fn new(pickle: PickleWriter<W>) -> SnapshotWriter<W> {
+        SnapshotWriter {
+            pickle,
+            pools: HashMap::new(),
             stacks: HashMap::new(),
             frames: HashMap::new(),
         }
     }
-}
 
-impl<W: Write> SnapshotWriter<W> {
     fn snapshot(&mut self, snapshot: &Snapshot) -> io::Result<()> {
-        let tables = snapshot.traces.iter().map(|trace| &*trace.stacks);
-        let mut stacks: Vec<StackWriter<'_>> = tables.map(StackWriter::new).collect();
+        let traces = || snapshot.traces.iter().enumerate();
         self.pickle.begin_dict()?;
-        self.pickle.string("segments")?;
-        self.pickle.list()?;
-        for (trace, stacks) in snapshot.traces.iter().zip(&mut stacks) {
-            self.segments(i64::from(trace.device), trace, stacks)?;
+        self.key("segments")?.list()?;
+        for (number, trace) in traces() {
+            let table = (number, &*trace.stacks);
+            self.segments(i64::from(trace.device), trace, table)?;
         }
-        self.pickle.string("device_traces")?;
-        self.pickle.list()?;
+        self.key("device_traces")?.list()?;
         self.pickle.begin_items()?;
         let mut device = 0;
-        for (trace, stacks) in snapshot.traces.iter().zip(&mut stacks) {
+        for (number, trace) in traces() {
             // A trace's position in the list is its device number.
             while device < trace.device {
                 self.pickle.list()?;
                 device += 1;
             }
             self.pickle.list()?;
-            self.events(trace, stacks)?;
+            self.events(trace, (number, &trace.stacks))?;
             device += 1;
         }
         self.pickle.end_items()?;
@@ -116,60 +107,57 @@ impl<W: Write> SnapshotWriter<W> {
             self.pickle.string("allocator_settings")?;
             self.settings(&trace.settings)?;
         }
-        self.pickle.string("external_annotations")?;
-        self.pickle.list()?;
+        self.key("external_annotations")?.list()?;
         for trace in &snapshot.traces {
             self.append(&trace.annotations, |writer, annotation| {
                 writer.annotation(trace.device, annotation)
             })?;
         }
-        for trace in &snapshot.host {
-            let mut stacks = StackWriter::new(&trace.stacks);
-            self.pickle.string("host_segments")?;
-            self.pickle.list()?;
-            self.segments(HOST, trace, &mut stacks)?;
-            self.pickle.string("host_traces")?;
-            self.pickle.list()?;
-            self.events(trace, &mut stacks)?;
+        for (number, trace) in (snapshot.traces.len()..).zip(&snapshot.host) {
+            let table = (number, &*trace.stacks);
+            self.key("host_segments")?.list()?;
+            self.segments(HOST, trace, table)?;
+            self.key("host_traces")?.list()?;
+            self.events(trace, table)?;
         }
         self.regions(&regions_of(snapshot))?;
-        let pauses: Vec<Vec<Pause>> = snapshot.traces.iter().map(pauses_of).collect();
-        if pauses.iter().any(|pauses| !pauses.is_empty()) {
-            self.pickle.string("pauses")?;
-            self.pickle.list()?;
-            for ((trace, pauses), stacks) in snapshot.traces.iter().zip(&pauses).zip(&mut stacks) {
-                self.append(pauses, |writer, pause| {
-                    writer.pause(trace.device, pause, stacks)
+        if snapshot.traces.iter().any(Trace::has_pauses) {
+            self.key("pauses")?.list()?;
+            for (number, trace) in traces() {
+                let table = (number, &*trace.stacks);
+                self.append(&pauses_of(trace), |writer, pause| {
+                    writer.pause(trace.device, pause, table)
                 })?;
             }
         }
         self.pickle.end_dict()
     }
 
+    /// Writes the key of an entry of a dict, and returns the pickle to write its value to.
+    fn key(&mut self, key: &str) -> io::Result<&mut PickleWriter<W>> {
+        self.pickle.string(key)?;
+        Ok(&mut self.pickle)
+    }
+
     /// Appends the segments of `trace`, which are on `device`, to the list written last.
-    fn segments(
-        &mut self,
-        device: i64,
-        trace: &Trace,
-        stacks: &mut StackWriter<'_>,
-    ) -> io::Result<()> {
+    fn segments(&mut self, device: i64, trace: &Trace, table: Table<'_>) -> io::Result<()> {
         let segment_stacks = segment_stacks(trace);
         let block_stacks = final_block_stacks(trace);
         self.append(&trace.segments, |writer, segment| {
             let stack = segment_stacks.get(&segment.address).copied();
             let stack = stack.unwrap_or_default();
-            writer.segment(device, segment, stack, &block_stacks, stacks)
+            writer.segment(device, segment, (stack, &block_stacks), table)
         })
     }
 
     /// Appends the events of `trace` to the list written last.
-    fn events(&mut self, trace: &Trace, stacks: &mut StackWriter<'_>) -> io::Result<()> {
+    fn events(&mut self, trace: &Trace, table: Table<'_>) -> io::Result<()> {
         self.append(&trace.events, |writer, event| {
             // The viewer does not know pauses. They are in a list of their own.
             if event.event.action.is_pause() {
                 Ok(())
             } else {
-                writer.event(event, stacks)
+                writer.event(event, table)
             }
         })
     }
@@ -182,18 +170,13 @@ impl<W: Write> SnapshotWriter<W> {
         pauses: &[(u32, Pause)],
         table: &StackTable,
     ) -> io::Result<()> {
-        let mut writer = SnapshotWriter {
-            pickle: PickleWriter::continued(out),
-            pools: HashMap::new(),
-        };
-        let mut stacks = StackWriter::new(table);
+        let mut writer = SnapshotWriter::new(PickleWriter::continued(out));
         writer.pickle.begin_items()?;
         writer.regions(regions)?;
         if !pauses.is_empty() {
-            writer.pickle.string("pauses")?;
-            writer.pickle.list()?;
+            writer.key("pauses")?.list()?;
             writer.append(pauses, |writer, (device, pause)| {
-                writer.pause(*device, pause, &mut stacks)
+                writer.pause(*device, pause, (0, table))
             })?;
         }
         writer.pickle.end_dict()?;
@@ -205,37 +188,27 @@ impl<W: Write> SnapshotWriter<W> {
         if regions.is_empty() {
             return Ok(());
         }
-        self.pickle.string("region_pools")?;
-        self.pickle.list()?;
+        self.key("region_pools")?.list()?;
         self.append(regions, |writer, region| {
             writer.pickle.begin_dict()?;
-            writer.natural("device", u64::from(region.device))?;
+            writer.key("device")?.natural(u64::from(region.device))?;
             writer.pickle.string("pool_id")?;
             writer.pool(region.pool)?;
-            writer.pickle.string("tag")?;
-            writer.pickle.string(region.tag.raw())?;
+            writer.key("tag")?.string(region.tag.raw())?;
             writer.pickle.end_dict()
         })
     }
 
-    fn pause(
-        &mut self,
-        device: u32,
-        pause: &Pause,
-        stacks: &mut StackWriter<'_>,
-    ) -> io::Result<()> {
+    fn pause(&mut self, device: u32, pause: &Pause, table: Table<'_>) -> io::Result<()> {
         self.pickle.begin_dict()?;
-        self.natural("device", u64::from(device))?;
-        if !matches!(pause.place, Place::ByTime) {
-            self.pickle.string("entries_before")?;
-        }
+        self.key("device")?.natural(u64::from(device))?;
         match pause.place {
-            Place::BeforeFirst => self.pickle.integer(-1)?,
-            Place::After(count) => self.pickle.natural(count as u64)?,
+            Place::BeforeFirst => self.key("entries_before")?.integer(-1)?,
+            Place::After(count) => self.key("entries_before")?.natural(count as u64)?,
             Place::ByTime => {}
         }
         self.pickle.string("event")?;
-        self.event(&pause.event, stacks)?;
+        self.event(&pause.event, table)?;
         self.pickle.end_dict()
     }
 
@@ -259,83 +232,62 @@ impl<W: Write> SnapshotWriter<W> {
         &mut self,
         device: i64,
         segment: &SegmentSnapshot,
-        stack: StackId,
-        block_stacks: &BlockStacks,
-        stacks: &mut StackWriter<'_>,
+        (stack, block_stacks): (StackId, &BlockStacks),
+        table: Table<'_>,
     ) -> io::Result<()> {
         self.pickle.begin_dict()?;
-        self.pickle.string("device")?;
-        self.pickle.integer(device)?;
-        self.natural("address", segment.address.get())?;
+        self.key("device")?.integer(device)?;
+        self.key("address")?.natural(segment.address.get())?;
         self.bytes("total_size", segment.size)?;
         self.bytes("allocated_size", segment.allocated_bytes())?;
         self.bytes("active_size", segment.active_bytes())?;
         self.bytes("requested_size", segment.requested_bytes())?;
         self.stream(segment.stream)?;
-        self.pickle.string("segment_type")?;
-        self.pickle
-            .string(if segment.is_large { "large" } else { "small" })?;
+        let kind = if segment.is_large { "large" } else { "small" };
+        self.key("segment_type")?.string(kind)?;
         self.pickle.string("segment_pool_id")?;
         self.pool(segment.pool)?;
-        self.pickle.string("is_expandable")?;
-        self.pickle.boolean(segment.is_expandable)?;
-        self.pickle.string("frames")?;
-        self.stack(stack, stacks)?;
-        self.pickle.string("blocks")?;
-        self.pickle.list()?;
+        self.key("is_expandable")?.boolean(segment.is_expandable)?;
+        self.stack(stack, table)?;
+        self.key("blocks")?.list()?;
         self.append(&segment.blocks, |writer, block| {
-            writer.block(block, block_stacks.stack(block), stacks)
+            writer.pickle.begin_dict()?;
+            writer.key("address")?.natural(block.address.get())?;
+            writer.bytes("size", block.size)?;
+            writer.bytes("requested_size", block.requested)?;
+            writer.key("state")?.string(block.status.name())?;
+            writer.stack(block_stacks.stack(block), table)?;
+            writer.pickle.end_dict()
         })?;
         self.pickle.end_dict()
     }
 
-    fn block(
-        &mut self,
-        block: &BlockSnapshot,
-        stack: StackId,
-        stacks: &mut StackWriter<'_>,
-    ) -> io::Result<()> {
+    fn event(&mut self, event: &TraceEvent, table: Table<'_>) -> io::Result<()> {
         self.pickle.begin_dict()?;
-        self.natural("address", block.address.get())?;
-        self.bytes("size", block.size)?;
-        self.bytes("requested_size", block.requested)?;
-        self.pickle.string("state")?;
-        self.pickle.string(block.status.name())?;
-        self.pickle.string("frames")?;
-        self.stack(stack, stacks)?;
-        self.pickle.end_dict()
-    }
-
-    fn event(&mut self, event: &TraceEvent, stacks: &mut StackWriter<'_>) -> io::Result<()> {
-        self.pickle.begin_dict()?;
-        self.pickle.string("action")?;
-        self.pickle.string(event.event.action.name())?;
+        self.key("action")?.string(event.event.action.name())?;
         let address = match event.event.action {
             Action::OutOfMemory => "device_free",
             _ => "addr",
         };
-        self.natural(address, event.event.address.get())?;
+        self.key(address)?.natural(event.event.address.get())?;
         self.bytes("size", event.event.size)?;
         self.stream(event.event.stream)?;
-        self.pickle.string("time_us")?;
-        self.pickle.integer(event.time_us)?;
+        self.key("time_us")?.integer(event.time_us)?;
         if let Some(pool) = event.pool() {
             self.pickle.string("pool_id")?;
             self.pool(pool)?;
         }
         if event.stack != StackId::NONE {
-            self.pickle.string("frames")?;
-            self.stack(event.stack, stacks)?;
+            self.stack(event.stack, table)?;
         }
-        let note = stacks.table.note(event.note);
+        let note = table.1.note(event.note);
         let texts = [
             ("compile_context", note.compile_context),
             ("user_metadata", note.user_metadata),
         ];
         for (key, text) in texts {
             if let Some(text) = text {
-                self.pickle.string(key)?;
-                self.pickle.string(text.raw())?;
+                self.key(key)?.string(text.raw())?;
             }
         }
         self.pickle.end_dict()
@@ -343,32 +295,27 @@ impl<W: Write> SnapshotWriter<W> {
 
     fn settings(&mut self, settings: &AllocatorSettings) -> io::Result<()> {
         self.pickle.begin_dict()?;
-        self.pickle.string("PYTORCH_CUDA_ALLOC_CONF")?;
-        self.pickle.string(settings.conf.raw())?;
-        if let Some(size) = settings.max_split_size {
-            self.pickle.string("max_split_size")?;
-            match size {
-                Some(size) => self.pickle.natural(size.get())?,
-                None => self.pickle.integer(-1)?,
-            }
+        let conf = settings.conf.raw();
+        self.key("PYTORCH_CUDA_ALLOC_CONF")?.string(conf)?;
+        match settings.max_split_size {
+            Some(Some(size)) => self.bytes("max_split_size", size)?,
+            Some(None) => self.key("max_split_size")?.integer(-1)?,
+            None => {}
         }
         if let Some(threshold) = settings.garbage_collection_threshold {
-            self.pickle.string("garbage_collection_threshold")?;
-            self.pickle.float(threshold)?;
+            self.key("garbage_collection_threshold")?.float(threshold)?;
         }
         if let Some(is_on) = settings.expandable_segments {
-            self.pickle.string("expandable_segments")?;
-            self.pickle.boolean(is_on)?;
+            self.key("expandable_segments")?.boolean(is_on)?;
         }
         // lowtide's own key: without it, the file would not show PyTorch's release.
         if let Some(order) = settings.free_block_order {
-            self.pickle.string("free_block_order")?;
-            self.pickle.string(order.name())?;
+            self.key("free_block_order")?.string(order.name())?;
         }
         self.pickle.string("roundup_power2_divisions")?;
         self.pickle.begin_dict()?;
         for &(mebibytes, steps) in &settings.roundup_power2_divisions {
-            self.natural(&mebibytes.to_string(), steps)?;
+            self.key(&mebibytes.to_string())?.natural(steps)?;
         }
         self.pickle.end_dict()?;
         self.pickle.end_dict()
@@ -376,46 +323,44 @@ impl<W: Write> SnapshotWriter<W> {
 
     fn annotation(&mut self, device: u32, annotation: &Annotation) -> io::Result<()> {
         self.pickle.begin_dict()?;
-        self.pickle.string("stage")?;
-        self.pickle.string(match annotation.stage {
+        self.key("stage")?.string(match annotation.stage {
             AnnotationStage::Start => "START",
             AnnotationStage::End => "END",
         })?;
-        self.pickle.string("name")?;
-        self.pickle.string(annotation.name.raw())?;
-        self.natural("device", u64::from(device))?;
-        self.pickle.string("time_us")?;
-        self.pickle.integer(annotation.time_us)?;
+        self.key("name")?.string(annotation.name.raw())?;
+        self.key("device")?.natural(u64::from(device))?;
+        self.key("time_us")?.integer(annotation.time_us)?;
         self.pickle.end_dict()
     }
 
-    /// Writes a list of frames. From the second time on, writes a reference to the first.
-    fn stack(&mut self, stack: StackId, stacks: &mut StackWriter<'_>) -> io::Result<()> {
-        if let Some(&memo) = stacks.stacks.get(&stack) {
+    /// Writes the entry for a list of frames. From the second time on, writes a reference to the first list.
+    fn stack(&mut self, stack: StackId, table: Table<'_>) -> io::Result<()> {
+        self.pickle.string("frames")?;
+        let (number, stacks) = table;
+        if let Some(&memo) = self.stacks.get(&(number, stack)) {
             return self.pickle.again(memo);
         }
         self.pickle.list()?;
-        let table = stacks.table;
-        self.append(table.frame_ids(stack), |writer, &frame| {
-            writer.frame(frame, stacks)
+        self.append(stacks.frame_ids(stack), |writer, &frame| {
+            writer.frame(frame, table)
         })?;
-        stacks.stacks.insert(stack, self.pickle.memoize()?);
+        let memo = self.pickle.memoize()?;
+        self.stacks.insert((number, stack), memo);
         Ok(())
     }
 
-    fn frame(&mut self, id: FrameId, stacks: &mut StackWriter<'_>) -> io::Result<()> {
-        if let Some(&memo) = stacks.frames.get(&id) {
+    fn frame(&mut self, id: FrameId, (number, stacks): Table<'_>) -> io::Result<()> {
+        if let Some(&memo) = self.frames.get(&(number, id)) {
             return self.pickle.again(memo);
         }
-        let frame = stacks.table.frame(id);
+        let frame = stacks.frame(id);
         self.pickle.begin_dict()?;
-        self.pickle.string("name")?;
-        self.pickle.string(frame.name.raw())?;
-        self.pickle.string("filename")?;
-        self.pickle.string(frame.filename.raw())?;
-        self.natural("line", u64::from(frame.line))?;
+        self.key("name")?.string(frame.name.raw())?;
+        self.key("filename")?.string(frame.filename.raw())?;
+        self.key("line")?.natural(u64::from(frame.line))?;
         self.pickle.end_dict()?;
-        stacks.frames.insert(id, self.pickle.memoize()?);
+        let memo = self.pickle.memoize()?;
+        self.frames.insert((number, id), memo);
         Ok(())
     }
 
@@ -430,19 +375,13 @@ impl<W: Write> SnapshotWriter<W> {
         Ok(())
     }
 
-    fn natural(&mut self, key: &str, value: u64) -> io::Result<()> {
-        self.pickle.string(key)?;
-        self.pickle.natural(value)
-    }
-
     /// A stream is a pointer. PyTorch writes it as a signed number.
     fn stream(&mut self, stream: Stream) -> io::Result<()> {
-        self.pickle.string("stream")?;
-        self.pickle.integer(stream.0.cast_signed())
+        self.key("stream")?.integer(stream.0.cast_signed())
     }
 
     fn bytes(&mut self, key: &str, value: Bytes) -> io::Result<()> {
-        self.natural(key, value.get())
+        self.key(key)?.natural(value.get())
     }
 }
 
