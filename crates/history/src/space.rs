@@ -131,11 +131,9 @@ impl Space {
         if is_away == was_away {
             return false;
         }
-        let (mut free, mut releasable) = (Bytes::ZERO, Bytes::ZERO);
-        for (&from, unit) in self.units.range_mut(start..end) {
+        let (free, releasable) = self.free_in(start, end);
+        for (_, unit) in self.units.range_mut(start..end) {
             unit.is_away = is_away;
-            free += Bytes(unit.end - from - unit.used);
-            releasable += Bytes(if unit.used == 0 { unit.end - from } else { 0 });
         }
         let change =
             |bytes: &mut Bytes, by: Bytes| if is_away { *bytes -= by } else { *bytes += by };
@@ -287,26 +285,34 @@ impl Space {
         if !self.units.range(first..end).all(changes) {
             return false;
         }
-        let mut totals = (0, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        let (free_before, whole_before) = self.free_in(first, end);
         for (&start, unit) in self.units.range_mut(first..end) {
-            let length = Bytes(unit.end - start);
-            let (domain, free_before, free_after, whole_before, whole_after) = &mut totals;
-            *domain = unit.domain;
-            *free_before += length - Bytes(unit.used);
-            *whole_before += if unit.used == 0 { length } else { Bytes::ZERO };
-            unit.used = change(length.get(), unit.used, inside(start, unit)).unwrap_or(unit.used);
-            *free_after += length - Bytes(unit.used);
-            *whole_after += if unit.used == 0 { length } else { Bytes::ZERO };
+            let inside = inside(start, unit);
+            unit.used = change(unit.end - start, unit.used, inside).unwrap_or(unit.used);
         }
-        let (domain, free_before, free_after, whole_before, whole_after) = totals;
-        if self.units[&first].is_away {
+        let Unit {
+            domain, is_away, ..
+        } = self.units[&first];
+        if is_away {
             return true;
         }
+        let (free_after, whole_after) = self.free_in(first, end);
         self.change_free(domain, |free| {
             free.free = free.free + free_after - free_before;
             free.releasable = free.releasable + whole_after - whole_before;
         });
         true
+    }
+
+    /// Returns the free bytes in the units from `start` to `end`, and those in units without blocks.
+    fn free_in(&self, start: u64, end: u64) -> (Bytes, Bytes) {
+        let (mut free, mut whole) = (Bytes::ZERO, Bytes::ZERO);
+        for (&start, unit) in self.units.range(start..end) {
+            let length = unit.end - start;
+            free += Bytes(length - unit.used);
+            whole += Bytes(if unit.used == 0 { length } else { 0 });
+        }
+        (free, whole)
     }
 
     /// Changes a domain's free bytes, and updates the gap.

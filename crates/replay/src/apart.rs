@@ -97,17 +97,10 @@ impl Apart {
 struct Met {
     /// For each segment, the segments that it shares no pool with.
     others: Vec<Vec<usize>>,
-    /// For each segment, the lists that it is in, and on which side.
-    lists: Vec<Vec<(usize, Side)>>,
+    /// For each segment, the lists that it is in, and on which side: 0 or 1.
+    lists: Vec<Vec<(usize, usize)>>,
     /// For each list, the pools of the segments on either side.
     pools: Vec<[HashSet<MempoolId>; 2]>,
-}
-
-/// The side of a list that a segment is on.
-#[derive(Clone, Copy)]
-enum Side {
-    Some,
-    Others,
 }
 
 impl Met {
@@ -123,11 +116,12 @@ impl Met {
             met.others[other].push(one);
         }
         for (list, (others, some)) in apart.lists.iter().enumerate() {
-            for &segment in others {
-                met.lists[whole(segment)].push((list, Side::Others));
-            }
-            for &segment in some {
-                met.lists[whole(segment)].push((list, Side::Some));
+            let sides = others
+                .iter()
+                .map(|&it| (it, 0))
+                .chain(some.iter().map(|&it| (it, 1)));
+            for (segment, side) in sides {
+                met.lists[whole(segment)].push((list, side));
             }
         }
         met
@@ -136,7 +130,7 @@ impl Met {
     /// Records that a segment is in a pool.
     fn put(&mut self, segment: usize, pool: MempoolId) {
         for &(list, side) in &self.lists[segment] {
-            self.pools[list][side as usize].insert(pool);
+            self.pools[list][side].insert(pool);
         }
     }
 
@@ -145,11 +139,7 @@ impl Met {
         let others = self.others[segment].iter();
         let mut apart: HashSet<MempoolId> = others.filter_map(|&other| pools[other]).collect();
         for &(list, side) in &self.lists[segment] {
-            let opposite = match side {
-                Side::Some => Side::Others,
-                Side::Others => Side::Some,
-            };
-            apart.extend(&self.pools[list][opposite as usize]);
+            apart.extend(&self.pools[list][1 - side]);
         }
         apart
     }

@@ -13,7 +13,7 @@ use crate::job::{Job, Options};
 use crate::outcome::{Difference, Outcome, Point, ReplayError};
 use crate::program::{Program, Request, Slot, Step, User};
 use crate::progress::Progress;
-use crate::script::{Addresses, Likely, Script};
+use crate::script::Script;
 use crate::settings::config_of;
 use crate::verify::Comparison;
 
@@ -27,7 +27,7 @@ pub(crate) struct Run<'a> {
     program: &'a Program,
     /// The ages of the segments and blocks that existed before the first event.
     ages: &'a Ages,
-    allocator: DeviceAllocator<SimDriver<Addresses>>,
+    allocator: DeviceAllocator<SimDriver<Script>>,
     /// The addresses of the blocks in the slots; null if the request was refused.
     addresses: Vec<DeviceAddress>,
     /// The events that the blocks of each user wait for, oldest first; `None` for a block of zero bytes, which
@@ -72,7 +72,7 @@ pub(crate) struct Miss {
     /// Whether the replay releases memory there that no refusal explains.
     pub(crate) lets_go_too_much: bool,
     /// The allocator right after the difference.
-    pub(crate) allocator: DeviceAllocator<SimDriver<Addresses>>,
+    pub(crate) allocator: DeviceAllocator<SimDriver<Script>>,
 }
 
 /// Whether the job continues after a step.
@@ -98,9 +98,9 @@ impl<'a> Run<'a> {
             peak_live_bytes,
         } = job;
         let addresses = if options.verify {
-            Addresses::Recorded(Script::new(&trace.events, large_page_size(job)))
+            Script::exact(&trace.events, large_page_size(job))
         } else {
-            Addresses::Likely(Likely::new(&trace.events))
+            Script::likely(&trace.events)
         };
         // A fraction in the configuration is a fraction of the capacity.
         let has_fraction = matches!(
@@ -378,10 +378,8 @@ impl<'a> Run<'a> {
 
     /// Returns the recorded driver's calls, if the driver does what was recorded.
     fn script(&mut self) -> Option<&mut Script> {
-        match self.allocator.lane_mut().driver_mut().addresses_mut() {
-            Addresses::Recorded(script) => Some(script),
-            Addresses::Likely(_) => None,
-        }
+        let script = self.allocator.lane_mut().driver_mut().addresses_mut();
+        script.is_exact.then_some(script)
     }
 
     fn first_difference(&mut self) -> Option<Difference> {

@@ -10,14 +10,23 @@ use lowtide_trace::TraceEvent;
 use crate::extents::Extents;
 use crate::pools::SMALL_REQUEST_MAX;
 
-/// The calls of the recorded driver, step by step: the source of a simulated device's addresses and refusals.
+/// The calls of the recorded driver: the source of a simulated device's addresses and refusals.
 ///
-/// During a step the driver returns the addresses that were recorded for it. If the recording shows released memory
+/// An exact script does what was recorded, step by step. During a step the driver returns the addresses that were recorded for it. If the recording shows released memory
 /// next, the driver refuses, because a refusal is why memory was released. A call that was not recorded gets an
 /// address of its own, and the comparison of events shows the difference.
-#[derive(Debug)]
+///
+/// A likely script has no steps and refuses nothing. It returns the addresses that the recorded driver would likely
+/// have returned. A segment lies where the recording has one of its size, in recorded order. Once those addresses are
+/// taken, it lies elsewhere.
+///
+/// Among free blocks of one size, an allocator takes the one at the lowest address. Its choice therefore depends a
+/// little on where the driver puts segments. With these addresses, PyTorch's allocator takes the same blocks in a
+/// replay as in the recording.
+#[derive(Debug, Default)]
 pub(crate) struct Script {
-    /// The recorded events between the allocator and the driver, and the requests that failed.
+    pub(crate) is_exact: bool,
+    /// For an exact script: the recorded events between the allocator and the driver, and the requests that failed.
     events: Vec<(usize, Event)>,
     large_page_size: Option<Bytes>,
     /// The index of the first of `events` that has not happened.
@@ -28,6 +37,8 @@ pub(crate) struct Script {
     refused_in_step: bool,
     /// The address of the next segment, before the first step.
     place: Option<DeviceAddress>,
+    /// For a likely script: the recorded segments of each size that are not taken, the next one first.
+    vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
     places: Places,
     /// The start addresses of the reserved ranges.
     reserved: BTreeSet<DeviceAddress>,
@@ -35,28 +46,6 @@ pub(crate) struct Script {
     /// it.
     looked_ahead: HashMap<(Stream, bool), usize>,
     mapped: Extents,
-}
-
-/// The source of a replay's addresses.
-#[derive(Debug)]
-pub(crate) enum Addresses {
-    /// The recorded addresses where they fit.
-    Likely(Likely),
-    /// Exactly the recorded addresses.
-    Recorded(Script),
-}
-
-/// The addresses that the recorded driver would likely have returned. A segment lies where the recording has one of
-/// its size, in recorded order. Once those addresses are taken, it lies elsewhere.
-///
-/// Among free blocks of one size, an allocator takes the one at the lowest address. Its choice therefore depends a
-/// little on where the driver puts segments. With these addresses, PyTorch's allocator takes the same blocks in a
-/// replay as in the recording.
-#[derive(Debug)]
-pub(crate) struct Likely {
-    /// The recorded segments of each size that are not taken, the next one first.
-    vacant: HashMap<Bytes, VecDeque<DeviceAddress>>,
-    places: Places,
 }
 
 /// The addresses that segments lie at: recorded ones, and others for unrecorded segments.
@@ -67,14 +56,16 @@ struct Places {
     elsewhere: FirstFit,
 }
 
-impl Places {
-    fn new() -> Places {
+impl Default for Places {
+    fn default() -> Places {
         Places {
             taken: BTreeMap::new(),
             elsewhere: FirstFit::new(),
         }
     }
+}
 
+impl Places {
     /// Takes a recorded place, unless a part of it is taken, or else an unrecorded one. The simulated driver allocates
     /// whole pages. The recorded driver, or an allocator in its place, may have packed large segments more closely.
     fn take_or_elsewhere(
@@ -117,44 +108,33 @@ impl Places {
     }
 }
 
-impl Likely {
-    pub(crate) fn new(events: &[TraceEvent]) -> Likely {
-        let mut vacant: HashMap<Bytes, VecDeque<DeviceAddress>> = HashMap::new();
+impl Script {
+    /// Returns the likely script of a job.
+    pub(crate) fn likely(events: &[TraceEvent]) -> Script {
+        let mut script = Script::default();
         for TraceEvent { event, .. } in events {
             if event.action == Action::SegmentAlloc
                 && event.address + footprint(event.size) <= FirstFit::RESERVED.start
             {
-                let of_size = vacant.entry(event.size).or_default();
+                let of_size = script.vacant.entry(event.size).or_default();
                 of_size.push_back(event.address);
             }
         }
-        Likely {
-            vacant,
-            places: Places::new(),
-        }
+        script
     }
-}
 
-impl Script {
-    /// Returns the script of a job. `large_page_size` is the page size of its expandable segments for large
+    /// Returns the exact script of a job. `large_page_size` is the page size of its expandable segments for large
     /// requests. It is `None` if the job has several pools, because then the range that begins next is unknown.
-    pub(crate) fn new(events: &[TraceEvent], large_page_size: Option<Bytes>) -> Script {
+    pub(crate) fn exact(events: &[TraceEvent], large_page_size: Option<Bytes>) -> Script {
         let indexed = events.iter().map(|recorded| recorded.event).enumerate();
         let concerns_driver =
             |event: &Event| event.action.is_segment() || event.action == Action::OutOfMemory;
+        let events = indexed.filter(|(_, event)| concerns_driver(event));
         Script {
-            events: indexed
-                .filter(|(_, event)| concerns_driver(event))
-                .collect(),
+            is_exact: true,
+            events: events.collect(),
             large_page_size,
-            next: 0,
-            step: 0..0,
-            refused_in_step: false,
-            place: None,
-            places: Places::new(),
-            reserved: BTreeSet::new(),
-            looked_ahead: HashMap::new(),
-            mapped: Extents::default(),
+            ..Script::default()
         }
     }
 
@@ -255,7 +235,9 @@ impl AddressSource for Script {
             return Err(DriverError::OutOfMemory);
         }
         let same = |event: &Event| event.action == Action::SegmentAlloc && event.size == size;
-        let recorded = placed.or_else(|| Some(self.next_in_step().filter(same)?.address));
+        let likely = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
+        let next = || Some(self.next_in_step().filter(same)?.address);
+        let recorded = placed.or(likely).or_else(next);
         let address = self.places.take_or_elsewhere(recorded, size)?;
         if recorded == Some(address) {
             self.pass(Action::SegmentAlloc);
@@ -265,7 +247,9 @@ impl AddressSource for Script {
 
     fn freed(&mut self, address: DeviceAddress, size: Bytes) {
         self.pass(Action::SegmentFree);
-        self.places.give(address, size);
+        if self.places.give(address, size) && !self.is_exact {
+            self.vacant.entry(size).or_default().push_front(address);
+        }
     }
 
     /// Returns the address that the recording first maps memory at in this step. If the recorded driver refuses
@@ -313,67 +297,6 @@ impl AddressSource for Script {
     }
 }
 
-impl AddressSource for Likely {
-    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        let next = self.vacant.get_mut(&size).and_then(VecDeque::pop_front);
-        self.places.take_or_elsewhere(next, size)
-    }
-
-    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
-        if self.places.give(address, size) {
-            self.vacant.entry(size).or_default().push_front(address);
-        }
-    }
-
-    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        self.places.elsewhere.reserve(size)
-    }
-
-    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
-        self.places.elsewhere.unreserved(address, size);
-    }
-}
-
-/// Calls a method of either source.
-macro_rules! forward {
-    ($addresses:expr, $source:ident => $call:expr) => {
-        match $addresses {
-            Addresses::Likely($source) => $call,
-            Addresses::Recorded($source) => $call,
-        }
-    };
-}
-
-impl AddressSource for Addresses {
-    fn allocate(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        forward!(self, source => source.allocate(size))
-    }
-
-    fn freed(&mut self, address: DeviceAddress, size: Bytes) {
-        forward!(self, source => source.freed(address, size));
-    }
-
-    fn reserve(&mut self, size: Bytes) -> Result<DeviceAddress, DriverError> {
-        forward!(self, source => source.reserve(size))
-    }
-
-    fn unreserved(&mut self, address: DeviceAddress, size: Bytes) {
-        forward!(self, source => source.unreserved(address, size));
-    }
-
-    fn create(&mut self, size: Bytes) -> Result<(), DriverError> {
-        forward!(self, source => source.create(size))
-    }
-
-    fn mapped(&mut self, address: DeviceAddress, size: Bytes) {
-        forward!(self, source => source.mapped(address, size));
-    }
-
-    fn unmapped(&mut self, address: DeviceAddress, size: Bytes) {
-        forward!(self, source => source.unmapped(address, size));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use lowtide_core::{Driver, MempoolId};
@@ -418,7 +341,7 @@ mod tests {
             map(small + Bytes::mib(2), 2),
             map(other_small, 2),
         ];
-        let mut script = Script::new(&events, Some(Bytes::mib(20)));
+        let mut script = Script::exact(&events, Some(Bytes::mib(20)));
         let mut reserve_at = |event: usize| {
             script.begin_step(event + 1);
             let place = script.reserve(range);
@@ -440,12 +363,12 @@ mod tests {
     fn places_of_its_own_avoid_recorded_ones() {
         let first = FirstFit::new().allocate(Bytes::mib(40)).unwrap();
         let recorded = recorded(Action::SegmentAlloc, first, Bytes::mib(40));
-        let mut likely = Likely::new(&[recorded]);
+        let mut likely = Script::likely(&[recorded]);
         assert_eq!(likely.allocate(Bytes::mib(40)), Ok(first));
         let own = likely.allocate(Bytes::mib(22)).unwrap();
         assert!(first + Bytes::mib(40) <= own);
 
-        let mut likely = Likely::new(&[recorded]);
+        let mut likely = Script::likely(&[recorded]);
         let own = likely.allocate(Bytes::mib(22)).unwrap();
         let other = likely.allocate(Bytes::mib(40)).unwrap();
         assert!(own + Bytes::mib(22) <= other);
@@ -460,10 +383,8 @@ mod tests {
         let first = DeviceAddress(0x7f00_0000_0000);
         let size = Bytes::mib(3);
         let segments = [first, first + size].map(|at| recorded(Action::SegmentAlloc, at, size));
-        let mut driver = SimDriver::with_addresses(
-            SimConfig::default(),
-            Addresses::Likely(Likely::new(&segments)),
-        );
+        let likely = Script::likely(&segments);
+        let mut driver = SimDriver::with_addresses(SimConfig::default(), likely);
         assert_eq!(driver.allocate(size), Ok(first));
         assert!(driver.allocate(size).is_ok());
         assert_eq!(driver.violations(), [""; 0]);
@@ -474,7 +395,7 @@ mod tests {
     fn places_where_ranges_are_reserved_are_not_taken() {
         let size = Bytes::mib(20);
         let segment = recorded(Action::SegmentAlloc, FirstFit::RESERVED.start, size);
-        let mut likely = Likely::new(&[segment]);
+        let mut likely = Script::likely(&[segment]);
         let place = likely.allocate(size).unwrap();
         assert!(place < FirstFit::RESERVED.start);
     }

@@ -7,6 +7,8 @@
 use hashbrown::HashMap;
 use lowtide_trace::{Frame, StackId, Trace};
 
+use crate::numbering::Numbering;
+
 /// The outermost functions of a program, a notebook's cell and a thread.
 const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
 
@@ -27,7 +29,7 @@ enum Caller {
     /// The program itself.
     Program,
     /// The program's outermost call of a module or of an optimizer, by its number.
-    Call(usize),
+    Call(u32),
 }
 
 /// The callers of a recording's events.
@@ -35,13 +37,13 @@ enum Caller {
 pub(super) struct Callers {
     by_stack: HashMap<StackId, Caller>,
     /// The stacks in an optimizer, each with the number of its Python frames.
-    optimizers: HashMap<StackId, usize>,
+    optimizers: HashMap<StackId, u32>,
     /// The caller of each event.
     events: Vec<Caller>,
     /// For each event, the number of earlier events with a caller other than backward.
     others_before: Vec<u32>,
     /// The indices of each call's events, ascending.
-    by_call: HashMap<usize, Vec<u32>>,
+    by_call: HashMap<u32, Vec<u32>>,
     /// Whether stacks distinguish the program from backward.
     are_known: bool,
 }
@@ -58,15 +60,14 @@ impl Callers {
             are_known: false,
         };
         let mut others = 0;
-        let (mut calls, mut places) = (HashMap::new(), HashMap::new());
+        let (mut calls, mut places) = (Numbering::default(), Numbering::default());
         for (index, event) in (0..).zip(&trace.events) {
             let caller = callers.by_stack.entry(event.stack).or_insert_with(|| {
                 let mut frames: Vec<Frame<'_>> = trace.stacks.frames(event.stack).collect();
                 frames.retain(is_python);
                 frames.reverse();
                 if frames.iter().any(is_of_optimizer) {
-                    let next = places.len();
-                    let place = *places.entry(frames.clone()).or_insert(next);
+                    let place = places.number(frames.clone());
                     callers.optimizers.insert(event.stack, place);
                 }
                 callers.are_known |= frames.iter().any(begins);
@@ -93,7 +94,7 @@ impl Callers {
 
     /// Returns the number of the call site in an optimizer that made a request. Stacks that differ only in compiled
     /// code have the same number.
-    pub(super) fn optimizer(&self, stack: StackId) -> Option<usize> {
+    pub(super) fn optimizer(&self, stack: StackId) -> Option<u32> {
         self.optimizers.get(&stack).copied()
     }
 
@@ -136,7 +137,7 @@ impl Callers {
 }
 
 /// Returns the caller for the Python frames of a stack, outermost first. `calls` numbers the calls.
-fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, usize>) -> Caller {
+fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut Numbering<Vec<Frame<'t>>>) -> Caller {
     // Hooks run optimizers within backward.
     let is_called = |frame: &Frame<'_>| begins(frame) || is_of_optimizer(frame);
     if !frames.iter().any(is_called) {
@@ -153,17 +154,13 @@ fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut HashMap<Vec<Frame<'t>>, us
     // Lines within one call of `forward` differ. The lines of its callers do not.
     let is_forward = frames[outermost].name.raw() == FORWARD;
     frames.truncate(outermost + usize::from(!is_forward));
-    let next = calls.len();
-    Caller::Call(*calls.entry(frames).or_insert(next))
+    Caller::Call(calls.number(frames))
 }
 
 /// Returns whether it is a Python function. The offsets of compiled code differ from call to call.
 fn is_python(frame: &Frame<'_>) -> bool {
     let file = frame.filename.raw();
-    file.starts_with('<')
-        || file
-            .rsplit_once('.')
-            .is_some_and(|(_, extension)| extension == "py")
+    file.starts_with('<') || file.ends_with(".py")
 }
 
 /// Returns whether a program begins in this function.

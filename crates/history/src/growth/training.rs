@@ -42,7 +42,7 @@ pub(super) struct Optimizers<'a> {
     numbers: Vec<usize>,
     /// The number of calls that made the kept blocks of each call site in an optimizer. `None` is for blocks that
     /// only marks identify.
-    calls: HashMap<Option<usize>, Calls>,
+    calls: HashMap<Option<u32>, Calls>,
 }
 
 /// Bounds for the number of calls that made some blocks. Stacks show consecutive calls as one. Marks count each
@@ -104,7 +104,7 @@ impl<'a> Optimizers<'a> {
             optimizers.marked.clear();
         }
         optimizers.numbers = numbers_in_training(trace, callers, &optimizers.marked);
-        let mut kept: HashMap<Option<usize>, Vec<&Block>> = HashMap::new();
+        let mut kept: HashMap<Option<u32>, Vec<&Block>> = HashMap::new();
         for block in blocks().filter(|block| block.freed > history.events) {
             if optimizers.is_maker(block) {
                 let place = callers.optimizer(block.stack);
@@ -140,7 +140,7 @@ impl<'a> Optimizers<'a> {
     }
 
     /// Returns how many calls made `blocks`, which are in order of allocation and from one call site.
-    fn count(&self, place: Option<usize>, blocks: &[&Block]) -> Calls {
+    fn count(&self, place: Option<u32>, blocks: &[&Block]) -> Calls {
         let instants: Vec<u32> = blocks.iter().map(|block| block.start).collect();
         let mut marked: Vec<usize> = instants
             .iter()

@@ -155,6 +155,7 @@ impl<R: Copy> Heap<R> {
     }
 
     /// Adds keys and values in turn. Returns `false` if the dict is a record.
+    #[inline(never)]
     pub(crate) fn extend_dict(&mut self, dict: u32, items: &[Value]) -> bool {
         let pairs = match self.dicts[dict as usize] {
             Dict::Record(_) => return false,
@@ -211,12 +212,7 @@ impl<R: Copy> Heap<R> {
     /// Replaces the keys and values of a dict by `record`.
     #[inline]
     pub(crate) fn set_record(&mut self, dict: u32, record: R) {
-        self.replace_dict(dict, Dict::Record(record));
-    }
-
-    #[inline]
-    fn replace_dict(&mut self, dict: u32, contents: Dict<R>) {
-        let old = std::mem::replace(&mut self.dicts[dict as usize], contents);
+        let old = std::mem::replace(&mut self.dicts[dict as usize], Dict::Record(record));
         if let Dict::Pairs(pairs) = old {
             let pairs = std::mem::take(&mut self.pairs[pairs as usize]);
             self.items_bytes -= items_bytes(pairs.len(), pairs.capacity());

@@ -450,14 +450,9 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         if !items.len().is_multiple_of(2) {
             return Err(TraceError::malformed("a dict has a key without a value"));
         }
-        let record = match self.heap.dict(dict) {
-            Dict::Empty => self.recogniser.recognise(&mut self.heap, items)?,
-            Dict::Pairs(_) | Dict::Record(_) => None,
-        };
-        if let Some(record) = record {
-            self.heap.set_record(dict, record);
-        } else {
-            extend_dict(&mut self.heap, dict, items)?;
+        if !set_items(&mut self.heap, self.recogniser, dict, items)? {
+            let what = "a record changes after it was complete";
+            return Err(TraceError::malformed(what));
         }
         self.drop_above(height);
         Ok(())
@@ -577,15 +572,26 @@ fn integer(bytes: &[u8]) -> Value {
     }
 }
 
-/// Adds `items`, keys and values in turn, to a dict that is not a record.
-#[inline(never)]
-fn extend_dict<R: Copy>(heap: &mut Heap<R>, dict: u32, items: &[Value]) -> Result<(), TraceError> {
-    if !heap.extend_dict(dict, items) {
-        return Err(TraceError::malformed(
-            "a record changes after it was complete",
-        ));
+/// Adds `items`, keys and values in turn, to a dict, or replaces the dict by the record of its first items. Returns
+/// `false` if it is a record already.
+///
+/// # Errors
+///
+/// Like [`Recogniser::recognise`].
+#[inline]
+pub(crate) fn set_items<R: Recogniser>(
+    heap: &mut Heap<R::Record>,
+    recogniser: &mut R,
+    dict: u32,
+    items: &[Value],
+) -> Result<bool, TraceError> {
+    if let Dict::Empty = heap.dict(dict)
+        && let Some(record) = recogniser.recognise(heap, items)?
+    {
+        heap.set_record(dict, record);
+        return Ok(true);
     }
-    Ok(())
+    Ok(heap.extend_dict(dict, items))
 }
 
 #[inline]

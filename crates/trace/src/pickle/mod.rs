@@ -19,7 +19,7 @@ mod strings;
 mod writer;
 
 pub(crate) use heap::{Dict, Heap, Value};
-pub(crate) use machine::{Machine, Recogniser};
+pub(crate) use machine::{Machine, Recogniser, set_items};
 pub(crate) use opcodes::data as opcode;
 pub(crate) use strings::{StringId, Strings};
 pub(crate) use writer::{Memo, PickleWriter};

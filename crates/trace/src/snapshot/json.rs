@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use super::records::{Record, Records, known_strings};
 use crate::budget::{Budget, Density};
 use crate::error::TraceError;
-use crate::pickle::{Dict, Heap, Recogniser as _, Value};
+use crate::pickle::{Heap, Recogniser as _, Value, set_items};
 use crate::source::Input;
 
 /// The longest text or number. A snapshot's texts are names and settings.
@@ -136,16 +136,8 @@ impl Builder<'_> {
         let Value::Dict(dict) = dict else {
             return Ok(());
         };
-        let record = match self.heap.dict(dict) {
-            Dict::Empty => self.records.recognise(&mut self.heap, items)?,
-            Dict::Pairs(_) | Dict::Record(_) => None,
-        };
-        match record {
-            Some(record) => self.heap.set_record(dict, record),
-            // Further items of a dict that is already a record are not part of it.
-            None => drop(self.heap.extend_dict(dict, items)),
-        }
-        Ok(())
+        // Further items of a dict that is already a record are not part of it.
+        set_items(&mut self.heap, self.records, dict, items).map(drop)
     }
 
     /// Keeps `error`, and returns an error for the parser.
