@@ -29,7 +29,7 @@ const COMBINED_VALUES: usize = 2;
 /// If an argument or the recording is bad.
 pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     let source = &args.source;
-    let mut recording = Recording::open(&source.trace, source.device)?;
+    let mut recording = Recording::open(&source.recording.trace, source.recording.device)?;
     recording.note(recording::pauses_text(&recording.trace));
     recording.note(recording::refusals_text(&recording.trace));
     let recorded = recording.config();

@@ -170,14 +170,8 @@ pub(crate) struct DiffArgs {
 /// with 2 for a bad argument or file.
 #[derive(Args, Debug)]
 pub(crate) struct LeaksArgs {
-    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
-    /// `-` reads standard input
-    #[arg(value_name = "TRACE")]
-    pub(crate) trace: PathBuf,
-
-    /// The device, if the recording has several [default: the one with the most events]
-    #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
-    pub(crate) device: Option<u32>,
+    #[command(flatten)]
+    pub(crate) recording: RecordingArgs,
 
     /// Print one JSON object instead of text
     #[arg(long)]
@@ -271,9 +265,9 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: bool,
 }
 
-/// The job and its device.
+/// The recording and its device.
 #[derive(Args, Debug)]
-pub(crate) struct SourceArgs {
+pub(crate) struct RecordingArgs {
     /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
     /// `-` reads standard input
     #[arg(value_name = "TRACE")]
@@ -282,6 +276,13 @@ pub(crate) struct SourceArgs {
     /// The device, if the recording has several [default: the one with the most events]
     #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
+}
+
+/// The job to replay, and the device to replay it on.
+#[derive(Args, Debug)]
+pub(crate) struct SourceArgs {
+    #[command(flatten)]
+    pub(crate) recording: RecordingArgs,
 
     /// The memory of the simulated device: bytes, `12GiB` (KiB, MiB, GiB, TiB: powers of 1024), or `1.02x` the
     /// job's peak live bytes [default: no limit]

@@ -28,7 +28,7 @@ const SPREAD_PLACES: usize = 3;
 ///
 /// If an argument or the recording is bad.
 pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
-    let mut recording = Recording::open(&args.trace, args.device)?;
+    let mut recording = Recording::open(&args.recording.trace, args.recording.device)?;
     recording.note_lost_beginning();
     output::notes(&recording.notes);
     let trace = &recording.trace;

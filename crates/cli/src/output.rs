@@ -16,10 +16,8 @@ use crate::format;
 /// is not an error.
 pub(crate) fn print<T: AsRef<[u8]> + ?Sized>(text: &T) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    match stdout
-        .write_all(text.as_ref())
-        .and_then(|()| stdout.flush())
-    {
+    let written = stdout.write_all(text.as_ref());
+    match written.and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(error).context("standard output")
         }

@@ -123,9 +123,8 @@ pub(crate) fn is_default(outcome: &Outcome) -> bool {
 
 /// Returns the outcome of PyTorch's default, if it was replayed and the job completed.
 pub(crate) fn baseline(outcomes: &[Outcome]) -> Option<&Outcome> {
-    outcomes
-        .iter()
-        .find(|outcome| outcome.completed && is_default(outcome))
+    let mut outcomes = outcomes.iter();
+    outcomes.find(|outcome| outcome.completed && is_default(outcome))
 }
 
 /// Returns the strategy's name, with its options if it has any.
@@ -161,10 +160,8 @@ pub(crate) fn verdict(ranked: &[Outcome], capacity: Option<Bytes>) -> Option<Str
     }
     let default_peak = default.peak_reserved_bytes;
     if !is_default(best) && default_peak != peak {
-        let (difference, percent) = (
-            format::difference(peak, default_peak),
-            format::percent_change(peak, default_peak),
-        );
+        let difference = format::difference(peak, default_peak);
+        let percent = format::percent_change(peak, default_peak);
         return Some(format!(
             "{takes}, {difference} than PyTorch's default ({percent})"
         ));

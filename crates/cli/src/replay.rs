@@ -9,7 +9,7 @@ use lowtide_history::{PageData, PageTrace, trace_name};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
 
-use crate::args::ReplayArgs;
+use crate::args::{RecordingArgs, ReplayArgs};
 use crate::job::Job;
 use crate::json::{Report, ResultRow};
 use crate::page::{self, Findings};
@@ -25,21 +25,21 @@ use crate::{json, output, table};
 ///
 /// If an argument or the recording is bad, or the report cannot be written.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
-    let source = &args.source;
+    let RecordingArgs { trace, device } = &args.source.recording;
     let prints_page = args.html.as_deref().is_some_and(page::is_stdout);
     if prints_page && args.json {
         bail!("--html - and --json both print in place of the table; name a file for the page");
     }
     if let Some(path) = &args.html {
-        output::refuse_recordings(path, slice::from_ref(&source.trace), "the page")?;
+        output::refuse_recordings(path, slice::from_ref(trace), "the page")?;
     }
-    let mut recording = Recording::open(&source.trace, source.device)?;
+    let mut recording = Recording::open(trace, *device)?;
     let configs = configs(args, &mut recording);
     output::notes(&recording.notes);
     let (configs, trace) = (configs?, &recording.trace);
     let job = Job::new(&recording);
     let options = Options {
-        capacity: source.resolve_capacity(job.peak_live_bytes),
+        capacity: args.source.resolve_capacity(job.peak_live_bytes),
         verify: args.verify,
         timeline_points: args.html.as_ref().map_or(0, |_| page::TIMELINE_POINTS),
     };

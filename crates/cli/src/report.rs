@@ -30,10 +30,8 @@ const OPENING: Duration = Duration::from_secs(3);
 ///
 /// If a recording is bad, or the page cannot be written.
 pub(crate) fn run(args: &ReportArgs) -> Result<()> {
-    let target = args
-        .output
-        .clone()
-        .unwrap_or_else(|| default_output(&args.traces[0]));
+    let target = args.output.clone();
+    let target = target.unwrap_or_else(|| default_output(&args.traces[0]));
     let prints_page = page::is_stdout(&target);
     if prints_page && args.open {
         bail!("-o - prints the page, which --open cannot open; name a file for it");
@@ -211,12 +209,8 @@ fn open(page: &Path) -> Result<()> {
     } else {
         "xdg-open"
     };
-    let failed = || {
-        format!(
-            "{program}: cannot open {}; open it in a browser",
-            page.display()
-        )
-    };
+    let name = page.display();
+    let failed = || format!("{program}: cannot open {name}; open it in a browser");
     let mut command = Command::new(program);
     command
         .arg(page)

@@ -52,10 +52,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     let mut command = Command::new(program);
     command.args(arguments);
-    command.env(
-        "LD_PRELOAD",
-        preload_list(&library, env::var_os("LD_PRELOAD"))?,
-    );
+    let preloaded = preload_list(&library, env::var_os("LD_PRELOAD"))?;
+    command.env("LD_PRELOAD", preloaded);
     command.env("LOWTIDE_PRELOAD", "1");
     if let Some(strategy) = &args.strategy {
         let (name, conf) = match strategy.split_once(':') {
@@ -69,14 +67,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             None => command.env_remove("LOWTIDE_CONF"),
         };
     }
-    Ok(become_program(&mut command))
-}
-
-/// Replaces this process by the program of a command. Returns only if that fails: prints the error and returns the
-/// exit code that shells use for it.
-fn become_program(command: &mut Command) -> ExitCode {
-    let error = command.exec();
-    not_run(command.get_program(), &error)
+    Ok(not_run(program, &command.exec()))
 }
 
 /// Prints why a program cannot be run, and returns the exit code that shells use for that.

@@ -140,10 +140,8 @@ pub(crate) fn steps_text(steps: &Steps) -> String {
             100.0 * share
         ),
         StepSource::Parts => {
-            format!(
-                "its steps were not found; {} equal parts stand for them",
-                steps.len()
-            )
+            let parts = steps.len();
+            format!("its steps were not found; {parts} equal parts stand for them")
         }
     }
 }
@@ -151,10 +149,8 @@ pub(crate) fn steps_text(steps: &Steps) -> String {
 /// Returns for each of `sites` the lines that describe the call site, innermost function first. The lines of any
 /// two sites differ.
 pub(crate) fn site_texts(sites: &[(Site, &StackTable)], sizes: &Sizes) -> Vec<String> {
-    let stacks: Vec<Vec<Frame<'_>>> = sites
-        .iter()
-        .map(|&(site, stacks)| stack_of(site, stacks))
-        .collect();
+    let stacks = sites.iter().map(|&(site, stacks)| stack_of(site, stacks));
+    let stacks: Vec<Vec<Frame<'_>>> = stacks.collect();
     let size_texts = sites.iter().map(|&(site, _)| match site {
         Site::Stack(_) => None,
         Site::Size { size_max, stream } => Some(size_texts(sizes, size_max, stream)),

@@ -34,11 +34,8 @@ pub(crate) fn report(
     if let Some(capacity) = capacity {
         let _ = writeln!(text, "on a device of {capacity}");
     }
-    let _ = writeln!(
-        text,
-        "\n{}\n",
-        outcomes_table(job, ranked, failures).trim_fmt()
-    );
+    let table = outcomes_table(job, ranked, failures);
+    let _ = writeln!(text, "\n{}\n", table.trim_fmt());
     if let Some(verdict) = ranking::verdict(ranked, capacity) {
         let _ = writeln!(text, "{}", style(verdict).bold());
     }
@@ -163,10 +160,8 @@ pub(crate) fn driver_calls(outcome: &Outcome) -> u64 {
 fn notes(job: &Job, outcome: &Outcome) -> String {
     let mut notes = Vec::new();
     if let Some(event) = outcome.oom_at_event {
-        notes.push(format!(
-            "out of memory at event {}",
-            format::count(event as u64)
-        ));
+        let event = format::count(event as u64);
+        notes.push(format!("out of memory at event {event}"));
     }
     notes.extend(ranking::driver_note(job, outcome));
     if outcome.retries > 0 {

@@ -123,10 +123,8 @@ fn sizes_at_end(trace: &Trace) -> HashMap<usize, Bytes> {
             // The last block allocated at an address still exists, unless its request is larger than the block at
             // the end.
             let size = in_use.remove(&recorded.event.address);
-            sizes.extend(
-                size.filter(|&size| size >= recorded.event.size)
-                    .map(|size| (number, size)),
-            );
+            let size = size.filter(|&size| size >= recorded.event.size);
+            sizes.extend(size.map(|size| (number, size)));
         }
     }
     sizes

@@ -49,11 +49,10 @@ pub(crate) fn block_stacks_after(trace: &Trace, events: usize) -> BlockStacks {
     for block in &trace.initial.blocks {
         stacks.insert(block.address, block.stack);
     }
-    for event in trace.events[..events]
-        .iter()
-        .filter(|event| event.event.action == Action::Alloc)
-    {
-        stacks.insert(event.event.address, event.stack);
+    for recorded in &trace.events[..events] {
+        if recorded.event.action == Action::Alloc {
+            stacks.insert(recorded.event.address, recorded.stack);
+        }
     }
     stacks
 }

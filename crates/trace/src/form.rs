@@ -31,10 +31,8 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
         ));
     }
     if let Some(compression) = Compression::of(start) {
-        let name = compression.name();
-        return Err(TraceError::foreign(format!(
-            "compressed twice; undo one by `{name} -d`"
-        )));
+        let what = format!("compressed twice; undo one by `{} -d`", compression.name());
+        return Err(TraceError::foreign(what));
     }
     if start.starts_with(ZIP_MAGIC) {
         return read_archive(input);

@@ -62,18 +62,15 @@ impl StackTable {
 
     /// Returns the number of the stack of `frames`, innermost first: a new number if the stack is new.
     pub fn intern<'f>(&mut self, frames: impl IntoIterator<Item = Frame<'f>>) -> StackId {
-        let ids: Vec<FrameId> = frames
-            .into_iter()
-            .map(|frame| {
-                let name = self.strings.intern(frame.name.raw());
-                let filename = self.strings.intern(frame.filename.raw());
-                self.intern_frame(FrameRecord {
-                    name,
-                    filename,
-                    line: frame.line,
-                })
-            })
-            .collect();
+        let ids = frames.into_iter().map(|frame| {
+            let record = FrameRecord {
+                name: self.strings.intern(frame.name.raw()),
+                filename: self.strings.intern(frame.filename.raw()),
+                line: frame.line,
+            };
+            self.intern_frame(record)
+        });
+        let ids: Vec<FrameId> = ids.collect();
         self.intern_stack(&ids)
     }
 
@@ -108,13 +105,10 @@ impl StackTable {
     /// If `note` is from another table.
     pub fn note(&self, note: NoteId) -> Note<'_> {
         let record = self.notes.get(note);
+        let text = |id: StringId| self.strings.get(id).into();
         Note {
-            compile_context: record
-                .compile_context
-                .map(|text| self.strings.get(text).into()),
-            user_metadata: record
-                .user_metadata
-                .map(|text| self.strings.get(text).into()),
+            compile_context: record.compile_context.map(text),
+            user_metadata: record.user_metadata.map(text),
         }
     }
 
@@ -159,10 +153,8 @@ impl StackTable {
         }
         let hash = self.hasher.hash_one(frames);
         let (all, ends, hasher) = (&self.stack_frames, &self.ends, &self.hasher);
-        if let Some(&id) = self
-            .stack_ids
-            .find(hash, |&id| slice(all, ends, id) == frames)
-        {
+        let is_it = |id: &u32| slice(all, ends, *id) == frames;
+        if let Some(&id) = self.stack_ids.find(hash, is_it) {
             return StackId(id);
         }
         self.stack_frames.extend_from_slice(frames);

@@ -38,10 +38,8 @@ fn check_trace(trace: &Trace) -> Result<(), TraceError> {
         return Err(TraceError::contradiction(what));
     }
     if let Some(segment) = { trace.segments.iter() }.find(|segment| !is_tiled(segment)) {
-        let what = format!(
-            "the blocks of the segment at {} do not tile it",
-            segment.address
-        );
+        let address = segment.address;
+        let what = format!("the blocks of the segment at {address} do not tile it");
         return Err(TraceError::contradiction(what));
     }
     let stacks = final_block_stacks(trace);

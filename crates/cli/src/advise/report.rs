@@ -114,11 +114,8 @@ fn recommendation(advice: &Advice<'_>, best: &Tried) -> String {
 
     let _ = writeln!(text, "\nWhat it costs:");
     let slows = ranking::driver_note(advice.job, &best.outcome);
-    for line in costs(advice, best)
-        .into_iter()
-        .chain(slows)
-        .chain(cautions(best))
-    {
+    let lines = costs(advice, best).into_iter().chain(slows);
+    for line in lines.chain(cautions(best)) {
         let _ = writeln!(text, "  {line}");
     }
     text
@@ -142,10 +139,8 @@ fn costs(advice: &Advice<'_>, best: &Tried) -> [String; 3] {
             format::duration(outcome.driver_time_us)
         }),
         line("rounding up, at the peak", &|outcome| {
-            outcome
-                .peak_allocated_bytes
-                .saturating_sub(asked)
-                .to_string()
+            let rounded = outcome.peak_allocated_bytes;
+            rounded.saturating_sub(asked).to_string()
         }),
     ]
 }

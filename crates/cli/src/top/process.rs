@@ -106,10 +106,8 @@ impl Process {
     }
 
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.devices
-            .iter()
-            .map(|device| device.reserved_bytes)
-            .sum()
+        let devices = self.devices.iter();
+        devices.map(|device| device.reserved_bytes).sum()
     }
 
     /// Sets the rates since `earlier`.
@@ -169,11 +167,8 @@ impl Device {
 
     fn stream(&mut self, sample: &Sample) -> &mut Stream {
         let name = sample.label("stream");
-        let known = self
-            .streams
-            .iter()
-            .position(|stream| stream.stream.raw() == name);
-        let index = known.unwrap_or_else(|| {
+        let is_it = |stream: &Stream| stream.stream.raw() == name;
+        let index = self.streams.iter().position(is_it).unwrap_or_else(|| {
             self.streams.push(Stream {
                 stream: name.into(),
                 ..Stream::default()

@@ -57,11 +57,8 @@ pub(super) fn table(processes: &[Process], history: &History) -> String {
         for (index, device) in process.devices.iter().enumerate() {
             let looks = history.get(&(process.name.clone(), device.device));
             let spark = looks.map_or_else(String::new, |looks| sparkline(looks, device));
-            table.add_row(
-                cells(process, device, index == 0)
-                    .into_iter()
-                    .chain([spark]),
-            );
+            let cells = cells(process, device, index == 0);
+            table.add_row(cells.into_iter().chain([spark]));
             details_of_rows.push(details(device));
         }
     }
@@ -172,10 +169,8 @@ fn changes_text(count: u64, noun: &str, seconds: f64, bytes_per_second: Option<f
     if count == 0 {
         return String::new();
     }
-    let (counted, took) = (
-        format::counted(count, noun),
-        format::duration(seconds * 1e6),
-    );
+    let counted = format::counted(count, noun);
+    let took = format::duration(seconds * 1e6);
     let copied = bytes_per_second.map_or_else(String::new, |speed| {
         format!(" (copied at {:.1} GB/s)", speed / 1e9)
     });

@@ -1,5 +1,6 @@
 //! The difference of the memory of two recordings.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -43,9 +44,8 @@ pub struct SiteDifference {
 impl SiteDifference {
     /// Returns by how many bytes it grew from peak to peak.
     pub fn growth_bytes(&self) -> i64 {
-        let [before, after] = self
-            .peak_bytes
-            .map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let [before, after] = self.peak_bytes.map(signed);
         after - before
     }
 }
@@ -98,13 +98,10 @@ impl Difference {
                 places[index].push(side.place(number));
             }
         }
-        let compared = names
-            .into_values()
-            .flat_map(matching::matched)
-            .filter_map(|numbers| compare(&sides, numbers));
+        let matched = names.into_values().flat_map(matching::matched);
+        let compared = matched.filter_map(|numbers| compare(&sides, numbers));
         let mut differences: Vec<SiteDifference> = compared.collect();
-        differences
-            .sort_by_key(|difference| std::cmp::Reverse(difference.growth_bytes().unsigned_abs()));
+        differences.sort_by_key(|site| Reverse(site.growth_bytes().unsigned_abs()));
         Difference {
             steps: sides.map(|side| side.steps),
             has_stacks,
@@ -151,11 +148,10 @@ impl<'a> Side<'a> {
 
     /// Returns the live bytes and the number of blocks of a site at the peak.
     fn at_peak(&self, number: Option<usize>) -> (u64, u64) {
-        let instant = self.history.peak_live.instant;
-        number.map_or((0, 0), |number| {
-            self.sites
-                .live_at(self.history, number, instant, &self.away_at_peak)
-        })
+        let (history, away) = (self.history, &self.away_at_peak);
+        let instant = history.peak_live.instant;
+        let live_at = |number| self.sites.live_at(history, number, instant, away);
+        number.map_or((0, 0), live_at)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "an average for people")]

@@ -90,10 +90,10 @@ impl Leaks {
         let spread = watch.spread(&growths, &review, !refused.is_empty());
         let is_known = growths.iter().any(Growth::is_leak)
             || spread.is_some_and(|(trend, _)| trend.is_steady());
-        let doubts = refused
+        let verdicts = refused
             .into_iter()
-            .chain(spread.map(|(_, verdict)| verdict))
-            .filter_map(Verdict::doubt);
+            .chain(spread.map(|(_, verdict)| verdict));
+        let doubts = verdicts.filter_map(Verdict::doubt);
         let doubt = review.doubt.or_else(|| {
             let few_events = Doubt::FewEvents(history.events);
             doubts.max().or(steps.are_too_few().then_some(few_events))
@@ -232,9 +232,8 @@ fn boundaries_before(boundaries: &[u32]) -> Vec<u32> {
     let length = length_of(boundaries);
     // Steps may be few, short and late.
     let spans = (first / length).min(SPANS_MAX);
-    (0..spans)
-        .map(|span| first - (spans - span) * length)
-        .collect()
+    let boundary = |span| first - (spans - span) * length;
+    (0..spans).map(boundary).collect()
 }
 
 /// Returns the average length of a step, or of a span of steps.
@@ -259,11 +258,8 @@ fn of_parts(course: Course<'_>) -> Option<Trend> {
     };
     let part_by_part = course.trend_of_least();
     if part_by_part.is_some_and(|trend| trend.is_steady()) {
-        part_by_part
-    } else {
-        together
-            .trend_of_kept()
-            .filter(Trend::is_steady)
-            .or(part_by_part)
+        return part_by_part;
     }
+    let together = together.trend_of_kept().filter(Trend::is_steady);
+    together.or(part_by_part)
 }

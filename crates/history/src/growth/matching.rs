@@ -140,9 +140,8 @@ fn costs(before: &[Place], after: &[Place]) -> Vec<u64> {
             let at = left * width + right;
             let leave_left = (left < before.len()).then(|| costs[at + width] + ALONE);
             let leave_right = (right < after.len()).then(|| costs[at + 1] + ALONE);
-            let both = leave_left
-                .and(leave_right)
-                .map(|_| costs[at + width + 1] + cost(&before[left], &after[right]));
+            let both = leave_left.and(leave_right);
+            let both = both.map(|_| costs[at + width + 1] + cost(&before[left], &after[right]));
             let all = [both, leave_left, leave_right];
             costs[at] = all.into_iter().flatten().min().unwrap_or(0);
         }
@@ -152,10 +151,9 @@ fn costs(before: &[Place], after: &[Place]) -> Vec<u64> {
 
 /// Returns the cost of matching two sites.
 fn cost(before: &Place, after: &Place) -> u64 {
-    let off = before.lines.iter().zip(&after.lines);
-    let off: u64 = off
-        .map(|(&left, &right)| u64::from(left.abs_diff(right)))
-        .sum();
+    let lines = before.lines.iter().zip(&after.lines);
+    let off = lines.map(|(&left, &right)| u64::from(left.abs_diff(right)));
+    let off: u64 = off.sum();
     let is_same_size = before.request_bytes_max == after.request_bytes_max;
     off.min(LINES_OFF_MAX) + if is_same_size { 0 } else { OTHER_SIZE }
 }

@@ -90,17 +90,13 @@ pub(super) fn find(history: &History, callers: &Callers) -> Option<(f64, Vec<u32
         .flat_map(|kinds| anchors(kinds, boundaries_max))
         .chain(&rises)
         .collect();
-    let judges: Vec<Judge<'_>> = families
-        .iter()
-        .map(|kinds| Judge::new(kinds, &anchors))
-        .filter(|judge| judge.best >= QUALITY_MIN)
-        .collect();
+    let judges = families.iter().map(|kinds| Judge::new(kinds, &anchors));
+    let judges: Vec<Judge<'_>> = judges.filter(|judge| judge.best >= QUALITY_MIN).collect();
     if judges.is_empty() {
         return None;
     }
-    let good = anchors
-        .iter()
-        .filter(|anchor| score(anchor, &judges) >= SCORE_MIN);
+    let is_good = |anchor: &&&Vec<u32>| score(anchor, &judges) >= SCORE_MIN;
+    let good = anchors.iter().filter(is_good);
     let live = live_bytes(history);
     let periods: Vec<(f64, Vec<u32>)> = good
         .map(|anchor| whole_steps(anchor, &judges))
@@ -223,9 +219,8 @@ fn score(boundaries: &[u32], judges: &[Judge<'_>]) -> f64 {
 
 /// Returns how alike neighbouring steps are, relative to the best boundaries, by the judge with the lowest result.
 fn likeness(boundaries: &[u32], judges: &[Judge<'_>]) -> f64 {
-    let likeness = judges
-        .iter()
-        .map(|judge| judge.quality(boundaries) / judge.best);
+    let likeness = |judge: &Judge<'_>| judge.quality(boundaries) / judge.best;
+    let likeness = judges.iter().map(likeness);
     likeness.fold(f64::INFINITY, f64::min)
 }
 
@@ -278,10 +273,8 @@ fn shortest(periods: Vec<(f64, Vec<u32>)>) -> Option<Vec<u32>> {
 
 /// Returns the median length of the steps.
 fn typical_length(boundaries: &[u32]) -> u32 {
-    let mut lengths: Vec<u32> = boundaries
-        .windows(2)
-        .map(|step| step[1] - step[0])
-        .collect();
+    let lengths = boundaries.windows(2).map(|step| step[1] - step[0]);
+    let mut lengths: Vec<u32> = lengths.collect();
     let middle = lengths.len() / 2;
     *lengths.select_nth_unstable(middle).1
 }
@@ -298,11 +291,8 @@ fn moved_to_least_live(boundaries: &[u32], live: &[u64]) -> Vec<u32> {
             instants.min_by_key(|&instant| (live[instant as usize], std::cmp::Reverse(instant)));
         least.unwrap_or(0)
     };
-    let places: Vec<(i64, i64)> = boundaries
-        .iter()
-        .enumerate()
-        .map(|(index, &boundary)| (i64::from(boundary), shorter_step(boundaries, index)))
-        .collect();
+    let place = |(index, &boundary)| (i64::from(boundary), shorter_step(boundaries, index));
+    let places: Vec<(i64, i64)> = boundaries.iter().enumerate().map(place).collect();
     let moves = places.iter().map(|&(at, step)| {
         let moved = i64::from(least(at - step / 2, at + step / 2)) - at;
         moved * MOVE_UNITS / step
@@ -381,21 +371,15 @@ fn scattered(number: usize, pairs: usize) -> usize {
 
 /// Returns the kinds to try as anchors: for each number of requests that kinds have, the kind that begins first.
 fn anchors(kinds: &Kinds, requests_max: usize) -> Vec<&Vec<u32>> {
-    let mut by_count: Vec<&Vec<u32>> = kinds
-        .iter()
-        .filter(|kind| kind.len() <= requests_max)
-        .collect();
+    let rare = kinds.iter().filter(|kind| kind.len() <= requests_max);
+    let mut by_count: Vec<&Vec<u32>> = rare.collect();
     by_count.sort_by_key(|kind| (kind.len(), kind[0]));
-    let mut shared: Vec<&[&Vec<u32>]> = by_count
-        .chunk_by(|left, right| left.len() == right.len())
-        .collect();
+    let shared = by_count.chunk_by(|left, right| left.len() == right.len());
+    let mut shared: Vec<&[&Vec<u32>]> = shared.collect();
     // Numbers that few kinds have are tried last; among equals, the smallest number first.
     shared.sort_by_key(|same| std::cmp::Reverse(same.len()));
-    shared
-        .iter()
-        .take(ANCHORS_MAX)
-        .map(|same| same[0])
-        .collect()
+    let first = shared.iter().take(ANCHORS_MAX).map(|same| same[0]);
+    first.collect()
 }
 
 /// Returns the requests by stack, or by exact size and stream if they have no stack.

@@ -50,7 +50,11 @@ impl Steps {
     /// Like [`Steps::find`], with the callers of `trace`.
     pub(super) fn by_callers(trace: &Trace, history: &History, callers: &Callers) -> Steps {
         by_annotation(trace)
-            .or_else(|| by_period(history, callers))
+            .or_else(|| {
+                let (repeated_share, boundaries) = period::find(history, callers)?;
+                let source = StepSource::Period(repeated_share);
+                Some(Steps { boundaries, source })
+            })
             .unwrap_or_else(|| equal_parts(history))
     }
 
@@ -129,15 +133,6 @@ fn common_name(name: &str) -> &str {
     } else {
         name
     }
-}
-
-/// Returns the steps by what repeats.
-fn by_period(history: &History, callers: &Callers) -> Option<Steps> {
-    let (repeated_share, boundaries) = period::find(history, callers)?;
-    Some(Steps {
-        boundaries,
-        source: StepSource::Period(repeated_share),
-    })
 }
 
 fn equal_parts(history: &History) -> Steps {

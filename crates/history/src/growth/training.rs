@@ -96,9 +96,8 @@ impl<'a> Optimizers<'a> {
             calls: HashMap::new(),
         };
         let blocks = || history.blocks.iter().filter(|block| block.start > 0);
-        let inside = blocks()
-            .filter(|block| optimizers.marked_step(block.start).is_some())
-            .count();
+        let is_marked = |block: &&Block| optimizers.marked_step(block.start).is_some();
+        let inside = blocks().filter(is_marked).count();
         if 2 * inside > blocks().count() {
             // The steps run the model themselves, as those of LBFGS do.
             optimizers.marked.clear();
@@ -111,10 +110,8 @@ impl<'a> Optimizers<'a> {
                 kept.entry(place).or_default().push(block);
             }
         }
-        let counted = kept
-            .into_iter()
-            .map(|(place, blocks)| (place, optimizers.count(place, &blocks)));
-        optimizers.calls = counted.collect();
+        let counted = |(place, blocks): (_, Vec<_>)| (place, optimizers.count(place, &blocks));
+        optimizers.calls = kept.into_iter().map(counted).collect();
         optimizers
     }
 
@@ -167,12 +164,12 @@ impl<'a> Optimizers<'a> {
 
 impl<'b> FromIterator<&'b Block> for Kept {
     fn from_iter<I: IntoIterator<Item = &'b Block>>(blocks: I) -> Kept {
-        blocks
-            .into_iter()
-            .fold(Kept::default(), |kept, block| Kept {
-                bytes: kept.bytes + block.live_bytes().get(),
-                blocks: kept.blocks + 1,
-            })
+        let mut kept = Kept::default();
+        for block in blocks {
+            kept.bytes += block.live_bytes().get();
+            kept.blocks += 1;
+        }
+        kept
     }
 }
 

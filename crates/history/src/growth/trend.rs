@@ -104,10 +104,8 @@ impl Course<'_> {
         let trend = self.of(kept, CHANCE_AMONG_OTHERS)?;
         let likeness = likeness(Fit::of(floors).rise(), as_float(trend.bytes));
         // In a cache that frees its oldest blocks, the kept bytes grow although the cache does not.
-        let goes_on = pause(
-            &grown_steps(floors),
-            grown.steps + self.unseen_after(floors),
-        );
+        let steps = grown.steps + self.unseen_after(floors);
+        let goes_on = pause(&grown_steps(floors), steps);
         let confidence = trend.confidence * likeness * early_share(kept) * goes_on;
         Some(self.seen_before(Trend {
             confidence,
@@ -143,10 +141,8 @@ impl Course<'_> {
         let steps = values.len() - 1;
         let grown = grown_steps(values);
         // A site that also shrinks is a cache, or a queue.
-        let moved: u64 = values
-            .windows(2)
-            .map(|pair| pair[1].abs_diff(pair[0]))
-            .sum();
+        let moves = values.windows(2).map(|pair| pair[1].abs_diff(pair[0]));
+        let moved: u64 = moves.sum();
         let one_way = as_float(bytes) / as_float(moved);
         let goes_on = late_share(values, &grown) * pause(&grown, steps + self.unseen_after(values));
         Some(Trend {
@@ -173,11 +169,7 @@ fn likeness(left: f64, right: f64) -> f64 {
 /// Returns the confidence that growth in `grown_steps` of `steps` is not by chance. If some steps did not grow, one
 /// growth does not count: it takes two to show their distance.
 fn evidence(grown_steps: usize, steps: usize, chance: f64) -> f64 {
-    let telling = if grown_steps == steps {
-        grown_steps
-    } else {
-        grown_steps - 1
-    };
+    let telling = grown_steps - usize::from(grown_steps != steps);
     1.0 - chance.powi(i32::try_from(telling).unwrap_or(i32::MAX))
 }
 
@@ -245,10 +237,10 @@ impl GivenBack {
     /// Returns the freed growth for steps with these minimums.
     fn of(floors: &[u64]) -> GivenBack {
         let mut past = GivenBack::default();
-        let (mut base, mut top) = match floors.first() {
-            Some(&first) => (first, first),
-            None => return past,
+        let Some(&first) = floors.first() else {
+            return past;
         };
+        let (mut base, mut top) = (first, first);
         for pair in floors.windows(2) {
             let floor = pair[1];
             past.grown_since.steps += usize::from(floor > pair[0]);

@@ -78,23 +78,18 @@ pub(super) fn find(module: &str, name: &str) -> Result<Callable, TraceError> {
         "pathlib._local" => "pathlib",
         other => other,
     };
-    let found = CALLABLES
-        .iter()
-        .find(|(of, names, _)| *of == module && names.contains(&name));
-    found
-        .map(|&(.., callable)| callable)
-        .ok_or_else(|| refuse(module, name))
+    let mut known = CALLABLES.iter();
+    let found = known.find(|(of, names, _)| *of == module && names.contains(&name));
+    let (.., callable) = found.ok_or_else(|| refuse(module, name))?;
+    Ok(*callable)
 }
 
 #[cold]
 fn refuse(module: &str, name: &str) -> TraceError {
     let full: Vec<char> = module.chars().chain(['.']).chain(name.chars()).collect();
     let shown: String = full.iter().take(SHOWN_LETTERS).collect();
-    let more = if full.len() > SHOWN_LETTERS {
-        "…"
-    } else {
-        ""
-    };
+    let is_cut = full.len() > SHOWN_LETTERS;
+    let more = if is_cut { "…" } else { "" };
     let what = format!(
         "this pickle wants to run code (`{shown}{more}`); lowtide reads data only: if you trust it, load it in Python \
          and dump it again as dicts, lists, texts and numbers"

@@ -402,16 +402,12 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
         let floor = self.marks.last().copied().unwrap_or(0);
         let below = height.checked_sub(1).filter(|&below| below >= floor);
-        match below.map(|below| self.stack[below]) {
-            Some(Value::List(list)) if self.heap.extend_list(list, items) => {}
-            Some(Value::List(_)) => {
-                return Err(TraceError::malformed("a stack grows after it was used"));
-            }
-            _ => {
-                return Err(TraceError::malformed(
-                    "appends to something that is no list",
-                ));
-            }
+        let Some(Value::List(list)) = below.map(|below| self.stack[below]) else {
+            let what = "appends to something that is no list";
+            return Err(TraceError::malformed(what));
+        };
+        if !self.heap.extend_list(list, items) {
+            return Err(TraceError::malformed("a stack grows after it was used"));
         }
         self.drop_above(height);
         Ok(())
@@ -443,9 +439,8 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
         let below = height.checked_sub(1).map(|below| self.stack[below]);
         let Some(Value::Dict(dict)) = below else {
-            return Err(TraceError::malformed(
-                "sets an item of something that is no dict",
-            ));
+            let what = "sets an item of something that is no dict";
+            return Err(TraceError::malformed(what));
         };
         if !items.len().is_multiple_of(2) {
             return Err(TraceError::malformed("a dict has a key without a value"));

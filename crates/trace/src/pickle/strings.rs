@@ -33,10 +33,8 @@ impl Strings {
 
     fn look_up(&mut self, text: &str) -> u32 {
         let hash = self.hasher.hash_one(text);
-        let found = self
-            .by_text
-            .find(hash, |&id| slice(&self.text, &self.ends, id) == text);
-        if let Some(&id) = found {
+        let is_it = |id: &u32| slice(&self.text, &self.ends, *id) == text;
+        if let Some(&id) = self.by_text.find(hash, is_it) {
             return id;
         }
         let id =

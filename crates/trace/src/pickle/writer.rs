@@ -113,10 +113,8 @@ impl<W: Write> PickleWriter<W> {
         let count = u32::try_from(text.len()).ok();
         let count = count.filter(|&count| u64::from(count) <= STRING_BYTES_MAX);
         let count = count.ok_or_else(|| {
-            let what = format!(
-                "a text has {} bytes, more than those of recordings",
-                text.len()
-            );
+            let bytes = text.len();
+            let what = format!("a text has {bytes} bytes, more than those of recordings");
             io::Error::new(io::ErrorKind::InvalidInput, what)
         })?;
         self.out.write_all(&[op::BINUNICODE])?;
@@ -129,25 +127,24 @@ impl<W: Write> PickleWriter<W> {
 
     /// Memoizes the value written last. A list or dict must be complete.
     pub(crate) fn memoize(&mut self) -> io::Result<Memo> {
-        let memo = self.memo_count;
+        let memo = Memo(self.memo_count);
         self.memo_count += 1;
-        match u8::try_from(memo) {
-            Ok(memo) => self.out.write_all(&[op::BINPUT, memo])?,
-            Err(_) => {
-                self.out.write_all(&[op::LONG_BINPUT])?;
-                self.out.write_all(&memo.to_le_bytes())?;
-            }
-        }
-        Ok(Memo(memo))
+        self.memo([op::BINPUT, op::LONG_BINPUT], memo)?;
+        Ok(memo)
     }
 
     /// Writes a memoized value again.
     pub(crate) fn again(&mut self, memo: Memo) -> io::Result<()> {
-        match u8::try_from(memo.0) {
-            Ok(memo) => self.out.write_all(&[op::BINGET, memo]),
+        self.memo([op::BINGET, op::LONG_BINGET], memo)
+    }
+
+    /// Writes the opcode for a small number or that for any number, and the number.
+    fn memo(&mut self, [small, long]: [u8; 2], Memo(memo): Memo) -> io::Result<()> {
+        match u8::try_from(memo) {
+            Ok(memo) => self.out.write_all(&[small, memo]),
             Err(_) => {
-                self.out.write_all(&[op::LONG_BINGET])?;
-                self.out.write_all(&memo.0.to_le_bytes())
+                self.out.write_all(&[long])?;
+                self.out.write_all(&memo.to_le_bytes())
             }
         }
     }

@@ -39,20 +39,14 @@ impl Kinds {
 
     /// Returns whether the recording has allocations of segments, or of pages of expandable segments.
     pub(super) fn tells_coming(self, is_expandable: bool) -> bool {
-        self.has(if is_expandable {
-            Action::SegmentMap
-        } else {
-            Action::SegmentAlloc
-        })
+        let [plain, expandable] = [Action::SegmentAlloc, Action::SegmentMap];
+        self.has(if is_expandable { expandable } else { plain })
     }
 
     /// Returns whether the recording has releases of segments, or of pages of expandable segments.
     pub(super) fn tells_going(self, is_expandable: bool) -> bool {
-        self.has(if is_expandable {
-            Action::SegmentUnmap
-        } else {
-            Action::SegmentFree
-        })
+        let [plain, expandable] = [Action::SegmentFree, Action::SegmentUnmap];
+        self.has(if is_expandable { expandable } else { plain })
     }
 
     /// Returns whether the recording has all releases: at least one kind, and that of each kind of allocation it
