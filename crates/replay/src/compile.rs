@@ -175,7 +175,7 @@ impl<'a> Compiler<'a> {
             Action::FreeCompleted => {
                 if let Some(user) = self.used.remove(&event.address) {
                     let gave_back = !self.group.released_from.is_empty();
-                    if gave_back && !self.survey.gives_back_some() {
+                    if gave_back && !self.survey.gives_back_some {
                         // PyTorch waits for all blocks that other streams use before it releases memory.
                         self.end_group(index, false);
                     }
@@ -306,7 +306,7 @@ impl<'a> Compiler<'a> {
         if before_request && (self.let_go_first(&group, end) || self.waits_in_vain(&group, end)) {
             let gave_back = !group.releases.is_empty();
             let is_private = !self.event_pools.of(end).is_default();
-            if gave_back && (is_private || self.survey.collects_garbage())
+            if gave_back && (is_private || self.survey.collects_garbage)
                 || self.survey.partial_releases.contains(&end)
             {
                 // PyTorch first checks which streams have finished, and then releases some memory without a wait.
@@ -370,30 +370,26 @@ impl<'a> Compiler<'a> {
             return self.lets_own_go(group, index);
         }
         if group.released_from.is_empty()
-            || self.survey.captured_refusals.contains(&index) && !self.survey.gives_back_some()
-            || group
-                .traffic
-                .would_have_served(&self.event_pools, &self.survey.config, index)
+            || self.survey.captured_refusals.contains(&index) && !self.survey.gives_back_some
+            || group.traffic.would_have_served(&self.event_pools, index)
         {
             return false;
         }
-        let needed = group.traffic.needed(self.trace, &self.survey.config, index);
+        let needed = group.traffic.needed(&self.event_pools, index);
         let Some(needed) = needed else {
             let recorded = self.trace.events.get(index);
             return recorded.is_some_and(|event| event.event.action == Action::OutOfMemory);
         };
-        self.survey.collects_garbage() && group.traffic.may_be_garbage(self.trace)
+        self.survey.collects_garbage && group.traffic.may_be_garbage(self.trace)
             || self.survey.partial_releases.contains(&index)
             || needed > self.survey.limit_min && !self.survey.empties_cache
-            || group
-                .traffic
-                .had_begun(&self.event_pools, &self.survey.config, index)
+            || group.traffic.had_begun(&self.event_pools, index)
     }
 
     /// Returns whether the request at event `index`, of a private pool, released large unsplit blocks of that pool.
     /// Such a request can release nothing else.
     fn lets_own_go(&self, group: &Group, index: usize) -> bool {
-        let config = &self.survey.config;
+        let config = &self.event_pools.config;
         let Some((request, max)) = self.event_at(index).zip(config.max_split_size) else {
             return false;
         };

@@ -7,7 +7,6 @@ use lowtide_trace::Trace;
 
 use crate::extents::Extents;
 use crate::pools::EventPools;
-use crate::settings::config_of;
 
 /// The page size of expandable segments for small requests. Large requests have their own segments and page size.
 const SMALL_PAGE: Bytes = Bytes::mib(2);
@@ -28,7 +27,7 @@ impl Pages {
     /// Returns the pages before the first event, with each segment in its pool.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Pages {
         let mut pages = Pages {
-            config: config_of(trace),
+            config: pools.config.clone(),
             mapped: Default::default(),
             held: BTreeMap::new(),
             vacant: 0,

@@ -108,6 +108,8 @@ fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
 #[derive(Debug)]
 pub(crate) struct EventPools<'a> {
     pub(crate) trace: &'a Trace,
+    /// The options that the job ran with.
+    pub(crate) config: CachingConfig,
     pub(crate) card: Card,
     /// The segments before the first event, in their pools.
     pub(crate) initial_segments: Vec<SegmentSnapshot>,
@@ -121,7 +123,8 @@ impl<'a> EventPools<'a> {
     /// Takes as long as [`infer`].
     pub(crate) fn new(trace: &'a Trace) -> EventPools<'a> {
         let mut initial = Initial::new(trace);
-        let card = Card::new(trace, config_of(trace).large_segment_size);
+        let config = config_of(trace);
+        let card = Card::new(trace, config.large_segment_size);
         let told = infer(trace, &initial, card);
         let Inferred {
             pools: told,
@@ -136,6 +139,7 @@ impl<'a> EventPools<'a> {
         }
         EventPools {
             trace,
+            config,
             card,
             initial_segments: initial.segments,
             initial_ranges: ranges,

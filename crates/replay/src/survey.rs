@@ -6,12 +6,12 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use lowtide_core::{Action, BlockStatus, Bytes, CachingConfig, DeviceAddress, Event, MempoolId};
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
 use lowtide_trace::Trace;
 
 use crate::occupancy::Occupancy;
 use crate::pools::EventPools;
-use crate::settings::{config_of, gives_back_some};
+use crate::settings::gives_back_some;
 
 /// The facts that one pass over the events shows.
 #[derive(Debug, Default)]
@@ -20,8 +20,11 @@ pub(crate) struct Survey {
     /// that freed the block; in `initial_completions`, for blocks freed before the first event, by address.
     pub(crate) completions: HashMap<usize, usize>,
     pub(crate) initial_completions: HashMap<DeviceAddress, usize>,
-    /// The options that the job ran with.
-    pub(crate) config: CachingConfig,
+    /// Whether requests release memory that was idle for long before they ask for more. Expandable segments are never
+    /// garbage.
+    pub(crate) collects_garbage: bool,
+    /// Whether requests may release some of the releasable memory and not all, without a wait.
+    pub(crate) gives_back_some: bool,
     /// The least limit that the job can have had: the most bytes that it held in segments or was granted pages for.
     pub(crate) limit_min: Bytes,
     /// Whether memory was released somewhere that no request can have released.
@@ -126,13 +129,8 @@ impl Traffic {
     /// Returns whether the request at event `index` would have been served from released memory: then the request
     /// came after the release. Segments with blocks that other streams had just finished with do not count, because
     /// PyTorch waits for those blocks only after it looked for a free one.
-    pub(crate) fn would_have_served(
-        &self,
-        pools: &EventPools<'_>,
-        config: &CachingConfig,
-        index: usize,
-    ) -> bool {
-        let trace = pools.trace;
+    pub(crate) fn would_have_served(&self, pools: &EventPools<'_>, index: usize) -> bool {
+        let (trace, config) = (pools.trace, &pools.config);
         served_at(trace, index).is_some_and(|request| {
             let size = config.block_size(request.size);
             self.releases.iter().any(|&release| {
@@ -155,12 +153,8 @@ impl Traffic {
 
     /// Returns whether the request at event `index` had begun before memory was released. Either pages were mapped
     /// for it before, or a block became free and stayed that would have served a request which looked after that.
-    pub(crate) fn had_begun(
-        &self,
-        pools: &EventPools<'_>,
-        config: &CachingConfig,
-        index: usize,
-    ) -> bool {
+    pub(crate) fn had_begun(&self, pools: &EventPools<'_>, index: usize) -> bool {
+        let config = &pools.config;
         self.mapped_first
             || served_at(pools.trace, index).is_some_and(|request| {
                 let size = config.block_size(request.size);
@@ -191,31 +185,25 @@ impl Traffic {
 
     /// Returns the bytes that would have been reserved for the request at event `index` without the release.
     /// Returns `None` unless memory was released and then new memory came.
-    pub(crate) fn needed(
-        &self,
-        trace: &Trace,
-        config: &CachingConfig,
-        index: usize,
-    ) -> Option<Bytes> {
+    pub(crate) fn needed(&self, pools: &EventPools<'_>, index: usize) -> Option<Bytes> {
         let before = self.reserved_before.filter(|_| !self.came.is_zero())?;
-        let asked = asked(trace, config, index).filter(|_| self.mapped_from.is_some());
+        let asked = asked(pools, index).filter(|_| self.mapped_from.is_some());
         Some(before + asked.unwrap_or(self.came))
     }
 
     /// Returns the bytes reserved for the request at event `index`, if pages were mapped for it and nothing was
     /// released.
-    fn granted(&self, trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
-        let before = self
-            .mapped_from
-            .filter(|_| self.reserved_before.is_none())?;
-        Some(before + asked(trace, config, index)?)
+    fn granted(&self, pools: &EventPools<'_>, index: usize) -> Option<Bytes> {
+        let went_back = self.reserved_before.is_some();
+        let before = self.mapped_from.filter(|_| !went_back)?;
+        Some(before + asked(pools, index)?)
     }
 }
 
 /// Returns the size by which the request at event `index` counts toward the limit: the segment that it would get if
 /// no pages were mapped for it.
-fn asked(trace: &Trace, config: &CachingConfig, index: usize) -> Option<Bytes> {
-    let request = served_at(trace, index)?;
+fn asked(pools: &EventPools<'_>, index: usize) -> Option<Bytes> {
+    let (request, config) = (served_at(pools.trace, index)?, &pools.config);
     Some(config.segment_size(config.block_size(request.size)))
 }
 
@@ -226,29 +214,21 @@ fn served_at(trace: &Trace, index: usize) -> Option<Event> {
 }
 
 impl Survey {
-    /// Returns whether requests release memory that was idle for long before they ask for more. Expandable segments
-    /// are never garbage.
-    pub(crate) fn collects_garbage(&self) -> bool {
-        self.config.garbage_collection_threshold > 0.0 && !self.config.expandable_segments
-    }
-
-    /// Returns whether requests may release some of the releasable memory and not all, without a wait.
-    pub(crate) fn gives_back_some(&self) -> bool {
-        gives_back_some(&self.config)
-    }
-
     /// Reads every event of a recording once.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Survey {
         let mut reserved = trace.initial_reserved_bytes();
+        let config = &pools.config;
+        let has_threshold = config.garbage_collection_threshold > 0.0;
         let mut survey = Survey {
-            config: config_of(trace),
+            collects_garbage: has_threshold && !config.expandable_segments,
+            gives_back_some: gives_back_some(config),
             limit_min: reserved,
             ..Survey::default()
         };
         let mut waiting = Waiting::new(trace);
         let mut traffic = Traffic::default();
-        let mut occupancy = { survey.gives_back_some() || has_refusal(trace) }
-            .then(|| Occupancy::new(trace, pools));
+        let mut occupancy =
+            { survey.gives_back_some || has_refusal(trace) }.then(|| Occupancy::new(trace, pools));
         let mut needed_min: Option<Bytes> = None;
         let mut index = 0;
         while let Some(recorded) = trace.events.get(index) {
@@ -313,7 +293,7 @@ impl Survey {
         let stays = !waiting.is_empty() || occupancy.is_some_and(|some| some.vacant() > 0);
         let has_page = occupancy.is_some_and(Occupancy::has_vacant_page);
         let went_back = !traffic.releases.is_empty();
-        if went_back && self.gives_back_some() && (stays || traffic.finished_late) {
+        if went_back && self.gives_back_some && (stays || traffic.finished_late) {
             self.partial_releases.insert(index);
         }
         if action == Action::OutOfMemory && (stays || has_page) {
@@ -330,19 +310,18 @@ impl Survey {
         index: usize,
     ) -> Option<Bytes> {
         let (trace, action) = (pools.trace, pools.trace.events[index].event.action);
-        let granted = traffic.granted(trace, &self.config, index);
+        let granted = traffic.granted(pools, index);
         self.limit_min = self.limit_min.max(granted.unwrap_or_default());
         let asked = action == Action::Alloc
             && pools.of(index).is_default()
-            && !traffic.would_have_served(pools, &self.config, index);
-        let needed = traffic.needed(trace, &self.config, index);
-        let needed = needed.filter(|_| asked);
+            && !traffic.would_have_served(pools, index);
+        let needed = traffic.needed(pools, index).filter(|_| asked);
         // Before most events nothing was released, so there is nothing to check.
         let went_back = traffic.reserved_before.is_some();
         let needs_no_call = went_back
             && (self.partial_releases.contains(&index)
-                || traffic.had_begun(pools, &self.config, index)
-                || self.collects_garbage() && traffic.may_be_garbage(trace));
+                || traffic.had_begun(pools, index)
+                || self.collects_garbage && traffic.may_be_garbage(trace));
         let is_told = went_back && action != Action::OutOfMemory;
         self.empties_cache |= is_told && needed.is_none() && !needs_no_call;
         needed.filter(|_| !needs_no_call)

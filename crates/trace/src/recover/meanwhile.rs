@@ -63,7 +63,7 @@ pub(super) fn rewind(
     shown: &[SegmentSnapshot],
     budget: &Budget,
 ) -> Option<Rewound> {
-    let mut said = Said::new(events);
+    let mut said = Said::new(events, granule(shown, events));
     for (index, recorded) in events.iter().enumerate() {
         said.listen(recorded)?;
         if index % CHECK_EVERY_EVENTS == 0 {
@@ -72,9 +72,8 @@ pub(super) fn rewind(
     }
     let shown_blocks: usize = shown.iter().map(|segment| segment.blocks.len()).sum();
     let shown_bytes = 3 * shown_blocks * size_of::<(u64, BlockSnapshot)>();
-    budget
-        .check(said.retained_bytes() + shown_bytes as u64)
-        .ok()?;
+    let bytes = said.retained_bytes() + shown_bytes as u64;
+    budget.check(bytes).ok()?;
     let mut rewind = Rewind {
         segments: Segments::default(),
         shown: blocks_in_use(shown),
@@ -83,12 +82,10 @@ pub(super) fn rewind(
         missed_events: 0,
         calls: 0,
     };
-    let granule = granule(shown, events);
-    let straddled = straddled(shown, events, granule);
-    rewind.keep_segments(&said, shown, &straddled)?;
-    rewind.match_blocks(&said, granule);
-    rewind.remove_younger(&said, events);
-    rewind.restore_segments(&said, events, granule)?;
+    rewind.keep_segments(&said, shown)?;
+    rewind.match_blocks(&said);
+    rewind.remove_younger(&said);
+    rewind.restore_segments(&said)?;
     if rewind.missed_events == 0 || rewind.calls > CALLS_MAX {
         return None;
     }
@@ -103,7 +100,10 @@ fn blocks_in_use(shown: &[SegmentSnapshot]) -> BTreeMap<u64, BlockSnapshot> {
 }
 
 /// The final state of the memory that the events mention.
-struct Said {
+struct Said<'e> {
+    events: &'e [TraceEvent],
+    /// The size that sizes of blocks are multiples of.
+    granule: Bytes,
     /// The blocks that the events leave in use, by address.
     blocks: BTreeMap<u64, Left>,
     /// The ranges by their start. No two overlap.
@@ -139,9 +139,11 @@ impl Left {
     }
 }
 
-impl Said {
-    fn new(events: &[TraceEvent]) -> Said {
+impl<'e> Said<'e> {
+    fn new(events: &'e [TraceEvent], granule: Bytes) -> Said<'e> {
         Said {
+            events,
+            granule,
             blocks: BTreeMap::new(),
             ranges: BTreeMap::new(),
             kinds: Kinds::of(events),
@@ -206,6 +208,18 @@ impl Said {
             is_there,
         };
         self.ranges.insert(start, range);
+    }
+
+    /// Returns the start and end of the block of each event that has one, with the event.
+    fn places(&self) -> impl Iterator<Item = (u64, u64, &'e TraceEvent)> {
+        let (events, granule) = (self.events.iter(), self.granule);
+        let kinds = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
+        let of_blocks = events.filter(move |recorded| kinds.contains(&recorded.event.action));
+        of_blocks.map(move |recorded| {
+            let Event { address, size, .. } = recorded.event;
+            let end = address + size.max(Bytes(1)).round_up(granule);
+            (address.get(), end.get(), recorded)
+        })
     }
 
     /// Returns the recorded parts of a range, in order, each with its start.
@@ -277,15 +291,11 @@ struct Rewind {
 
 impl Rewind {
     /// Keeps the parts of `shown` that existed at the last event. Returns `None` if they overlap.
-    fn keep_segments(
-        &mut self,
-        said: &Said,
-        shown: &[SegmentSnapshot],
-        straddled: &BTreeSet<u64>,
-    ) -> Option<()> {
+    fn keep_segments(&mut self, said: &Said<'_>, shown: &[SegmentSnapshot]) -> Option<()> {
+        let straddled = straddled(said, shown);
         for segment in shown.iter().map(InitialSegment::from) {
             let mut at = segment.address.get();
-            for (from, to) in came_meanwhile(said, &segment, straddled) {
+            for (from, to) in came_meanwhile(said, &segment, &straddled) {
                 self.keep(at, from, &segment)?;
                 self.missed_events += 1;
                 self.take_blocks(said, from, to);
@@ -304,7 +314,7 @@ impl Rewind {
     }
 
     /// Removes the blocks that overlap a range: they were allocated after the last event.
-    fn take_blocks(&mut self, said: &Said, start: u64, end: u64) {
+    fn take_blocks(&mut self, said: &Said<'_>, start: u64, end: u64) {
         while let Some((&address, block)) = self.shown.range(..end).next_back()
             && address + block.size.get() > start
         {
@@ -321,7 +331,7 @@ impl Rewind {
 
     /// Finds the blocks that the events leave in use among those of the segments. Those that it does not find were
     /// freed meanwhile, and are added.
-    fn match_blocks(&mut self, said: &Said, granule: Bytes) {
+    fn match_blocks(&mut self, said: &Said<'_>) {
         // Older recordings have the size of the block there.
         let mut shown = self.shown.values();
         let has_requests = shown.any(|block| block.requested != block.size);
@@ -333,7 +343,8 @@ impl Rewind {
             else {
                 let missed = said.events_to_free(left);
                 if missed > 0 {
-                    self.left.insert(address, left.block_at(address, granule));
+                    self.left
+                        .insert(address, left.block_at(address, said.granule));
                     self.missed_events += missed;
                     self.calls += u64::from(left.status == BlockStatus::Allocated);
                 }
@@ -361,9 +372,9 @@ impl Rewind {
     }
 
     /// Removes the blocks at addresses with events, except those that the events leave in use.
-    fn remove_younger(&mut self, said: &Said, events: &[TraceEvent]) {
+    fn remove_younger(&mut self, said: &Said<'_>) {
         let is_free = |action| matches!(action, Action::FreeRequested | Action::FreeCompleted);
-        let places = events.iter().map(|recorded| recorded.event);
+        let places = said.events.iter().map(|recorded| recorded.event);
         let places = places.filter(|event| {
             said.kinds.has(Action::Alloc) && (is_free(event.action) || event.action.is_segment())
         });
@@ -377,25 +388,20 @@ impl Rewind {
 
     /// Adds the segments that were released meanwhile, unless that may have happened before the last event. Returns
     /// `None` if one overlaps another.
-    fn restore_segments(
-        &mut self,
-        said: &Said,
-        events: &[TraceEvent],
-        granule: Bytes,
-    ) -> Option<()> {
+    fn restore_segments(&mut self, said: &Said<'_>) -> Option<()> {
         // Memory with a block in use at the last event was released later, whatever kinds are recorded.
         let is_away = |&address: &u64| self.segments.around(DeviceAddress(address)).is_none();
         let went = self.left.keys().any(is_away);
         self.restore_told(said, went)?;
         if went || said.kinds.tells_all_going() {
-            self.restore_lost(said, events, granule)
+            self.restore_lost(said)
         } else {
             Some(())
         }
     }
 
     /// Adds the ranges that the events leave allocated: of the kinds whose releases are recorded, or of all kinds.
-    fn restore_told(&mut self, said: &Said, all: bool) -> Option<()> {
+    fn restore_told(&mut self, said: &Said<'_>, all: bool) -> Option<()> {
         let mut pages_end = None;
         for (&start, range) in &said.ranges {
             if !range.is_there || !(all || said.kinds.tells_going(range.segment.is_expandable)) {
@@ -413,11 +419,11 @@ impl Rewind {
 
     /// Adds segments for blocks that lie in no segment of the events or of the recording's end. Such a segment
     /// existed before the first event and was released after the last.
-    fn restore_lost(&mut self, said: &Said, events: &[TraceEvent], granule: Bytes) -> Option<()> {
-        let unknown = self.unknown_places(said, events, granule);
+    fn restore_lost(&mut self, said: &Said<'_>) -> Option<()> {
+        let unknown = self.unknown_places(said);
         // The driver allocates whole pages. Pages that one block overlaps are of one segment.
         let mut lost = Ranges::default();
-        for (start, end, block) in blocks(events, granule) {
+        for (start, end, block) in said.places() {
             let before = unknown.range(..end).next_back();
             if before.is_some_and(|(_, &to)| to > start) {
                 let start = start - start % PAGE.get();
@@ -438,24 +444,17 @@ impl Rewind {
 
     /// Returns the parts of the blocks' ranges that neither the events nor the segments mention, by their start.
     /// Each segment is visited once, however many blocks overlap it.
-    fn unknown_places(
-        &self,
-        said: &Said,
-        events: &[TraceEvent],
-        granule: Bytes,
-    ) -> BTreeMap<u64, u64> {
+    fn unknown_places(&self, said: &Said<'_>) -> BTreeMap<u64, u64> {
         let mut places = Ranges::default();
-        for (start, end, block) in blocks(events, granule) {
+        for (start, end, block) in said.places() {
             places.join(start, end, block);
         }
-        let places = places.0.into_iter();
-        places
-            .flat_map(|(start, (end, _))| self.unknown(said, start, end))
-            .collect()
+        let unknown = |(start, (end, _))| self.unknown(said, start, end);
+        places.0.into_iter().flat_map(unknown).collect()
     }
 
     /// Returns the parts of a range that neither the events nor the segments mention.
-    fn unknown(&self, said: &Said, start: u64, end: u64) -> Vec<(u64, u64)> {
+    fn unknown(&self, said: &Said<'_>, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut unknown = Vec::new();
         for (from, to) in self.segments.gaps(start, end) {
             let mut at = from;
@@ -511,12 +510,12 @@ fn lost_segment(block: &TraceEvent, start: u64, end: u64, is_expandable: bool) -
 
 /// Returns the starts of those segments that a block of the events overlaps only in part. Expandable segments are
 /// not included, because a part of one may have been unmapped.
-fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -> BTreeSet<u64> {
+fn straddled(said: &Said<'_>, shown: &[SegmentSnapshot]) -> BTreeSet<u64> {
     let plain = shown.iter().filter(|segment| !segment.is_expandable);
     let bounds = |it: &SegmentSnapshot| (it.address.get(), (it.address + it.size).get());
     let mut plain: BTreeMap<u64, u64> = plain.map(bounds).collect();
     let mut straddled = BTreeSet::new();
-    for (start, end, _) in blocks(events, granule) {
+    for (start, end, _) in said.places() {
         let before = plain.range(..end).rev();
         let reaching = before.take_while(|&(_, &to)| to > start);
         let reached = reaching.filter(|&(&from, &to)| from > start || to < end);
@@ -530,21 +529,10 @@ fn straddled(shown: &[SegmentSnapshot], events: &[TraceEvent], granule: Bytes) -
     straddled
 }
 
-/// Returns the start and end of the block of each event that has one, with the event.
-fn blocks(events: &[TraceEvent], granule: Bytes) -> impl Iterator<Item = (u64, u64, &TraceEvent)> {
-    let kinds = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
-    let is_block = move |recorded: &&TraceEvent| kinds.contains(&recorded.event.action);
-    events.iter().filter(is_block).map(move |recorded| {
-        let Event { address, size, .. } = recorded.event;
-        let end = address + size.max(Bytes(1)).round_up(granule);
-        (address.get(), end.get(), recorded)
-    })
-}
-
 /// Returns the parts of a segment that were allocated after the last event, in order. Returns none if such events
 /// are not recorded.
 fn came_meanwhile(
-    said: &Said,
+    said: &Said<'_>,
     segment: &InitialSegment,
     straddled: &BTreeSet<u64>,
 ) -> Vec<(u64, u64)> {

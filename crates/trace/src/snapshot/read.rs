@@ -229,14 +229,14 @@ impl Reader {
             self.take_list(list)?;
         }
         let mut member = Member::default();
-        self.read_segments(segments, &mut member.devices)?;
+        self.read_segments(segments, &mut member)?;
         self.read_traces(traces, &mut member)?;
         self.read_host(host_segments, host_trace, &mut member)
             .map_err(|error| error.in_part("the host's pinned memory"))?;
         member.settings = self.settings(self.get(root, "allocator_settings"))?;
         self.read_pauses(pauses, &mut member)?;
-        self.read_regions(regions, &mut member.devices)?;
-        self.read_annotations(annotations, &mut member.devices)?;
+        self.read_regions(regions, &mut member)?;
+        self.read_annotations(annotations, &mut member)?;
         Ok(member)
     }
 
@@ -254,29 +254,21 @@ impl Reader {
         }
     }
 
-    fn read_segments(
-        &mut self,
-        segments: Value,
-        devices: &mut BTreeMap<u32, Parts>,
-    ) -> Result<(), TraceError> {
+    fn read_segments(&mut self, segments: Value, member: &mut Member) -> Result<(), TraceError> {
         for number in 0..self.count(segments) {
             let segment = self.item(segments, number);
-            self.read_segment(segment, devices)
+            self.read_segment(segment, member)
                 .map_err(|error| error.in_part(&format!("segment {number} of the snapshot")))?;
         }
         Ok(())
     }
 
-    fn read_segment(
-        &mut self,
-        segment: Value,
-        devices: &mut BTreeMap<u32, Parts>,
-    ) -> Result<(), TraceError> {
+    fn read_segment(&mut self, segment: Value, member: &mut Member) -> Result<(), TraceError> {
         self.heap.kept(segment)?;
         let device = small(self.get(segment, "device")).filter(|&device| device < DEVICES_MAX);
         let device =
             device.ok_or_else(|| TraceError::malformed("`device` is not a device's number"))?;
-        self.read_memory(segment, devices.entry(device).or_default())
+        self.read_memory(segment, member.devices.entry(device).or_default())
     }
 
     /// Reads a segment of a device or of the host.
@@ -443,18 +435,14 @@ impl Reader {
         Ok(())
     }
 
-    fn read_regions(
-        &mut self,
-        regions: Value,
-        devices: &mut BTreeMap<u32, Parts>,
-    ) -> Result<(), TraceError> {
+    fn read_regions(&mut self, regions: Value, member: &mut Member) -> Result<(), TraceError> {
         for index in 0..self.count(regions) {
             let entry = self.heap.kept(self.item(regions, index))?;
             let device = small(self.get(entry, "device"));
             let pool = pool_id(&self.heap, self.get(entry, "pool_id"))
                 .map_err(|error| error.in_part(&format!("entry {index} of `region_pools`")))?;
             // A region alone does not add a device.
-            let Some(parts) = device.and_then(|device| devices.get_mut(&device)) else {
+            let Some(parts) = device.and_then(|device| member.devices.get_mut(&device)) else {
                 continue;
             };
             if let Some(tag) = self.recorded_text(self.get(entry, "tag"))? {
@@ -466,20 +454,16 @@ impl Reader {
         Ok(())
     }
 
-    fn read_annotations(
-        &mut self,
-        annotations: Value,
-        devices: &mut BTreeMap<u32, Parts>,
-    ) -> Result<(), TraceError> {
-        for index in 0..self.count(annotations) {
-            let entry = self.item(annotations, index);
+    fn read_annotations(&mut self, list: Value, member: &mut Member) -> Result<(), TraceError> {
+        for index in 0..self.count(list) {
+            let entry = self.item(list, index);
             let record = self.records.resolve(&mut self.heap, entry)?;
             let Some(Record::Annotation(number)) = record else {
                 continue;
             };
             let annotation = self.records.annotations[number as usize];
             // A mark alone does not add a device.
-            let Some(parts) = devices.get_mut(&annotation.device) else {
+            let Some(parts) = member.devices.get_mut(&annotation.device) else {
                 continue;
             };
             self.budget.take(1, size_of::<Annotation>() as u64)?;
