@@ -5,7 +5,7 @@
 
 use lowtide_core::Bytes;
 
-use crate::error::{ErrorKind, TraceError};
+use crate::error::{ErrorKind, Result, TraceError};
 
 /// The limit of a file of any size, before its bytes count. It leaves room for a million blocks that existed before
 /// the first event: each takes 30 bytes in the file and far more in memory.
@@ -68,7 +68,7 @@ impl Budget {
     /// # Errors
     ///
     /// If the limit is exceeded.
-    pub(crate) fn take(&mut self, count: usize, bytes: u64) -> Result<(), TraceError> {
+    pub(crate) fn take(&mut self, count: usize, bytes: u64) -> Result<()> {
         self.taken = self
             .taken
             .saturating_add((count as u64).saturating_mul(bytes));
@@ -81,7 +81,7 @@ impl Budget {
     }
 
     /// Returns an error unless `bytes` more would be within the limit. Takes nothing.
-    pub(crate) fn check(&self, bytes: u64) -> Result<(), TraceError> {
+    pub(crate) fn check(&self, bytes: u64) -> Result<()> {
         if self.taken.saturating_add(bytes) > self.max {
             return Err(too_much_memory());
         }

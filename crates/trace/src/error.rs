@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use crate::text::OneLine;
 
+/// The result of reading or writing a recording.
+pub(crate) type Result<T, E = TraceError> = std::result::Result<T, E>;
+
 /// The error of reading or writing a recording.
 ///
 /// Displays as one line: the file, what is wrong, where, and what to do about it, if anything.

@@ -3,7 +3,7 @@
 use base64::engine::general_purpose::STANDARD;
 use base64::read::DecoderReader;
 
-use crate::error::{ErrorKind, TraceError};
+use crate::error::{ErrorKind, Result, TraceError};
 use crate::model::Snapshot;
 use crate::pickle::opcode;
 use crate::source::{Compression, Input};
@@ -20,7 +20,7 @@ const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
 const OLD_SAVE: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 
 /// Returns the recording in `input`, in whichever format it is.
-pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot> {
     if compact::is_compact(input)? {
         return compact::read(input);
     }
@@ -52,7 +52,7 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
 }
 
 /// Reads a snapshot by `torch.save`: an archive whose first file is an uncompressed pickle.
-fn read_archive(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+fn read_archive(input: &mut Input<'_>) -> Result<Snapshot> {
     const STORED: [u8; 2] = [0, 0];
     let [.., name_low, name_high, more_low, more_high] = {
         let header: [u8; 30] = input.array()?;
@@ -76,7 +76,7 @@ fn archive() -> TraceError {
 }
 
 /// Reads a snapshot from a page of PyTorch's viewer.
-fn read_page(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+fn read_page(input: &mut Input<'_>) -> Result<Snapshot> {
     let head = input.peek(PAGE_HEAD_BYTES)?;
     let has = |text: &[u8]| position(head, text).is_some();
     let Some(start) = position(head, PAGE_SNAPSHOT) else {
@@ -100,7 +100,7 @@ const MORE: &str = "the file goes on behind the first snapshot; write each snaps
      them";
 
 /// Returns the snapshot, with a note if the file continues after it.
-fn alone(mut snapshot: Snapshot, input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+fn alone(mut snapshot: Snapshot, input: &mut Input<'_>) -> Result<Snapshot> {
     if input.has_more() {
         snapshot.left_out.push(MORE.to_owned());
     }

@@ -8,7 +8,7 @@ use lowtide_core::{
     SegmentSnapshot, Stream,
 };
 
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::notes::{Note, NoteId};
 use crate::stacks::{StackId, StackTable};
 use crate::text::RecordedText;
@@ -183,7 +183,7 @@ impl Snapshot {
     ///
     /// If two of its traces are of the same device, or of the host, because a file had the snapshots of several
     /// ranks.
-    pub(crate) fn check_is_one(&self) -> Result<(), TraceError> {
+    pub(crate) fn check_is_one(&self) -> Result<()> {
         let mut devices = BTreeSet::new();
         let twice = self
             .traces

@@ -9,7 +9,7 @@ use lowtide_core::{Action, BlockSnapshot, BlockStatus, Event, MempoolId, Segment
 
 use crate::block_stacks::BlockStacks;
 use crate::budget::Budget;
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::{
     AllocatorSettings, Annotation, InitialBlock, InitialState, Snapshot, Trace, TraceEvent,
 };
@@ -110,7 +110,7 @@ impl Parts {
         stacks: &Arc<StackTable>,
         budget: &mut Budget,
         all: &mut Snapshot,
-    ) -> Result<(), TraceError> {
+    ) -> Result<()> {
         if self.are_marks() {
             return Ok(());
         }
@@ -151,11 +151,7 @@ impl Parts {
 
     /// Adds the regions that pauses name: older recordings name them nowhere else. Pools with the same tag share
     /// its text.
-    fn add_paused_regions(
-        &mut self,
-        stacks: &StackTable,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn add_paused_regions(&mut self, stacks: &StackTable, budget: &mut Budget) -> Result<()> {
         let mut tags: HashMap<StringId, RecordedText> = HashMap::new();
         for recorded in self.paused_before.iter().chain(&self.events) {
             let pool = recorded.event.pool;
@@ -186,7 +182,7 @@ impl Parts {
         device: u32,
         stacks: Arc<StackTable>,
         budget: &mut Budget,
-    ) -> Result<Trace, TraceError> {
+    ) -> Result<Trace> {
         recover::check_events(device, &self.events)?;
         recover::check_paused(&self.paused_before)?;
         self.add_paused_regions(&stacks, budget)?;

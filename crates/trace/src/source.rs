@@ -10,7 +10,7 @@ use std::rc::Rc;
 use lzma_rust2::XzReader;
 
 use crate::budget::{Density, too_long};
-use crate::error::{ErrorKind, TraceError};
+use crate::error::{ErrorKind, Result, TraceError};
 
 /// The size of the buffer. Larger than any number or key in a recording, and small enough to stay in the
 /// second-level cache together with the tables that are filled from it.
@@ -79,7 +79,7 @@ pub(crate) struct Input<'r> {
 
 impl<'r> Input<'r> {
     /// Returns the decompressed contents of `reader`. Its first bytes decide how it is compressed.
-    pub(crate) fn open(mut reader: impl Read + 'r) -> Result<Input<'r>, TraceError> {
+    pub(crate) fn open(mut reader: impl Read + 'r) -> Result<Input<'r>> {
         let mut magic = Vec::with_capacity(Compression::MAGIC_BYTES_MAX);
         let magic_bytes = Compression::MAGIC_BYTES_MAX as u64;
         reader.by_ref().take(magic_bytes).read_to_end(&mut magic)?;
@@ -132,7 +132,7 @@ impl<'r> Input<'r> {
     }
 
     /// Takes some of the next bytes into `buffer` and returns their number, which is 0 at the end of the file.
-    pub(crate) fn take_some(&mut self, buffer: &mut [u8]) -> Result<usize, TraceError> {
+    pub(crate) fn take_some(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let ready = self.peek(1)?;
         let count = ready.len().min(buffer.len());
         buffer[..count].copy_from_slice(&ready[..count]);
@@ -162,7 +162,7 @@ impl<'r> Input<'r> {
     }
 
     /// Returns the bytes in the buffer: at least `count`, unless the file ends before.
-    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8], TraceError> {
+    pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8]> {
         while self.end - self.start < count && self.refill()? > 0 {}
         Ok(&self.buffer[self.start..self.end])
     }
@@ -170,7 +170,7 @@ impl<'r> Input<'r> {
     /// Returns the next byte, and the eight bytes after it as a little-endian number, without taking them. Beyond
     /// the end of the file the bytes are zeros.
     #[inline]
-    pub(crate) fn head(&mut self) -> Result<(u8, u64), TraceError> {
+    pub(crate) fn head(&mut self) -> Result<(u8, u64)> {
         match self.buffer[self.start..self.end].first_chunk::<9>() {
             Some(&[first, ref next @ ..]) => Ok((first, u64::from_le_bytes(*next))),
             None => self.head_at_end(),
@@ -178,7 +178,7 @@ impl<'r> Input<'r> {
     }
 
     #[cold]
-    fn head_at_end(&mut self) -> Result<(u8, u64), TraceError> {
+    fn head_at_end(&mut self) -> Result<(u8, u64)> {
         let rest = self.peek(9)?;
         let count = rest.len().min(9);
         let mut head = [0; 9];
@@ -189,7 +189,7 @@ impl<'r> Input<'r> {
 
     /// Takes `count` of the bytes that [`Input::head`] returned.
     #[inline]
-    pub(crate) fn advance(&mut self, count: usize) -> Result<(), TraceError> {
+    pub(crate) fn advance(&mut self, count: usize) -> Result<()> {
         if self.end - self.start < count {
             return Err(self.truncated());
         }
@@ -199,13 +199,13 @@ impl<'r> Input<'r> {
 
     /// Takes one byte.
     #[inline]
-    pub(crate) fn byte(&mut self) -> Result<u8, TraceError> {
+    pub(crate) fn byte(&mut self) -> Result<u8> {
         Ok(self.bytes(1)?[0])
     }
 
     /// Takes `N` bytes.
     #[inline]
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], TraceError> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let mut array = [0; N];
         array.copy_from_slice(self.bytes(N)?);
         Ok(array)
@@ -213,7 +213,7 @@ impl<'r> Input<'r> {
 
     /// Takes `count` bytes. They must fit the buffer, so this is for counts of at most a few hundred.
     #[inline]
-    pub(crate) fn bytes(&mut self, count: usize) -> Result<&[u8], TraceError> {
+    pub(crate) fn bytes(&mut self, count: usize) -> Result<&[u8]> {
         assert!(count <= BUFFER_BYTES, "takes more than the buffer holds");
         if self.end - self.start < count {
             self.require(count)?;
@@ -224,7 +224,7 @@ impl<'r> Input<'r> {
     }
 
     /// Takes `count` bytes, at most `max`. Memory grows with the bytes that exist, not with the claimed length.
-    pub(crate) fn long_bytes(&mut self, count: u64, max: u64) -> Result<Vec<u8>, TraceError> {
+    pub(crate) fn long_bytes(&mut self, count: u64, max: u64) -> Result<Vec<u8>> {
         if count > max {
             return Err(self.fail(too_long(count, max)));
         }
@@ -234,12 +234,12 @@ impl<'r> Input<'r> {
     }
 
     /// Skips `count` bytes.
-    pub(crate) fn skip(&mut self, count: u64) -> Result<(), TraceError> {
+    pub(crate) fn skip(&mut self, count: u64) -> Result<()> {
         self.each_part(count, |_| {})
     }
 
     /// Takes `count` bytes, buffer by buffer.
-    fn each_part(&mut self, mut count: u64, mut take: impl FnMut(&[u8])) -> Result<(), TraceError> {
+    fn each_part(&mut self, mut count: u64, mut take: impl FnMut(&[u8])) -> Result<()> {
         while count > 0 {
             let ready = self.peek(1)?;
             if ready.is_empty() {
@@ -254,7 +254,7 @@ impl<'r> Input<'r> {
     }
 
     /// Takes the bytes before the next line feed, and the line feed.
-    pub(crate) fn line(&mut self) -> Result<Vec<u8>, TraceError> {
+    pub(crate) fn line(&mut self) -> Result<Vec<u8>> {
         let mut line = Vec::new();
         loop {
             match self.byte()? {
@@ -279,7 +279,7 @@ impl<'r> Input<'r> {
     }
 
     #[cold]
-    fn require(&mut self, count: usize) -> Result<(), TraceError> {
+    fn require(&mut self, count: usize) -> Result<()> {
         while self.end - self.start < count {
             if self.refill()? == 0 {
                 return Err(self.truncated());
@@ -289,7 +289,7 @@ impl<'r> Input<'r> {
     }
 
     /// Reads more bytes behind those not taken yet. Returns their number.
-    fn refill(&mut self) -> Result<usize, TraceError> {
+    fn refill(&mut self) -> Result<usize> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.buffer_offset += self.start as u64;
         self.end -= self.start;
@@ -356,7 +356,7 @@ impl Read for Before<'_, '_> {
 }
 
 #[cfg(feature = "zstd")]
-fn zstd_reader<'r>(file: impl io::BufRead + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
+fn zstd_reader<'r>(file: impl io::BufRead + 'r) -> Result<Box<dyn Read + 'r>> {
     let mut decoder = zstd::stream::read::Decoder::with_buffer(file)?;
     // 128 MiB: the largest window of zstd's default and `--ultra` levels.
     decoder.window_log_max(27)?;
@@ -364,7 +364,7 @@ fn zstd_reader<'r>(file: impl io::BufRead + 'r) -> Result<Box<dyn Read + 'r>, Tr
 }
 
 #[cfg(not(feature = "zstd"))]
-fn zstd_reader<'r>(_file: impl Read + 'r) -> Result<Box<dyn Read + 'r>, TraceError> {
+fn zstd_reader<'r>(_file: impl Read + 'r) -> Result<Box<dyn Read + 'r>> {
     let what = "the file is compressed with zstd, which this build leaves out; run `zstd -d` on it";
     Err(TraceError::foreign(what))
 }

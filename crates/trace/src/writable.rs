@@ -3,7 +3,7 @@
 use lowtide_core::{Action, SegmentSnapshot};
 
 use crate::block_stacks::final_block_stacks;
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::{DIVISIONS_MAX, Snapshot, Trace};
 use crate::parts::DEVICES_MAX;
 use crate::recover;
@@ -13,7 +13,7 @@ use crate::recover;
 /// # Errors
 ///
 /// The same as for reading it.
-pub(crate) fn check_writable(snapshot: &Snapshot) -> Result<(), TraceError> {
+pub(crate) fn check_writable(snapshot: &Snapshot) -> Result<()> {
     snapshot.check_is_one()?;
     let devices: Vec<u32> = snapshot.traces.iter().map(|trace| trace.device).collect();
     let are_ascending = devices.is_sorted_by(|before, after| before < after);
@@ -25,7 +25,7 @@ pub(crate) fn check_writable(snapshot: &Snapshot) -> Result<(), TraceError> {
     traces.try_for_each(check_trace)
 }
 
-fn check_trace(trace: &Trace) -> Result<(), TraceError> {
+fn check_trace(trace: &Trace) -> Result<()> {
     let divisions = trace.settings.roundup_power2_divisions.len();
     if divisions > DIVISIONS_MAX {
         let what = format!("{divisions} `roundup_power2_divisions`, more than {DIVISIONS_MAX}");

@@ -1,7 +1,7 @@
 //! The numbers and texts in a section's payload.
 
 use crate::budget::Budget;
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 
 /// Appends numbers and texts to a payload.
 pub(super) trait PutPayload {
@@ -46,20 +46,20 @@ impl<'p> Payload<'p, '_> {
         self.rest.is_empty()
     }
 
-    pub(super) fn byte(&mut self) -> Result<u8, TraceError> {
+    pub(super) fn byte(&mut self) -> Result<u8> {
         let (&first, rest) = self.rest.split_first().ok_or_else(ends_early)?;
         self.rest = rest;
         Ok(first)
     }
 
-    pub(super) fn bytes(&mut self, count: usize) -> Result<&'p [u8], TraceError> {
+    pub(super) fn bytes(&mut self, count: usize) -> Result<&'p [u8]> {
         let (taken, rest) = self.rest.split_at_checked(count).ok_or_else(ends_early)?;
         self.rest = rest;
         Ok(taken)
     }
 
     #[inline]
-    pub(super) fn natural(&mut self) -> Result<u64, TraceError> {
+    pub(super) fn natural(&mut self) -> Result<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -76,13 +76,13 @@ impl<'p> Payload<'p, '_> {
     }
 
     #[inline]
-    pub(super) fn integer(&mut self) -> Result<i64, TraceError> {
+    pub(super) fn integer(&mut self) -> Result<i64> {
         let value = self.natural()?;
         Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
     }
 
     /// Returns a number below `end`.
-    pub(super) fn number(&mut self, end: usize, of: &str) -> Result<u32, TraceError> {
+    pub(super) fn number(&mut self, end: usize, of: &str) -> Result<u32> {
         let value = self.natural()?;
         u32::try_from(value)
             .ok()
@@ -91,12 +91,12 @@ impl<'p> Payload<'p, '_> {
     }
 
     /// Returns the item with a number that counts from 1; `None` for the number 0.
-    pub(super) fn item<T: Copy>(&mut self, items: &[T], of: &str) -> Result<Option<T>, TraceError> {
+    pub(super) fn item<T: Copy>(&mut self, items: &[T], of: &str) -> Result<Option<T>> {
         let number = self.number(items.len() + 1, of)? as usize;
         Ok(number.checked_sub(1).map(|index| items[index]))
     }
 
-    pub(super) fn text(&mut self) -> Result<&'p str, TraceError> {
+    pub(super) fn text(&mut self) -> Result<&'p str> {
         let count = usize::try_from(self.natural()?).map_err(|_| ends_early())?;
         std::str::from_utf8(self.bytes(count)?)
             .map_err(|_| TraceError::malformed("a text is not UTF-8"))

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::block_stacks::BlockStacks;
 use crate::budget::{Budget, Density};
-use crate::error::{ErrorKind, TraceError};
+use crate::error::{ErrorKind, Result, TraceError};
 use crate::model::{
     AllocatorSettings, Annotation, AnnotationStage, DIVISIONS_MAX, Snapshot, TraceEvent,
 };
@@ -34,7 +34,7 @@ const BLOCK_BYTES: u64 = size_of::<BlockSnapshot>() as u64 + 20;
 
 /// Returns whether the file in `input` has this format. Nothing of it may have been taken. A text file may begin
 /// with the same line, but has no such version. A file that ends before the version does not have this format.
-pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
+pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool> {
     const VERSION_LEN: usize = size_of::<u16>();
     let start = input.peek(MAGIC.len() + VERSION_LEN)?;
     let version = start
@@ -45,7 +45,7 @@ pub(crate) fn is_compact(input: &mut Input<'_>) -> Result<bool, TraceError> {
 }
 
 /// Returns the recording in `input`.
-pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot> {
     input.array::<{ MAGIC.len() }>()?;
     let version = u16::from_le_bytes(input.array()?);
     if !(1..=VERSION).contains(&version) {
@@ -86,7 +86,7 @@ pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
 }
 
 /// Takes a section. Returns its kind and its payload, after a check of the checksum.
-fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>), TraceError> {
+fn next_section(input: &mut Input<'_>) -> Result<(u8, Vec<u8>)> {
     let start = input.offset();
     let kind = input.byte()?;
     let count = u32::from_le_bytes(input.array()?);
@@ -120,7 +120,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn finish(self, input: &Input<'_>, is_cut_off: bool) -> Result<Snapshot, TraceError> {
+    fn finish(self, input: &Input<'_>, is_cut_off: bool) -> Result<Snapshot> {
         let mut budget = self.budget(input)?;
         let stacks = Arc::new(self.stacks);
         let mut snapshot = Snapshot {
@@ -138,7 +138,7 @@ impl Reader {
     }
 
     /// Reads a section, within the memory of `budget`.
-    fn section(&mut self, kind: u8, payload: &[u8], budget: &mut Budget) -> Result<(), TraceError> {
+    fn section(&mut self, kind: u8, payload: &[u8], budget: &mut Budget) -> Result<()> {
         budget.take(payload.len(), 1)?;
         let payload = &mut Payload {
             rest: payload,
@@ -191,7 +191,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_strings(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
+    fn read_strings(&mut self, payload: &mut Payload<'_, '_>) -> Result<()> {
         while !payload.is_empty() {
             let text = payload.text()?;
             payload.budget.take(1, STRING_BYTES + text.len() as u64)?;
@@ -200,7 +200,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_frames(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
+    fn read_frames(&mut self, payload: &mut Payload<'_, '_>) -> Result<()> {
         while !payload.is_empty() {
             payload.budget.take(1, FRAME_BYTES)?;
             let name = payload.number(self.strings.len(), "string")?;
@@ -215,7 +215,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_stacks(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
+    fn read_stacks(&mut self, payload: &mut Payload<'_, '_>) -> Result<()> {
         let mut frames = Vec::new();
         while !payload.is_empty() {
             frames.clear();
@@ -230,7 +230,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_notes(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
+    fn read_notes(&mut self, payload: &mut Payload<'_, '_>) -> Result<()> {
         while !payload.is_empty() {
             payload.budget.take(1, FRAME_BYTES)?;
             let record = NoteRecord {
@@ -243,7 +243,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_device(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
+    fn read_device(&mut self, payload: &mut Payload<'_, '_>) -> Result<()> {
         let device = payload.number(DEVICES_MAX as usize, "device")?;
         let known = self.devices.iter().position(|&(other, _)| other == device);
         if known.is_some() && self.version < 3 {
@@ -262,7 +262,7 @@ impl Reader {
         &self,
         payload: &mut Payload<'_, '_>,
         mut events: Vec<TraceEvent>,
-    ) -> Result<Vec<TraceEvent>, TraceError> {
+    ) -> Result<Vec<TraceEvent>> {
         let mut before = BEFORE_FIRST;
         while !payload.is_empty() {
             let first = payload.byte()?;
@@ -300,7 +300,7 @@ impl Reader {
         Ok(events)
     }
 
-    fn read_regions(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
+    fn read_regions(&mut self, payload: &mut Payload<'_, '_>) -> Result<()> {
         while !payload.is_empty() {
             // A tree's nodes are at least half full.
             payload
@@ -313,7 +313,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_annotations(&mut self, payload: &mut Payload<'_, '_>) -> Result<(), TraceError> {
+    fn read_annotations(&mut self, payload: &mut Payload<'_, '_>) -> Result<()> {
         while !payload.is_empty() {
             payload.budget.take(1, size_of::<Annotation>() as u64)?;
             let name = self.name(payload)?;
@@ -332,7 +332,7 @@ impl Reader {
     }
 
     /// Returns a string as a name. Equal names share one text.
-    fn name(&mut self, payload: &mut Payload<'_, '_>) -> Result<RecordedText, TraceError> {
+    fn name(&mut self, payload: &mut Payload<'_, '_>) -> Result<RecordedText> {
         let number = payload.number(self.strings.len(), "string")? as usize;
         self.names.resize(self.strings.len(), None);
         let text = self.stacks.strings.get(self.strings[number]);
@@ -343,7 +343,7 @@ impl Reader {
     fn read_device_segments(
         &mut self,
         payload: &mut Payload<'_, '_>,
-    ) -> Result<Vec<SegmentSnapshot>, TraceError> {
+    ) -> Result<Vec<SegmentSnapshot>> {
         let mut stacks = mem::take(&mut self.parts()?.block_stacks);
         let held = self.read_segments(payload, &mut stacks)?;
         self.parts()?.block_stacks = stacks;
@@ -355,7 +355,7 @@ impl Reader {
         &self,
         payload: &mut Payload<'_, '_>,
         block_stacks: &mut BlockStacks,
-    ) -> Result<Vec<SegmentSnapshot>, TraceError> {
+    ) -> Result<Vec<SegmentSnapshot>> {
         let mut segments = Vec::new();
         while !payload.is_empty() {
             payload
@@ -408,7 +408,7 @@ impl Reader {
     }
 
     /// Returns the parts of the device named last.
-    fn parts(&mut self) -> Result<&mut Parts, TraceError> {
+    fn parts(&mut self) -> Result<&mut Parts> {
         match self.devices.get_mut(self.current) {
             Some((_, parts)) => Ok(parts),
             None => Err(TraceError::malformed("the section belongs to no device")),
@@ -416,7 +416,7 @@ impl Reader {
     }
 
     /// Returns the memory that the file may still take, after the parts read so far.
-    fn budget(&self, input: &Input<'_>) -> Result<Budget, TraceError> {
+    fn budget(&self, input: &Input<'_>) -> Result<Budget> {
         let mut budget = Budget::new(input.retained_bytes_max(Density::Compact));
         let tables = self.strings.len() * size_of::<StringId>()
             + self.frames.len() * size_of::<FrameId>()
@@ -442,7 +442,7 @@ fn free_block_order(said: u8) -> Option<FreeBlockOrder> {
     FreeBlockOrder::ALL.get(place).copied()
 }
 
-fn settings(payload: &mut Payload<'_, '_>, version: u16) -> Result<AllocatorSettings, TraceError> {
+fn settings(payload: &mut Payload<'_, '_>, version: u16) -> Result<AllocatorSettings> {
     let conf = payload.text()?.into();
     // Version 1 does not distinguish a setting that is off from one that is not recorded.
     let said = match version {

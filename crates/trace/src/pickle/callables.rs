@@ -1,6 +1,6 @@
 //! The Python objects that a pickle may refer to: a few constructors whose results are known without Python.
 
-use crate::error::{ErrorKind, TraceError};
+use crate::error::{ErrorKind, Result, TraceError};
 
 /// The most characters of a name in a message.
 const SHOWN_LETTERS: usize = 60;
@@ -71,7 +71,7 @@ const CALLABLES: [(&str, &[&str], Callable); 15] = [
 /// # Errors
 ///
 /// If it is not one of [`CALLABLES`].
-pub(super) fn find(module: &str, name: &str) -> Result<Callable, TraceError> {
+pub(super) fn find(module: &str, name: &str) -> Result<Callable> {
     let module = match module {
         // Python 2's name, which protocols up to 2 keep.
         "__builtin__" => "builtins",

@@ -5,7 +5,7 @@
 
 use super::callables::{Callable, NumberType};
 use super::heap::{Heap, Value};
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 
 /// Returns the result of `callable` for the tuple `arguments`.
 ///
@@ -16,7 +16,7 @@ pub(super) fn result<R: Copy>(
     heap: &mut Heap<R>,
     callable: Value,
     arguments: Value,
-) -> Result<Value, TraceError> {
+) -> Result<Value> {
     let Value::Callable(callable) = callable else {
         return Err(TraceError::malformed("calls something that is no function"));
     };
@@ -62,7 +62,7 @@ pub(super) fn result<R: Copy>(
 /// # Errors
 ///
 /// If the byte order is not that of CUDA's machines.
-pub(super) fn check_number_type<R: Copy>(heap: &Heap<R>, state: Value) -> Result<(), TraceError> {
+pub(super) fn check_number_type<R: Copy>(heap: &Heap<R>, state: Value) -> Result<()> {
     let order = heap.items(state).and_then(|items| items.get(1));
     match order.and_then(|&order| heap.text(order)) {
         Some("<" | "|" | "=") => Ok(()),
@@ -83,11 +83,7 @@ fn number_type(name: &str) -> NumberType {
     }
 }
 
-fn number<R: Copy>(
-    heap: &mut Heap<R>,
-    kind: NumberType,
-    bytes: &[u8],
-) -> Result<Value, TraceError> {
+fn number<R: Copy>(heap: &mut Heap<R>, kind: NumberType, bytes: &[u8]) -> Result<Value> {
     let wrong = || TraceError::malformed("numpy's number does not have the bytes of its type");
     let natural = |bytes: &[u8]| {
         let mut padded = [0; 8];
@@ -128,7 +124,7 @@ mod tests {
     use crate::pickle::Strings;
 
     /// Returns the value of the numpy scalar with this type and these bytes.
-    fn scalar(name: &str, bytes: &[u8]) -> Result<Value, TraceError> {
+    fn scalar(name: &str, bytes: &[u8]) -> Result<Value> {
         let mut heap: Heap<()> = Heap::new(Strings::default());
         number(&mut heap, number_type(name), bytes)
     }

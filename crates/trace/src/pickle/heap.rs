@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use super::callables::{Callable, NumberType};
 use super::strings::{StringId, Strings};
 use crate::budget::vector_bytes;
-use crate::error::{ErrorKind, TraceError};
+use crate::error::{ErrorKind, Result, TraceError};
 
 /// The most keys of a dict in which keys are looked up, so that a look-up takes constant time. A snapshot has about
 /// twenty keys in one dict. A dict of snapshots, or one that a user extended, may have any number.
@@ -224,7 +224,7 @@ impl<R: Copy> Heap<R> {
     /// # Errors
     ///
     /// If it is: no dict of a snapshot has so many keys.
-    pub(crate) fn kept(&self, value: Value) -> Result<Value, TraceError> {
+    pub(crate) fn kept(&self, value: Value) -> Result<Value> {
         if self.all_pairs(value).len() > 2 * KEYS_MAX {
             Err(too_many_keys())
         } else {

@@ -9,7 +9,7 @@ use super::opcodes::{code_name, data as op, foreign_name};
 use super::strings::Strings;
 use super::{callables, calls};
 use crate::budget::{Budget, Density};
-use crate::error::{ErrorKind, TraceError};
+use crate::error::{ErrorKind, Result, TraceError};
 use crate::source::Input;
 
 /// The most containers under construction at once. A snapshot needs eight.
@@ -38,7 +38,7 @@ pub(crate) trait Recogniser {
         &mut self,
         heap: &mut Heap<Self::Record>,
         items: &[Value],
-    ) -> Result<Option<Self::Record>, TraceError>;
+    ) -> Result<Option<Self::Record>>;
 
     /// Returns about how many bytes of memory the records take.
     fn retained_bytes(&self) -> u64;
@@ -71,7 +71,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         input: &'m mut Input<'r>,
         recogniser: &'m mut R,
         strings: Strings,
-    ) -> Result<(Value, Heap<R::Record>), TraceError> {
+    ) -> Result<(Value, Heap<R::Record>)> {
         let mut machine = Machine {
             input,
             recogniser,
@@ -109,7 +109,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         clippy::cast_possible_truncation,
         reason = "takes the lower bytes of the operand"
     )]
-    fn step(&mut self, opcode: u8, operand: u64) -> Result<(), TraceError> {
+    fn step(&mut self, opcode: u8, operand: u64) -> Result<()> {
         match opcode {
             op::BINGET => {
                 self.input.advance(2)?;
@@ -170,7 +170,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     /// Executes the opcodes that occur at most once per container.
-    fn step_rare(&mut self, opcode: u8) -> Result<(), TraceError> {
+    fn step_rare(&mut self, opcode: u8) -> Result<()> {
         match opcode {
             op::PROTO => self.protocol(),
             op::FRAME => self.input.array::<8>().map(|_length| ()),
@@ -238,7 +238,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     /// Reads the plain values that are rare in a file, and the text forms of protocol 0.
-    fn scalar(&mut self, opcode: u8) -> Result<Value, TraceError> {
+    fn scalar(&mut self, opcode: u8) -> Result<Value> {
         Ok(match opcode {
             op::NONE => Value::None,
             op::NEWTRUE => Value::Bool(true),
@@ -298,7 +298,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         })
     }
 
-    fn protocol(&mut self) -> Result<(), TraceError> {
+    fn protocol(&mut self) -> Result<()> {
         match self.input.byte()? {
             0..=5 => Ok(()),
             version => Err(TraceError::malformed(format!(
@@ -308,13 +308,13 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     #[inline]
-    fn push(&mut self, value: Value) -> Result<(), TraceError> {
+    fn push(&mut self, value: Value) -> Result<()> {
         self.stack.push(value);
         Ok(())
     }
 
     #[inline]
-    fn pop(&mut self) -> Result<Value, TraceError> {
+    fn pop(&mut self) -> Result<Value> {
         let height = self.height_below(1)?;
         let value = self.stack[height];
         self.stack.truncate(height);
@@ -322,7 +322,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     /// Returns the index of the first of the topmost `count` values. They must be above the last mark.
-    fn height_below(&self, count: usize) -> Result<usize, TraceError> {
+    fn height_below(&self, count: usize) -> Result<usize> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
             Some(height) if height >= floor => Ok(height),
@@ -331,7 +331,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     #[inline]
-    fn mark(&mut self) -> Result<(), TraceError> {
+    fn mark(&mut self) -> Result<()> {
         if self.marks.len() == NESTING_MAX {
             let what = format!("containers are nested deeper than {NESTING_MAX}");
             return Err(TraceError::new(ErrorKind::Limit, what));
@@ -341,14 +341,14 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     #[inline]
-    fn unmark(&mut self) -> Result<usize, TraceError> {
+    fn unmark(&mut self) -> Result<usize> {
         self.marks
             .pop()
             .ok_or_else(|| TraceError::malformed("a container ends that never began"))
     }
 
     #[inline]
-    fn get(&mut self, index: u32) -> Result<(), TraceError> {
+    fn get(&mut self, index: u32) -> Result<()> {
         match self.memo.get(index as usize) {
             Some(&reference) => self.push(self.heap.value(reference)),
             None => self.get_sparse(index),
@@ -356,7 +356,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     #[cold]
-    fn get_sparse(&mut self, index: u32) -> Result<(), TraceError> {
+    fn get_sparse(&mut self, index: u32) -> Result<()> {
         match self.sparse_memo.get(&index) {
             Some(&reference) => self.push(self.heap.value(reference)),
             None => Err(TraceError::malformed(format!(
@@ -366,14 +366,14 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     #[inline]
-    fn memoize(&mut self) -> Result<(), TraceError> {
+    fn memoize(&mut self) -> Result<()> {
         let value = *self.stack.last().ok_or_else(stack_is_empty)?;
         let reference = self.heap.reference(value);
         self.memo.push(reference);
         Ok(())
     }
 
-    fn put(&mut self, index: u32) -> Result<(), TraceError> {
+    fn put(&mut self, index: u32) -> Result<()> {
         if index as usize == self.memo.len() {
             return self.memoize();
         }
@@ -387,7 +387,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     #[cold]
-    fn put_sparse(&mut self, index: u32, reference: Reference) -> Result<(), TraceError> {
+    fn put_sparse(&mut self, index: u32, reference: Reference) -> Result<()> {
         if self.sparse_memo.len() == self.sparse_memo.capacity() {
             // The table doubles its size, and both tables exist meanwhile.
             self.check_memory(2 * self.sparse_memo.allocation_size() as u64)?;
@@ -397,7 +397,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     /// Appends the values from `height` up to the list below them.
-    fn append(&mut self, height: usize) -> Result<(), TraceError> {
+    fn append(&mut self, height: usize) -> Result<()> {
         self.make_room(height)?;
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
         let floor = self.marks.last().copied().unwrap_or(0);
@@ -415,7 +415,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 
     /// Returns an error if the memory limit does not allow a container of the values from `height` up.
     #[inline]
-    fn make_room(&mut self, height: usize) -> Result<(), TraceError> {
+    fn make_room(&mut self, height: usize) -> Result<()> {
         match self.stack.len().saturating_sub(height) {
             many @ MANY_VALUES.. => self.check_memory((many * size_of::<Value>()) as u64),
             _ => Ok(()),
@@ -434,7 +434,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 
     /// Adds the keys and values from `height` up to the dict below them.
     #[inline]
-    fn set_items(&mut self, height: usize) -> Result<(), TraceError> {
+    fn set_items(&mut self, height: usize) -> Result<()> {
         self.make_room(height)?;
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
         let below = height.checked_sub(1).map(|below| self.stack[below]);
@@ -461,11 +461,11 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
     }
 
-    fn tuple_of(&mut self, count: usize) -> Result<(), TraceError> {
+    fn tuple_of(&mut self, count: usize) -> Result<()> {
         self.tuple(self.height_below(count)?)
     }
 
-    fn tuple(&mut self, height: usize) -> Result<(), TraceError> {
+    fn tuple(&mut self, height: usize) -> Result<()> {
         self.make_room(height)?;
         let items = self.stack.get(height..).ok_or_else(stack_is_empty)?;
         let tuple = self.heap.new_tuple(items);
@@ -474,7 +474,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
     }
 
     /// Reads the state of a numpy type. The state of any other object is refused.
-    fn build(&mut self) -> Result<(), TraceError> {
+    fn build(&mut self) -> Result<()> {
         let state = self.pop()?;
         match self.stack[self.height_below(1)?] {
             Value::NumberType(_) => calls::check_number_type(&self.heap, state),
@@ -482,17 +482,17 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         }
     }
 
-    fn string(&mut self, count: u64) -> Result<Value, TraceError> {
+    fn string(&mut self, count: u64) -> Result<Value> {
         let bytes = self.input.long_bytes(count, STRING_BYTES_MAX)?;
         Ok(Value::String(self.heap.strings.intern(&utf8(&bytes)?)))
     }
 
-    fn skip(&mut self, count: u64) -> Result<Value, TraceError> {
+    fn skip(&mut self, count: u64) -> Result<Value> {
         self.input.skip(count)?;
         Ok(Value::Opaque)
     }
 
-    fn text(&mut self, opcode: u8) -> Result<Value, TraceError> {
+    fn text(&mut self, opcode: u8) -> Result<Value> {
         let line = self.input.line()?;
         let line = &*utf8(&line)?;
         let not_a_number = || {
@@ -519,7 +519,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
         })
     }
 
-    fn text_memo(&mut self, opcode: u8) -> Result<Value, TraceError> {
+    fn text_memo(&mut self, opcode: u8) -> Result<Value> {
         let line = self.input.line()?;
         let index = utf8(&line)?
             .parse()
@@ -533,7 +533,7 @@ impl<'m, 'r, R: Recogniser> Machine<'m, 'r, R> {
 
     /// Returns an error if `coming_bytes` more would exceed the memory limit.
     #[cold]
-    fn check_memory(&self, coming_bytes: u64) -> Result<(), TraceError> {
+    fn check_memory(&self, coming_bytes: u64) -> Result<()> {
         let references =
             self.memo.len() * size_of::<Reference>() + self.sparse_memo.allocation_size();
         let mut budget = Budget::new(self.input.retained_bytes_max(Density::Pickle));
@@ -579,7 +579,7 @@ pub(crate) fn set_items<R: Recogniser>(
     recogniser: &mut R,
     dict: u32,
     items: &[Value],
-) -> Result<bool, TraceError> {
+) -> Result<bool> {
     if let Dict::Empty = heap.dict(dict)
         && let Some(record) = recogniser.recognise(heap, items)?
     {
@@ -590,7 +590,7 @@ pub(crate) fn set_items<R: Recogniser>(
 }
 
 #[inline]
-fn utf8(bytes: &[u8]) -> Result<Cow<'_, str>, TraceError> {
+fn utf8(bytes: &[u8]) -> Result<Cow<'_, str>> {
     match str::from_utf8(bytes) {
         Ok(text) => Ok(text.into()),
         Err(_) => without_surrogates(bytes.to_vec()).map(Cow::Owned),
@@ -600,7 +600,7 @@ fn utf8(bytes: &[u8]) -> Result<Cow<'_, str>, TraceError> {
 /// Returns a text with U+FFFD for each surrogate. Python has surrogates in file names that are not UTF-8, and
 /// pickles them like letters.
 #[cold]
-fn without_surrogates(mut bytes: Vec<u8>) -> Result<String, TraceError> {
+fn without_surrogates(mut bytes: Vec<u8>) -> Result<String> {
     for start in 0..bytes.len() {
         if let Some([0xed, 0xa0..=0xbf, 0x80..=0xbf]) = bytes.get(start..start + 3) {
             bytes[start..start + 3].copy_from_slice("\u{fffd}".as_bytes());

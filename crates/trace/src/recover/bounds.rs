@@ -3,7 +3,7 @@
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnapshot};
 
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::TraceEvent;
 
 /// The end of a device's addresses. CUDA's are below 2^57.
@@ -22,7 +22,7 @@ const ALL_BYTES_MAX: Bytes = Bytes(1 << 61);
 /// # Errors
 ///
 /// If there is such an event. The error names the first.
-pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), TraceError> {
+pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<()> {
     let mut all = Bytes::ZERO;
     for (index, recorded) in events.iter().enumerate() {
         let Event { action, size, .. } = recorded.event;
@@ -43,7 +43,7 @@ pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<(), Tra
 }
 
 /// Returns an error if a pause has memory that no device has.
-pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
+pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<()> {
     let mut events = paused.iter().map(|recorded| recorded.event);
     match events.find(|event| !is_memory(event.address, event.size)) {
         None => Ok(()),
@@ -54,7 +54,7 @@ pub(crate) fn check_paused(paused: &[TraceEvent]) -> Result<(), TraceError> {
 }
 
 /// Returns an error if a segment has memory that no device has, or if a block in use is shorter than its request.
-pub(crate) fn check_segments(segments: &[SegmentSnapshot]) -> Result<(), TraceError> {
+pub(crate) fn check_segments(segments: &[SegmentSnapshot]) -> Result<()> {
     for segment in segments {
         if !is_memory(segment.address, segment.size) {
             return Err(TraceError::contradiction(format!(

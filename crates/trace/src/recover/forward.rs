@@ -14,7 +14,7 @@ use super::bounds::check_segments;
 use super::overlaps::{overlap, range_end};
 use super::segments::Segments;
 use crate::budget::{Budget, CHECK_EVERY_EVENTS};
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::{InitialSegment, TraceEvent};
 
 /// Returns the segments after `events`, sorted by address. `held` are the segments before. O(n log m) for n events
@@ -28,7 +28,7 @@ pub(crate) fn left_at_end(
     held: &[SegmentSnapshot],
     events: &[TraceEvent],
     budget: &mut Budget,
-) -> Result<Vec<SegmentSnapshot>, TraceError> {
+) -> Result<Vec<SegmentSnapshot>> {
     check_segments(held)?;
     let mut present = Present::new(held, granule(held, events))?;
     for (index, event) in events.iter().enumerate() {
@@ -65,7 +65,7 @@ pub(super) fn granule(held: &[SegmentSnapshot], events: &[TraceEvent]) -> Bytes 
 }
 
 impl Present {
-    fn new(held: &[SegmentSnapshot], granule: Bytes) -> Result<Present, TraceError> {
+    fn new(held: &[SegmentSnapshot], granule: Bytes) -> Result<Present> {
         let mut present = Present {
             blocks: BTreeMap::new(),
             segments: Segments::default(),
@@ -81,7 +81,7 @@ impl Present {
         Ok(present)
     }
 
-    fn apply(&mut self, recorded: &TraceEvent) -> Result<(), TraceError> {
+    fn apply(&mut self, recorded: &TraceEvent) -> Result<()> {
         let Event { action, size, .. } = recorded.event;
         let address = recorded.event.address;
         // A copy, because the segments set an event's pool, which is not needed here.

@@ -40,7 +40,7 @@ use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, SegmentSnap
 
 use crate::block_stacks::BlockStacks;
 use crate::budget::{Budget, CHECK_EVERY_EVENTS};
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::{InitialBlock, InitialSegment, InitialState, TraceEvent};
 use crate::stacks::StackId;
 
@@ -78,7 +78,7 @@ pub(crate) fn recover(
     end_follows: bool,
     block_stacks: &BlockStacks,
     budget: &mut Budget,
-) -> Result<Recovered, TraceError> {
+) -> Result<Recovered> {
     let pools_known: Vec<bool> = events.iter().map(|event| event.pool_known).collect();
     budget.take(pools_known.len(), size_of::<bool>() as u64)?;
     let walk = |events: &mut [TraceEvent], rewound: Option<&Rewound>, budget: &Budget| {
@@ -134,7 +134,7 @@ pub(crate) fn check(
     events: &[TraceEvent],
     segments: &[SegmentSnapshot],
     block_stacks: &BlockStacks,
-) -> Result<(), TraceError> {
+) -> Result<()> {
     let mut budget = Budget::new(u64::MAX);
     let mut past = Past::from_end(segments, None, block_stacks)?;
     past.kinds = Kinds::of(events);
@@ -226,7 +226,7 @@ impl Past {
         segments: &[SegmentSnapshot],
         rewound: Option<&Rewound>,
         block_stacks: &BlockStacks,
-    ) -> Result<Past, TraceError> {
+    ) -> Result<Past> {
         let mut past = Past {
             blocks: BTreeMap::new(),
             freed: None,
@@ -271,12 +271,7 @@ impl Past {
     }
 
     /// Undoes all events.
-    fn walk(
-        mut self,
-        device: u32,
-        events: &mut [TraceEvent],
-        budget: &Budget,
-    ) -> Result<Walked, TraceError> {
+    fn walk(mut self, device: u32, events: &mut [TraceEvent], budget: &Budget) -> Result<Walked> {
         self.kinds = Kinds::of(events);
         self.undo_all(device, 0, events, budget)?;
         let retained_bytes = self.retained_bytes();
@@ -295,7 +290,7 @@ impl Past {
 
     /// Returns an error if an undone event shows that the end is of another moment, but the end was computed from
     /// the events.
-    fn check_end(&self, event: Event) -> Result<(), TraceError> {
+    fn check_end(&self, event: Event) -> Result<()> {
         if !(self.end_follows && self.saw_younger) {
             return Ok(());
         }
@@ -313,7 +308,7 @@ impl Past {
         first: usize,
         events: &mut [TraceEvent],
         budget: &Budget,
-    ) -> Result<(), TraceError> {
+    ) -> Result<()> {
         for (offset, event) in events.iter_mut().enumerate().rev() {
             let index = first + offset;
             self.undo(index, event)
@@ -339,7 +334,7 @@ impl Past {
     }
 
     /// Undoes one event, and sets its pool.
-    fn undo(&mut self, index: usize, event: &mut TraceEvent) -> Result<(), TraceError> {
+    fn undo(&mut self, index: usize, event: &mut TraceEvent) -> Result<()> {
         match event.event.action {
             Action::Alloc => {
                 let kinds = self.kinds;
@@ -365,7 +360,7 @@ impl Past {
 
     /// Returns an error if a block is in use in memory that the undone event allocates, and an event freed it:
     /// nothing allocated that block. A block that still exists at the end may be younger than the last event.
-    fn check_unused(&mut self, event: Event) -> Result<(), TraceError> {
+    fn check_unused(&mut self, event: Event) -> Result<()> {
         if !self.kinds.has(Action::Alloc) {
             return Ok(());
         }
@@ -378,7 +373,7 @@ impl Past {
         Ok(())
     }
 
-    fn undo_alloc(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
+    fn undo_alloc(&mut self, event: &mut TraceEvent) -> Result<()> {
         let Event { address, size, .. } = event.event;
         let block = self.blocks.remove(&address.get());
         if let Some(freed) = &mut self.freed {
@@ -410,11 +405,7 @@ impl Past {
         Ok(())
     }
 
-    fn undo_free_requested(
-        &mut self,
-        index: usize,
-        event: &mut TraceEvent,
-    ) -> Result<(), TraceError> {
+    fn undo_free_requested(&mut self, index: usize, event: &mut TraceEvent) -> Result<()> {
         let address = event.event.address;
         if let Some(block) = self.blocks.get_mut(&address.get())
             && block.block.status == BlockStatus::PendingFree
@@ -446,7 +437,7 @@ impl Past {
         index: usize,
         event: &mut TraceEvent,
         status: BlockStatus,
-    ) -> Result<(), TraceError> {
+    ) -> Result<()> {
         let Event { address, size, .. } = event.event;
         if let Some(block) = self.occupant(address, size) {
             return Err(overlap("frees", event.event, block));

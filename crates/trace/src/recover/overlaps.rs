@@ -6,7 +6,7 @@ use lowtide_core::{Action, Bytes, DeviceAddress, Event};
 
 use super::kinds::Kinds;
 use crate::budget::{Budget, CHECK_EVERY_EVENTS};
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::{InitialState, TraceEvent};
 
 /// Returns an error if an allocation takes memory of an earlier block that was not freed. `events` are all events
@@ -20,7 +20,7 @@ pub(super) fn refuse_overlaps(
     events: &[TraceEvent],
     initial: &InitialState,
     budget: &Budget,
-) -> Result<(), TraceError> {
+) -> Result<()> {
     let mut blocks = Blocks::default();
     for block in &initial.blocks {
         blocks.insert(block.address, block.requested);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId};
 
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::{InitialBlock, InitialSegment, TraceEvent};
 
 /// Returns whether a segment of this size serves PyTorch's large requests. Segments for small requests have 2 MiB.
@@ -69,10 +69,7 @@ impl Segments {
     /// Adds a segment. Returns its pool, if it is known.
     ///
     /// A range of an expandable segment is merged with the ranges that it touches, as in PyTorch's snapshots.
-    pub(super) fn insert(
-        &mut self,
-        mut segment: InitialSegment,
-    ) -> Result<Option<MempoolId>, TraceError> {
+    pub(super) fn insert(&mut self, mut segment: InitialSegment) -> Result<Option<MempoolId>> {
         let (start, end) = (segment.address.get(), segment.end());
         if let Some((&other, &before)) = self.0.range(..end.max(start + 1)).next_back() {
             if before.end() > start || other == start {
@@ -128,11 +125,7 @@ impl Segments {
 
     /// Removes a segment that was allocated. If the segments at the end are unknown, it may be missing, because it
     /// may have stayed to the end.
-    pub(super) fn undo_alloc(
-        &mut self,
-        event: &mut TraceEvent,
-        knows_end: bool,
-    ) -> Result<(), TraceError> {
+    pub(super) fn undo_alloc(&mut self, event: &mut TraceEvent, knows_end: bool) -> Result<()> {
         let Event { address, size, .. } = event.event;
         match self.0.get(&address.get()) {
             Some(segment) if segment.size == size => {
@@ -149,18 +142,14 @@ impl Segments {
     }
 
     /// Adds a segment that was released, or a range that was unmapped.
-    pub(super) fn undo_release(&mut self, event: &mut TraceEvent) -> Result<(), TraceError> {
+    pub(super) fn undo_release(&mut self, event: &mut TraceEvent) -> Result<()> {
         let pool = self.insert(InitialSegment::of_event(event))?;
         event.set_pool(pool);
         Ok(())
     }
 
     /// Removes a range that was mapped, from the range that contains it.
-    pub(super) fn undo_map(
-        &mut self,
-        event: &mut TraceEvent,
-        knows_end: bool,
-    ) -> Result<(), TraceError> {
+    pub(super) fn undo_map(&mut self, event: &mut TraceEvent, knows_end: bool) -> Result<()> {
         let Event { address, size, .. } = event.event;
         let (start, end) = (address.get(), address.get() + size.get());
         let around = self.0.range(..=start).next_back();

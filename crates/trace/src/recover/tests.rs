@@ -59,7 +59,7 @@ fn segment(statuses: &[BlockStatus]) -> SegmentSnapshot {
     }
 }
 
-fn run(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<Recovered, TraceError> {
+fn run(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<Recovered> {
     check_events(0, events)?;
     let budget = &mut Budget::new(256 << 20);
     recover(

@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::records::{Record, Records, known_strings};
 use crate::budget::{Budget, Density};
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::pickle::{Heap, Recogniser as _, Value, set_items};
 use crate::source::Input;
 
@@ -30,10 +30,7 @@ const CHECK_EVERY_BYTES: u64 = 64 << 10;
 const ITEMS_AT_ONCE: usize = 4096;
 
 /// Returns the first value in the JSON of `input`, and the heap with the objects that it refers to.
-pub(super) fn read(
-    input: &mut Input<'_>,
-    records: &mut Records,
-) -> Result<(Value, Heap<Record>), TraceError> {
+pub(super) fn read(input: &mut Input<'_>, records: &mut Records) -> Result<(Value, Heap<Record>)> {
     let progress = Progress::default();
     let mut builder = Builder {
         heap: Heap::new(known_strings()),
@@ -119,7 +116,7 @@ impl Builder<'_> {
         self.check_memory().map_err(|error| self.fail(error))
     }
 
-    fn check_memory(&mut self) -> Result<(), TraceError> {
+    fn check_memory(&mut self) -> Result<()> {
         let offset = self.progress.read_bytes.get();
         self.progress.seen_at.set(offset);
         if offset < self.check_at {
@@ -132,7 +129,7 @@ impl Builder<'_> {
     }
 
     /// Adds `items`, keys and values in turn, to a dict.
-    fn set_items(&mut self, dict: Value, items: &[Value]) -> Result<(), TraceError> {
+    fn set_items(&mut self, dict: Value, items: &[Value]) -> Result<()> {
         let Value::Dict(dict) = dict else {
             return Ok(());
         };

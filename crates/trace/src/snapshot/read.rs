@@ -13,7 +13,7 @@ use super::json;
 use super::pauses::{self, Pause, Place};
 use super::records::{Record, Records, action, known_strings, natural, pool_id, small, stream};
 use crate::budget::{Budget, Density};
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::in_force::conf_pairs;
 use crate::model::{AllocatorSettings, Annotation, Snapshot, TraceEvent};
 use crate::parts::{DEVICES_MAX, Parts};
@@ -34,14 +34,14 @@ const NO_SNAPSHOTS: &str = "a list of something other than snapshots or segments
 const MANY_ITEMS: usize = 16;
 
 /// Returns the snapshot in the pickle of `input`.
-pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+pub(crate) fn read(input: &mut Input<'_>) -> Result<Snapshot> {
     let mut records = Records::default();
     let (root, heap) = Machine::run(input, &mut records, known_strings())?;
     Reader::new(input, heap, records)?.snapshot(root)
 }
 
 /// Returns the snapshot in the JSON of `input`.
-pub(crate) fn read_json(input: &mut Input<'_>) -> Result<Snapshot, TraceError> {
+pub(crate) fn read_json(input: &mut Input<'_>) -> Result<Snapshot> {
     let mut records = Records::default();
     let (root, heap) = json::read(input, &mut records)?;
     Reader::new(input, heap, records)?.snapshot(root)
@@ -80,7 +80,7 @@ enum Owner {
 }
 
 impl Reader {
-    fn new(input: &Input<'_>, heap: Heap<Record>, records: Records) -> Result<Reader, TraceError> {
+    fn new(input: &Input<'_>, heap: Heap<Record>, records: Records) -> Result<Reader> {
         let mut budget = Budget::new(input.retained_bytes_max(Density::Pickle));
         budget.take(1, heap.retained_bytes() + records.retained_bytes())?;
         Ok(Reader {
@@ -92,7 +92,7 @@ impl Reader {
         })
     }
 
-    fn snapshot(mut self, root: Value) -> Result<Snapshot, TraceError> {
+    fn snapshot(mut self, root: Value) -> Result<Snapshot> {
         let mut members = Vec::new();
         let mut left_out = Vec::new();
         let roots = self.roots(root, &mut left_out)?;
@@ -131,7 +131,7 @@ impl Reader {
         &self,
         root: Value,
         left_out: &mut Vec<String>,
-    ) -> Result<Vec<(Option<RecordedText>, Value)>, TraceError> {
+    ) -> Result<Vec<(Option<RecordedText>, Value)>> {
         let is_snapshot = |value: Value| {
             let has = |key| self.get(value, key) != Value::None;
             has("segments") || has("device_traces")
@@ -195,7 +195,7 @@ impl Reader {
     }
 
     /// Returns the contents of the snapshot `root`.
-    fn member(&mut self, root: Value) -> Result<Member, TraceError> {
+    fn member(&mut self, root: Value) -> Result<Member> {
         let (segments, traces) = match root {
             Value::List(_) => (root, Value::None),
             Value::Dict(_) => (self.get(root, "segments"), self.get(root, "device_traces")),
@@ -245,7 +245,7 @@ impl Reader {
     /// # Errors
     ///
     /// If another snapshot has it, too: a file might list it any number of times.
-    fn take_list(&mut self, list: Value) -> Result<(), TraceError> {
+    fn take_list(&mut self, list: Value) -> Result<()> {
         match list {
             Value::List(number) if self.count(list) >= MANY_ITEMS && !self.taken.insert(number) => {
                 Err(TraceError::malformed("two snapshots share a list"))
@@ -254,7 +254,7 @@ impl Reader {
         }
     }
 
-    fn read_segments(&mut self, segments: Value, member: &mut Member) -> Result<(), TraceError> {
+    fn read_segments(&mut self, segments: Value, member: &mut Member) -> Result<()> {
         for number in 0..self.count(segments) {
             let segment = self.item(segments, number);
             self.read_segment(segment, member)
@@ -263,7 +263,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_segment(&mut self, segment: Value, member: &mut Member) -> Result<(), TraceError> {
+    fn read_segment(&mut self, segment: Value, member: &mut Member) -> Result<()> {
         self.heap.kept(segment)?;
         let device = small(self.get(segment, "device")).filter(|&device| device < DEVICES_MAX);
         let device =
@@ -272,7 +272,7 @@ impl Reader {
     }
 
     /// Reads a segment of a device or of the host.
-    fn read_memory(&mut self, segment: Value, parts: &mut Parts) -> Result<(), TraceError> {
+    fn read_memory(&mut self, segment: Value, parts: &mut Parts) -> Result<()> {
         self.budget.take(1, size_of::<SegmentSnapshot>() as u64)?;
         self.heap.kept(segment)?;
         let address = natural(self.get(segment, "address"))
@@ -300,12 +300,7 @@ impl Reader {
     }
 
     /// Reads pinned host memory, which has no device number.
-    fn read_host(
-        &mut self,
-        segments: Value,
-        trace: Value,
-        member: &mut Member,
-    ) -> Result<(), TraceError> {
+    fn read_host(&mut self, segments: Value, trace: Value, member: &mut Member) -> Result<()> {
         for number in 0..self.count(segments) {
             let segment = self.item(segments, number);
             self.read_memory(segment, &mut member.host)
@@ -323,7 +318,7 @@ impl Reader {
         blocks: Value,
         segment: &mut SegmentSnapshot,
         parts: &mut Parts,
-    ) -> Result<(), TraceError> {
+    ) -> Result<()> {
         let mut address = segment.address;
         let mut left = segment.size;
         // A stack takes some 20 bytes.
@@ -358,7 +353,7 @@ impl Reader {
     }
 
     /// Finds the events of each device.
-    fn read_traces(&mut self, traces: Value, member: &mut Member) -> Result<(), TraceError> {
+    fn read_traces(&mut self, traces: Value, member: &mut Member) -> Result<()> {
         for device in 0..self.count(traces) {
             let trace = self.item(traces, device);
             let device = u32::try_from(device)
@@ -386,7 +381,7 @@ impl Reader {
         trace: Value,
         parts: &mut Parts,
         in_event: impl Fn(TraceError, usize) -> TraceError,
-    ) -> Result<Runs, TraceError> {
+    ) -> Result<Runs> {
         let mut events = Runs::default();
         for index in 0..self.count(trace) {
             let entry = self.item(trace, index);
@@ -404,7 +399,7 @@ impl Reader {
     }
 
     /// Reads the pauses of each device.
-    fn read_pauses(&mut self, list: Value, member: &mut Member) -> Result<(), TraceError> {
+    fn read_pauses(&mut self, list: Value, member: &mut Member) -> Result<()> {
         let mut events = Runs::default();
         for index in 0..self.count(list) {
             self.budget.take(1, size_of::<(Pause, u32)>() as u64)?;
@@ -435,7 +430,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_regions(&mut self, regions: Value, member: &mut Member) -> Result<(), TraceError> {
+    fn read_regions(&mut self, regions: Value, member: &mut Member) -> Result<()> {
         for index in 0..self.count(regions) {
             let entry = self.heap.kept(self.item(regions, index))?;
             let device = small(self.get(entry, "device"));
@@ -454,7 +449,7 @@ impl Reader {
         Ok(())
     }
 
-    fn read_annotations(&mut self, list: Value, member: &mut Member) -> Result<(), TraceError> {
+    fn read_annotations(&mut self, list: Value, member: &mut Member) -> Result<()> {
         for index in 0..self.count(list) {
             let entry = self.item(list, index);
             let record = self.records.resolve(&mut self.heap, entry)?;
@@ -478,7 +473,7 @@ impl Reader {
     }
 
     /// Returns a text, if `value` is one.
-    fn recorded_text(&mut self, value: Value) -> Result<Option<RecordedText>, TraceError> {
+    fn recorded_text(&mut self, value: Value) -> Result<Option<RecordedText>> {
         let Value::String(id) = value else {
             return Ok(None);
         };
@@ -493,7 +488,7 @@ impl Reader {
         Ok(Some(text))
     }
 
-    fn settings(&mut self, settings: Value) -> Result<AllocatorSettings, TraceError> {
+    fn settings(&mut self, settings: Value) -> Result<AllocatorSettings> {
         let settings = self.heap.kept(settings)?;
         let conf = self.recorded_text(self.get(settings, "PYTORCH_CUDA_ALLOC_CONF"))?;
         let conf = conf.unwrap_or_default();
@@ -582,11 +577,7 @@ impl Reader {
 
 impl Member {
     /// Takes the events of the snapshot off the end of `all`, from the last list to the first.
-    fn take_events(
-        &mut self,
-        all: &mut Vec<TraceEvent>,
-        budget: &mut Budget,
-    ) -> Result<(), TraceError> {
+    fn take_events(&mut self, all: &mut Vec<TraceEvent>, budget: &mut Budget) -> Result<()> {
         for (owner, runs) in std::mem::take(&mut self.events).into_iter().rev() {
             let events = runs.take(all, budget)?;
             match owner {
@@ -611,7 +602,7 @@ impl Member {
         stacks: &Arc<StackTable>,
         budget: &mut Budget,
         all: &mut Snapshot,
-    ) -> Result<(), TraceError> {
+    ) -> Result<()> {
         let (name, settings) = (self.name, self.settings);
         let named = |error: TraceError| match &name {
             Some(name) => error.in_part(&format!("snapshot {name}")),
@@ -635,7 +626,7 @@ impl Member {
 struct Runs(Vec<Range<usize>>);
 
 impl Runs {
-    fn push(&mut self, number: usize, budget: &mut Budget) -> Result<(), TraceError> {
+    fn push(&mut self, number: usize, budget: &mut Budget) -> Result<()> {
         match self.0.last_mut() {
             Some(run) if run.end == number => run.end += 1,
             _ => {
@@ -648,11 +639,7 @@ impl Runs {
 
     /// Returns the events with these numbers. Moves them if they are all of `events`, as for a single device, or
     /// its tail. Copies them otherwise.
-    fn take(
-        self,
-        events: &mut Vec<TraceEvent>,
-        budget: &mut Budget,
-    ) -> Result<Vec<TraceEvent>, TraceError> {
+    fn take(self, events: &mut Vec<TraceEvent>, budget: &mut Budget) -> Result<Vec<TraceEvent>> {
         Ok(match &self.0[..] {
             [run] if run.end == events.len() && run.start == 0 => std::mem::take(events),
             [run] if run.end == events.len() => {

@@ -2,7 +2,7 @@
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, Stream};
 
-use crate::error::TraceError;
+use crate::error::{Result, TraceError};
 use crate::model::{AnnotationStage, TraceEvent};
 use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::pickle::{Dict, Heap, Recogniser, StringId, Strings, Value};
@@ -150,7 +150,7 @@ impl Fields {
     }
 
     #[inline]
-    fn natural(&self, field: Field) -> Result<u64, TraceError> {
+    fn natural(&self, field: Field) -> Result<u64> {
         natural(self.get(field)).ok_or_else(|| {
             let name = FIELD_NAMES[field as usize];
             TraceError::malformed(if self.has(field) {
@@ -166,11 +166,7 @@ impl Recogniser for Records {
     type Record = Record;
 
     #[inline]
-    fn recognise(
-        &mut self,
-        heap: &mut Heap<Record>,
-        items: &[Value],
-    ) -> Result<Option<Record>, TraceError> {
+    fn recognise(&mut self, heap: &mut Heap<Record>, items: &[Value]) -> Result<Option<Record>> {
         // Filled in place, because it is too large to move for each dict.
         let mut fields = Fields::NONE;
         fields.fill(items);
@@ -200,7 +196,7 @@ impl Records {
         &mut self,
         heap: &mut Heap<Record>,
         value: Value,
-    ) -> Result<Option<Record>, TraceError> {
+    ) -> Result<Option<Record>> {
         let Value::Dict(dict) = value else {
             return Ok(None);
         };
@@ -220,7 +216,7 @@ impl Records {
     }
 
     #[inline]
-    fn event(&mut self, heap: &mut Heap<Record>, fields: &Fields) -> Result<Record, TraceError> {
+    fn event(&mut self, heap: &mut Heap<Record>, fields: &Fields) -> Result<Record> {
         let Some(action) = action(fields.get(Field::Action)) else {
             return Ok(Record::SkippedEvent);
         };
@@ -254,7 +250,7 @@ impl Records {
         Ok(Record::Event(number))
     }
 
-    fn block(&mut self, heap: &mut Heap<Record>, fields: &Fields) -> Result<Record, TraceError> {
+    fn block(&mut self, heap: &mut Heap<Record>, fields: &Fields) -> Result<Record> {
         let status = match heap.text(fields.get(Field::State)) {
             Some("active_allocated") => BlockStatus::Allocated,
             // PyTorch's documentation uses the second name.
@@ -301,7 +297,7 @@ impl Records {
     }
 
     #[inline]
-    fn note(&mut self, fields: &Fields) -> Result<NoteId, TraceError> {
+    fn note(&mut self, fields: &Fields) -> Result<NoteId> {
         let text = |field| match fields.get(field) {
             Value::String(text) => Some(text),
             _ => None,
@@ -406,7 +402,7 @@ fn number(position: usize) -> u32 {
 }
 
 /// Returns the stream with the handle `value`: a pointer, which some writers write as a signed number.
-pub(super) fn stream(value: Value) -> Result<Stream, TraceError> {
+pub(super) fn stream(value: Value) -> Result<Stream> {
     match value {
         Value::Int(value) => Ok(Stream(value.cast_unsigned())),
         Value::Natural(value) => Ok(Stream(value)),
@@ -416,7 +412,7 @@ pub(super) fn stream(value: Value) -> Result<Stream, TraceError> {
 }
 
 /// Returns the pool whose id is `value`, a pair of numbers.
-pub(super) fn pool_id(heap: &Heap<Record>, value: Value) -> Result<MempoolId, TraceError> {
+pub(super) fn pool_id(heap: &Heap<Record>, value: Value) -> Result<MempoolId> {
     if let Some(&[first, second]) = heap.items(value)
         && let (Some(first), Some(second)) = (natural(first), natural(second))
     {

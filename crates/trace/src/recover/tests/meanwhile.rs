@@ -714,7 +714,7 @@ fn are_impossible(events: &[TraceEvent]) -> bool {
 }
 
 /// Returns the result of the walk from the recorded segments, without the correction for other threads.
-fn strict(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<(), TraceError> {
+fn strict(segments: &[SegmentSnapshot], events: &[TraceEvent]) -> Result<()> {
     let stacks = BlockStacks::default();
     let past = Past::from_end(segments, None, &stacks).expect("segments of one moment");
     let budget = Budget::new(1 << 20);
