@@ -16,7 +16,7 @@ use crate::ranking::Ranking;
 use crate::recording::{self, Recording};
 use crate::replays::replay_all;
 use crate::{format, json, output};
-use advice::{Advice, Failed, Tried, saves};
+use advice::{Advice, Attempt, Tried, saves};
 use settings::{Axes, Candidate, Kept, Setting};
 
 /// The number of values of each helpful setting that are combined with other settings.
@@ -88,9 +88,8 @@ impl<'a> Search<'a> {
     ///
     /// If the recording cannot be replayed with any candidate.
     fn advise(&self) -> Result<Advice<'a>> {
-        let now = self.replay_one(self.now());
-        let usual = now.as_ref().ok().map(|now| &now.outcome);
-        let ranking = Ranking::new(self.job, usual);
+        let now = self.try_each(vec![self.now()]).remove(0);
+        let ranking = Ranking::new(self.job, now.result.as_ref().ok());
         let axes = Axes::new(self.trace, self.options.capacity.is_some());
         let mut tried = Vec::new();
         for base in [vec![], vec![Setting::ExpandableSegments]] {
@@ -103,9 +102,9 @@ impl<'a> Search<'a> {
             tried.extend(singles);
             tried.extend(self.replay(together));
         }
-        match now {
-            Err(failed) if tried.is_empty() => Err(anyhow!("{}", failed.failure)),
-            now => Ok(self.conclude(ranking, now, tried)),
+        match &now.result {
+            Err(failure) if tried.is_empty() => Err(anyhow!("{failure}")),
+            _ => Ok(self.conclude(ranking, now, tried)),
         }
     }
 
@@ -175,49 +174,29 @@ impl<'a> Search<'a> {
 
     /// Returns the outcomes of the candidates, and prints a note for each candidate that cannot be replayed.
     fn replay(&self, candidates: Vec<Candidate>) -> Vec<Tried> {
-        let mut replayed = Vec::new();
-        for result in self.try_each(candidates) {
-            match result {
-                Ok(tried) => replayed.push(tried),
-                Err(failed) => output::note(&failed.failure.to_string()),
-            }
+        let attempts = self.try_each(candidates);
+        for failure in attempts.iter().filter_map(|it| it.result.as_ref().err()) {
+            output::note(&failure.to_string());
         }
-        replayed
+        attempts.into_iter().filter_map(Attempt::tried).collect()
     }
 
-    fn replay_one(&self, candidate: Candidate) -> Result<Tried, Box<Failed>> {
-        self.try_each(vec![candidate]).remove(0)
-    }
-
-    fn try_each(&self, candidates: Vec<Candidate>) -> Vec<Result<Tried, Box<Failed>>> {
+    fn try_each(&self, candidates: Vec<Candidate>) -> Vec<Attempt> {
         let configs = candidates.iter().map(|candidate| candidate.config.clone());
         let configs: Vec<Config> = configs.collect();
         self.progress
             .extend(self.trace.events.len() as u64 * configs.len() as u64);
         let results = replay_all(&self.steps, &configs, self.options, &self.progress);
-        let tried = candidates.into_iter().zip(results);
-        tried
-            .map(|(candidate, result)| match result {
-                Ok(outcome) => Ok(Tried { candidate, outcome }),
-                Err(failure) => Err(Box::new(Failed {
-                    candidate,
-                    failure: *failure,
-                })),
-            })
+        let attempts = candidates.into_iter().zip(results);
+        attempts
+            .map(|(candidate, result)| Attempt { candidate, result })
             .collect()
     }
 
-    fn conclude(
-        &self,
-        ranking: Ranking,
-        now: Result<Tried, Box<Failed>>,
-        mut tried: Vec<Tried>,
-    ) -> Advice<'a> {
-        if let Ok(now) = &now {
-            tried.retain(|tried| tried.candidate.config != now.candidate.config);
-        }
+    fn conclude(&self, ranking: Ranking, now: Attempt, mut tried: Vec<Tried>) -> Advice<'a> {
+        tried.retain(|tried| tried.candidate.config != now.candidate.config);
         tried.sort_by(|left, right| ranking.compare(&left.outcome, &right.outcome));
-        let best = choose(ranking, now.as_ref().ok(), &tried).cloned();
+        let best = choose(ranking, now.clone().tried().as_ref(), &tried).cloned();
         if let Some(best) = &best {
             tried.retain(|tried| tried.candidate != best.candidate);
         }

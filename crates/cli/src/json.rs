@@ -18,20 +18,18 @@ pub(crate) struct Report<'a> {
 
 /// An outcome, or the error instead of one.
 #[derive(Debug, Serialize)]
-pub(crate) struct ResultRow<'a> {
-    #[serde(flatten)]
-    row: Row<'a>,
-    error: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Row<'a> {
-    Outcome(&'a Outcome),
+pub(crate) enum ResultRow<'a> {
+    Outcome {
+        #[serde(flatten)]
+        outcome: &'a Outcome,
+        error: Option<String>,
+    },
     Failure {
         strategy: &'static str,
         config: String,
         completed: bool,
+        error: String,
     },
 }
 
@@ -39,28 +37,16 @@ impl<'a> ResultRow<'a> {
     /// Returns the JSON row of `result`.
     pub(crate) fn new(result: &'a Result<Outcome, Box<Failure>>) -> ResultRow<'a> {
         match result {
-            Ok(outcome) => ResultRow::of_outcome(outcome),
-            Err(failure) => ResultRow::of_failure(failure),
-        }
-    }
-
-    /// Returns the JSON row of `outcome`.
-    pub(crate) fn of_outcome(outcome: &'a Outcome) -> ResultRow<'a> {
-        ResultRow {
-            row: Row::Outcome(outcome),
-            error: None,
-        }
-    }
-
-    /// Returns the JSON row of `failure`.
-    pub(crate) fn of_failure(failure: &Failure) -> ResultRow<'a> {
-        ResultRow {
-            row: Row::Failure {
+            Ok(outcome) => ResultRow::Outcome {
+                outcome,
+                error: None,
+            },
+            Err(failure) => ResultRow::Failure {
                 strategy: failure.config.name().as_str(),
                 config: failure.config.to_conf(),
                 completed: false,
+                error: failure.error.to_string(),
             },
-            error: Some(failure.error.to_string()),
         }
     }
 }

@@ -20,17 +20,14 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Returns the findings for a device's trace. `progress` advances by its number of events.
-    pub(crate) fn of(trace: &Trace, progress: &Progress) -> Findings {
-        Findings::with_sizes(trace, BlockSizes::of(trace, progress))
-    }
-
-    /// Returns the findings for a trace of pinned host memory.
-    pub(crate) fn of_host(trace: &Trace) -> Findings {
-        Findings::with_sizes(trace, BlockSizes::of_host(trace))
-    }
-
-    fn with_sizes(trace: &Trace, sizes: BlockSizes) -> Findings {
+    /// Returns the findings for a trace: of pinned host memory if `is_host`, else of a device. `progress` advances by
+    /// the number of events of a device.
+    pub(crate) fn of(trace: &Trace, is_host: bool, progress: &Progress) -> Findings {
+        let sizes = if is_host {
+            BlockSizes::of_host(trace)
+        } else {
+            BlockSizes::of(trace, progress)
+        };
         let history = History::new(trace, &sizes);
         let leaks = Leaks::find(trace, &history);
         Findings {

@@ -101,7 +101,7 @@ fn write_page(
 ) -> Result<()> {
     let trace = &recording.trace;
     let progress = Progress::new("replaying", trace.events.len() as u64);
-    let findings = Findings::of(trace, &progress);
+    let findings = Findings::of(trace, false, &progress);
     drop(progress);
     let replayed = { ranked.into_iter() }.map(|outcome| (ranking::label(&outcome), outcome));
     let replayed: Vec<(String, Outcome)> = replayed.collect();

@@ -122,29 +122,13 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         };
         let progress = Progress::new("replaying", trace.events.len() as u64);
         let (findings, (replayed, failures)) = rayon::join(
-            || {
-                if is_host {
-                    Findings::of_host(trace)
-                } else {
-                    Findings::of(trace, &progress)
-                }
-            },
-            // Only allocators of device memory can be replayed.
-            || {
-                if is_host {
-                    Default::default()
-                } else {
-                    replay_all(trace, &progress)
-                }
-            },
+            || Findings::of(trace, is_host, &progress),
+            || replay_all(trace, is_host, &progress),
         );
         drop(progress);
-        let mut notes = if replayed.is_empty() {
-            Vec::new()
-        } else {
-            recording::replay_notes(trace)
-        };
-        notes.extend(failures);
+        let replay_notes = recording::replay_notes(trace).into_iter();
+        let replay_notes = replay_notes.filter(|_| !replayed.is_empty());
+        let notes: Vec<String> = replay_notes.chain(failures).collect();
         for note in &notes {
             output::note(&format!("{label}: {note}"));
         }
@@ -180,12 +164,16 @@ fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
 }
 
 /// Returns the outcome with each allocator, and a sentence for each allocator with which the job cannot be
-/// replayed. Both are empty if no request is recorded.
-fn replay_all(trace: &Trace, progress: &Progress) -> (Vec<(String, Outcome)>, Vec<String>) {
-    let configs: Vec<Config> = args::all_configs().collect();
-    if trace.allocs() == 0 {
+/// replayed. Both are empty if no request is recorded, and for host memory, whose allocators cannot be replayed.
+fn replay_all(
+    trace: &Trace,
+    is_host: bool,
+    progress: &Progress,
+) -> (Vec<(String, Outcome)>, Vec<String>) {
+    if is_host || trace.allocs() == 0 {
         return Default::default();
     }
+    let configs: Vec<Config> = args::all_configs().collect();
     let options = Options {
         timeline_points: TIMELINE_POINTS,
         ..Options::default()

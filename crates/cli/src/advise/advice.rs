@@ -18,11 +18,19 @@ pub(super) struct Tried {
     pub(super) outcome: Outcome,
 }
 
-/// A candidate with which the recording cannot be replayed, and the error.
+/// A candidate, and its outcome or why the recording cannot be replayed with it.
 #[derive(Clone, Debug)]
-pub(super) struct Failed {
+pub(super) struct Attempt {
     pub(super) candidate: Candidate,
-    pub(super) failure: Failure,
+    pub(super) result: Result<Outcome, Box<Failure>>,
+}
+
+impl Attempt {
+    /// Returns the candidate with its outcome, if the recording can be replayed with it.
+    pub(super) fn tried(self) -> Option<Tried> {
+        let (candidate, outcome) = (self.candidate, self.result.ok()?);
+        Some(Tried { candidate, outcome })
+    }
 }
 
 /// The result of a search.
@@ -31,7 +39,7 @@ pub(super) struct Advice<'a> {
     pub(super) job: &'a Job,
     pub(super) capacity: Option<Bytes>,
     /// The result with the recording's own settings.
-    pub(super) now: Result<Tried, Box<Failed>>,
+    pub(super) now: Attempt,
     /// The setting to choose, which may be `now`; `None` if no candidate completes the job.
     pub(super) best: Option<Tried>,
     /// Every other candidate, the best first.
@@ -41,14 +49,13 @@ pub(super) struct Advice<'a> {
 impl Advice<'_> {
     /// Returns whether these are the recording's own settings.
     pub(super) fn is_now(&self, tried: &Tried) -> bool {
-        let now = self.now.as_ref();
-        now.is_ok_and(|now| now.candidate == tried.candidate)
+        self.now.candidate == tried.candidate
     }
 
     /// Returns the outcome with the recording's own settings, if the job completes with them.
     pub(super) fn completed_now(&self) -> Option<&Outcome> {
-        let now = self.now.as_ref().ok()?;
-        Some(&now.outcome).filter(|outcome| outcome.completed)
+        let now = self.now.result.as_ref().ok();
+        now.filter(|outcome| outcome.completed)
     }
 }
 

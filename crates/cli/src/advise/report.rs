@@ -8,8 +8,7 @@ use lowtide_replay::Outcome;
 use lowtide_trace::{RecordedText, ShellWord};
 use serde::Serialize;
 
-use super::advice::{self, Advice, Tried};
-use super::settings::Candidate;
+use super::advice::{self, Advice, Attempt, Tried};
 use crate::format::{self, SizeUnit};
 use crate::job::Job;
 use crate::json::ResultRow;
@@ -41,22 +40,18 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
 
 /// Returns a sentence about the job's memory with its own settings.
 fn now(advice: &Advice<'_>) -> String {
-    let with = |candidate: &Candidate| {
-        if candidate.conf.is_empty() {
-            "With PyTorch's default settings".to_owned()
-        } else {
-            format!("With the settings it had, {},", candidate.conf)
+    let Attempt { candidate, result } = &advice.now;
+    let with = if candidate.conf.is_empty() {
+        "With PyTorch's default settings".to_owned()
+    } else {
+        format!("With the settings it had, {},", candidate.conf)
+    };
+    let outcome = match result {
+        Ok(outcome) => outcome,
+        Err(failure) => {
+            return format!("{with} this job cannot be replayed: {}.", failure.error);
         }
     };
-    let Tried { candidate, outcome } = match &advice.now {
-        Ok(now) => now,
-        Err(failed) => {
-            let with = with(&failed.candidate);
-            let error = &failed.failure.error;
-            return format!("{with} this job cannot be replayed: {error}.");
-        }
-    };
-    let with = with(candidate);
     match outcome.oom_at_event {
         Some(event) => format!(
             "{with} this job runs out of memory at event {}.",
@@ -230,15 +225,9 @@ impl<'a> Json<'a> {
         Json {
             trace: advice.job,
             capacity_bytes: advice.capacity.map(Bytes::get),
-            now: match &advice.now {
-                Ok(now) => Now {
-                    conf: &now.candidate.conf,
-                    result: ResultRow::of_outcome(&now.outcome),
-                },
-                Err(failed) => Now {
-                    conf: &failed.candidate.conf,
-                    result: ResultRow::of_failure(&failed.failure),
-                },
+            now: Now {
+                conf: &advice.now.candidate.conf,
+                result: ResultRow::new(&advice.now.result),
             },
             best: best.map(Entry::new),
             saved_bytes: best.and_then(saved),

@@ -1,7 +1,7 @@
 use lowtide_core::Bytes;
 use lowtide_replay::Outcome;
 
-use super::advice::{Advice, Failed, Tried};
+use super::advice::{Advice, Attempt, Tried};
 use super::settings::{Candidate, Kept, Setting};
 use super::{choose, report};
 use crate::ranking::Ranking;
@@ -14,6 +14,11 @@ fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
         candidate,
         outcome: samples::outcome(&config, Bytes::mib(peak_mib)),
     }
+}
+
+fn attempt(Tried { candidate, outcome }: Tried) -> Attempt {
+    let result = Ok(outcome);
+    Attempt { candidate, result }
 }
 
 /// Asserts which configuration is chosen; `None` for none.
@@ -129,7 +134,7 @@ fn what_takes_less_and_is_passed_over_is_said_to_be_slow() {
             job: &job,
             capacity: None,
             best: Some(now.clone()),
-            now: Ok(now),
+            now: attempt(now),
             others,
         };
         let text = report::text(&advice);
@@ -154,7 +159,7 @@ fn what_is_slow_and_advised_says_so() {
     let advice = Advice {
         job: &job,
         capacity: None,
-        now: Ok(refused(tried(&[], 400))),
+        now: attempt(refused(tried(&[], 400))),
         best: Some(slow),
         others: Vec::new(),
     };
@@ -179,7 +184,10 @@ fn what_cannot_be_replayed_now_is_said_and_the_others_are_compared() {
     let advice = Advice {
         job: &job,
         capacity: None,
-        now: Err(Box::new(Failed { candidate, failure })),
+        now: Attempt {
+            candidate,
+            result: Err(Box::new(failure)),
+        },
         best: Some(best),
         others: vec![tried(&[ROUNDUP], 1500)],
     };
