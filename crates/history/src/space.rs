@@ -100,8 +100,6 @@ impl Space {
     /// without blocks.
     pub(crate) fn remove(&mut self, start: u64, size: Bytes) -> bool {
         let end = start.saturating_add(size.get());
-        self.cut(start);
-        self.cut(end);
         let Some((domain, false)) = self.whole_units(start, end) else {
             return false;
         };
@@ -123,14 +121,10 @@ impl Space {
     /// unless they are whole units in the opposite state.
     pub(crate) fn set_away(&mut self, start: u64, size: Bytes, is_away: bool) -> bool {
         let end = start.saturating_add(size.get());
-        self.cut(start);
-        self.cut(end);
-        let Some((domain, was_away)) = self.whole_units(start, end) else {
+        let units = self.whole_units(start, end);
+        let Some((domain, _)) = units.filter(|(_, was_away)| is_away != *was_away) else {
             return false;
         };
-        if is_away == was_away {
-            return false;
-        }
         let (free, releasable) = self.free_in(start, end);
         for (_, unit) in self.units.range_mut(start..end) {
             unit.is_away = is_away;
@@ -186,8 +180,10 @@ impl Space {
     }
 
     /// Returns the domain of a range and whether it is paused, if the range consists of whole units of one domain
-    /// that are all paused or all not.
-    fn whole_units(&self, start: u64, end: u64) -> Option<(usize, bool)> {
+    /// that are all paused or all not. Splits the units around its ends, if pages begin there.
+    fn whole_units(&mut self, start: u64, end: u64) -> Option<(usize, bool)> {
+        self.cut(start);
+        self.cut(end);
         let mut reached = start;
         let mut found = None;
         for (&from, unit) in self.units.range(start..end) {

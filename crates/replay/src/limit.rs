@@ -1,6 +1,6 @@
 //! Finds the limit under which a job ran, if its recording does not say it.
 
-use lowtide_core::{Bytes, CachingConfig, Config};
+use lowtide_core::{Bytes, Config};
 
 use crate::job::{Job, Options};
 use crate::progress::Progress;
@@ -87,14 +87,10 @@ fn bisect(
 /// Returns the fraction of the limit above which garbage is collected; `None` if garbage is not collected, or if
 /// the configuration sets the limit.
 fn garbage_threshold(config: &Config) -> Option<f64> {
-    let Config::Caching(config) = config else {
+    let Config::Caching(options) = config else {
         return None;
     };
-    let CachingConfig {
-        garbage_collection_threshold: threshold,
-        per_process_memory_fraction: fraction,
-        expandable_segments,
-        ..
-    } = *config;
-    (threshold > 0.0 && fraction >= 1.0 && !expandable_segments).then_some(threshold)
+    let threshold = options.garbage_collection_threshold;
+    let collects = threshold > 0.0 && !options.expandable_segments;
+    (collects && config.memory_fraction().is_none()).then_some(threshold)
 }

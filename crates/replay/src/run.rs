@@ -103,10 +103,7 @@ impl<'a> Run<'a> {
             Script::likely(&trace.events)
         };
         // A fraction in the configuration is a fraction of the capacity.
-        let has_fraction = matches!(
-            config,
-            Config::Caching(options) if options.per_process_memory_fraction < 1.0
-        );
+        let has_fraction = config.memory_fraction().is_some();
         let capacity = if options.verify && !has_fraction {
             recorded_capacity(options.capacity, program)
         } else {

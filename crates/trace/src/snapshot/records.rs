@@ -8,54 +8,42 @@ use crate::notes::{NoteId, NoteRecord, too_many_notes};
 use crate::pickle::{Dict, Heap, Recogniser, StringId, Strings, Value};
 use crate::stacks::{FrameId, FrameRecord, StackId, StackTable};
 
-/// The keys of the dicts that become records. Their strings are interned first and in this order, so a key's string
-/// has the same number as its field.
-#[derive(Clone, Copy)]
-pub(super) enum Field {
-    Action,
-    Addr,
-    Size,
-    Stream,
-    TimeUs,
-    Frames,
-    PoolId,
-    DeviceFree,
-    Address,
-    RequestedSize,
-    State,
-    History,
-    RealSize,
-    Name,
-    Filename,
-    Line,
-    Stage,
-    Device,
-    CompileContext,
-    UserMetadata,
+/// Defines [`Field`] and the keys of its fields.
+macro_rules! fields {
+    ($($field:ident $key:literal,)*) => {
+        /// The keys of the dicts that become records. Their strings are interned first and in this order, so a key's
+        /// string has the same number as its field.
+        #[derive(Clone, Copy)]
+        pub(super) enum Field {
+            $($field,)*
+        }
+
+        const FIELD_NAMES: [&str; [$(Field::$field),*].len()] = [$($key),*];
+    };
 }
 
-const FIELD_NAMES: [&str; 20] = [
-    "action",
-    "addr",
-    "size",
-    "stream",
-    "time_us",
-    "frames",
-    "pool_id",
-    "device_free",
-    "address",
-    "requested_size",
-    "state",
-    "history",
-    "real_size",
-    "name",
-    "filename",
-    "line",
-    "stage",
-    "device",
-    "compile_context",
-    "user_metadata",
-];
+fields! {
+    Action "action",
+    Addr "addr",
+    Size "size",
+    Stream "stream",
+    TimeUs "time_us",
+    Frames "frames",
+    PoolId "pool_id",
+    DeviceFree "device_free",
+    Address "address",
+    RequestedSize "requested_size",
+    State "state",
+    History "history",
+    RealSize "real_size",
+    Name "name",
+    Filename "filename",
+    Line "line",
+    Stage "stage",
+    Device "device",
+    CompileContext "compile_context",
+    UserMetadata "user_metadata",
+}
 
 /// The record that replaces a dict.
 #[derive(Clone, Copy, Debug)]
