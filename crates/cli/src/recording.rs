@@ -246,13 +246,14 @@ impl Recording {
             format!("of the recording's own PYTORCH_CUDA_ALLOC_CONF, {left_out} is not understood and left out")
         }));
         let are_mixed = self.trace.segment_kinds().are_mixed();
-        let value = if config.expandable_segments {
-            "True"
-        } else {
-            "False"
-        };
         self.note(are_mixed.then(|| {
-            format!("the job had expandable segments and others; all of it is replayed with expandable_segments:{value}")
+            let value = if config.expandable_segments {
+                "True"
+            } else {
+                "False"
+            };
+            let what = "the job had expandable segments and others; all of it is replayed with";
+            format!("{what} expandable_segments:{value}")
         }));
         config
     }

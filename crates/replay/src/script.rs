@@ -12,9 +12,10 @@ use crate::pools::SMALL_REQUEST_MAX;
 
 /// The calls of the recorded driver: the source of a simulated device's addresses and refusals.
 ///
-/// An exact script does what was recorded, step by step. During a step the driver returns the addresses that were recorded for it. If the recording shows released memory
-/// next, the driver refuses, because a refusal is why memory was released. A call that was not recorded gets an
-/// address of its own, and the comparison of events shows the difference.
+/// An exact script does what was recorded, step by step. During a step the driver returns the addresses that were
+/// recorded for it. If the recording shows released memory next, the driver refuses, because a refusal is why memory
+/// was released. A call that was not recorded gets an address of its own, and the comparison of events shows the
+/// difference.
 ///
 /// A likely script has no steps and refuses nothing. It returns the addresses that the recorded driver would likely
 /// have returned. A segment lies where the recording has one of its size, in recorded order. Once those addresses are
