@@ -83,7 +83,7 @@ impl Backing {
         runs.try_for_each(|run| {
             let (first, last) = (run[0].address, run[run.len() - 1].end());
             let size = last.offset_from(first);
-            self.bring(
+            self.make_usable(
                 device,
                 MemoryRange {
                     address: first,
@@ -94,7 +94,7 @@ impl Backing {
     }
 
     /// Makes the pieces that overlap a range usable. Linear in those pieces.
-    fn bring(&mut self, device: &impl Device, range: MemoryRange) -> Result<(), DriverError> {
+    fn make_usable(&mut self, device: &impl Device, range: MemoryRange) -> Result<(), DriverError> {
         for (&address, piece) in self.touched(range) {
             device.with_physical(|physical| match physical.view(address) {
                 Some(_) => Ok(()),
@@ -123,7 +123,7 @@ impl Backing {
     /// # Errors
     ///
     /// The driver's first error. The pieces that it refused stay.
-    pub(crate) fn reduce_to(
+    pub(crate) fn release_except(
         &mut self,
         device: &impl Device,
         kept: &BTreeSet<DeviceAddress>,
@@ -154,16 +154,20 @@ impl Backing {
     }
 
     /// Releases the pieces that end at or below `end`, except those that the driver refuses.
-    pub(crate) fn reduce_from(&mut self, device: &impl Device, end: DeviceAddress) {
+    pub(crate) fn release_until(&mut self, device: &impl Device, end: DeviceAddress) {
         let pieces = self.pieces.iter();
         let kept = pieces.filter(|(address, piece)| **address + piece.size > end);
         let kept = kept.map(|(&address, _)| address).collect();
-        let _ = self.reduce_to(device, &kept);
+        let _ = self.release_except(device, &kept);
     }
 
     /// Releases the pieces in which nothing is in use, after waiting for the work that may use them. Pieces that the
     /// driver refuses stay, and are released by a later call.
-    pub(crate) fn sweep(&mut self, device: &impl Device, is_used: impl Fn(MemoryRange) -> bool) {
+    pub(crate) fn release_unused(
+        &mut self,
+        device: &impl Device,
+        is_used: impl Fn(MemoryRange) -> bool,
+    ) {
         let mut kept = BTreeSet::new();
         for (&address, piece) in &mut self.pieces {
             let size = piece.size;
@@ -171,7 +175,7 @@ impl Backing {
                 kept.insert(address);
             }
         }
-        let _ = self.reduce_to(device, &kept);
+        let _ = self.release_except(device, &kept);
     }
 
     /// Records that work in `stream` may still use a range of a removed segment.

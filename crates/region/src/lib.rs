@@ -15,8 +15,8 @@
 //! ├─ Backups::begin                      backup.rs: room for the contents of those blocks
 //! ├─ Device::notify                      observers, which may have registered the memory elsewhere
 //! ├─ Backups::save_next                  memory/saved.rs: some of the blocks, until all are saved
-//! │  └─ Backing::reduce_from             the pieces that are saved completely are released
-//! └─ Backing::unmap_all, reduce_to       the others: one call for each run of them, then one for each
+//! │  └─ Backing::release_until             the pieces that are saved completely are released
+//! └─ Backing::unmap_all, release_except       the others: one call for each run of them, then one for each
 //! RegionMemory::resume                   memory.rs
 //! ├─ Backing::supply                     as few pieces as possible for each run of segments
 //! ├─ Backups::restore

@@ -319,7 +319,7 @@ impl<D: Device> RegionMemory<D> {
             // The pieces from before are kept: they may hold contents that were never saved.
             for (backing, before) in backings.iter_mut().zip(&before) {
                 // The first error is returned. What the driver refuses now is released by the next pause.
-                let _ = backing.reduce_to(&self.device, before);
+                let _ = backing.release_except(&self.device, before);
             }
         }
         if matches!(outcome, Err(RegionError::Driver(DriverError::OutOfMemory))) {

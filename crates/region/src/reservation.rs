@@ -86,7 +86,7 @@ impl Reservation {
             match supplied {
                 Ok(()) => break,
                 // If the driver refuses this, too, the pieces stay in the table.
-                Err(_) => drop(self.backing.reduce_to(device, &usable)),
+                Err(_) => drop(self.backing.release_except(device, &usable)),
             }
             if !matches!(supplied, Err(DriverError::OutOfMemory)) || range == needed {
                 break;
@@ -113,7 +113,7 @@ impl Reservation {
             let last = segments.range(..piece.end()).next_back();
             last.is_some_and(|(&address, segment)| address + segment.size > piece.address)
         };
-        self.backing.sweep(device, is_used);
+        self.backing.release_unused(device, is_used);
     }
 
     /// Returns whether there are no segments and no memory.

@@ -154,7 +154,7 @@ impl<D: Device> RegionMemory<D> {
         };
         while let Some(end) = saved.save_next(backups)? {
             for backing in &mut *backings {
-                backing.reduce_from(&self.device, end);
+                backing.release_until(&self.device, end);
             }
         }
         Ok(())
@@ -194,7 +194,7 @@ impl<D: Device> RegionMemory<D> {
             // New pieces have no contents yet.
             for (backing, before) in backings.iter_mut().zip(&before) {
                 // What the driver refuses now is released by the next pause.
-                let _ = backing.reduce_to(&self.device, before);
+                let _ = backing.release_except(&self.device, before);
             }
         }
         RegionError::not_undone(error, undoing)
@@ -228,7 +228,7 @@ impl<D: Device> RegionMemory<D> {
 fn release_all(backings: &mut [Backing], device: &impl Device) -> Result<(), RegionError> {
     let mut outcome = Ok(());
     for backing in backings.iter_mut() {
-        outcome = outcome.and(backing.reduce_to(device, &Default::default()));
+        outcome = outcome.and(backing.release_except(device, &Default::default()));
     }
     let size = backings.iter().map(Backing::bytes).sum();
     outcome.map_err(|error| RegionError::NotReleased { size, error })
