@@ -166,6 +166,7 @@ impl From<RegionError> for Error {
     fn from(error: RegionError) -> Error {
         match error {
             RegionError::Pools(error) => error.into(),
+            RegionError::Stopped => Error::stopped("while a region was entered or changed"),
             error => Error::new(status_of(&error), error),
         }
     }

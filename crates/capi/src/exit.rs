@@ -1,19 +1,26 @@
 //! What lowtide does when the process exits.
 
-use std::process;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::{process, thread};
 
 use lowtide_cuda::call_at_exit;
 
+/// How often a process that exits tries to run what was registered.
+const ATTEMPTS: u32 = 100;
+
 static ACTS: Mutex<Vec<Box<dyn Fn() + Send>>> = Mutex::new(Vec::new());
 
-/// Calls `act` when this process exits, before what was registered earlier, and not when a forked child exits. The
+/// Calls `act` when this process exits, before the acts that were registered here earlier, and not when a forked child exits. The
 /// driver may be gone by that time. Not called if the process is killed, or if the system has no room for a handler.
 pub(crate) fn at_exit(act: impl Fn() + Send + 'static) {
     extern "C" fn run() {
-        // In a forked child the lock may be held for ever.
-        if let Ok(acts) = ACTS.try_lock() {
-            acts.iter().rev().for_each(|act| act());
+        // In a forked child the lock may be held for ever. Otherwise another thread holds it for a moment.
+        for _ in 0..ATTEMPTS {
+            if let Ok(acts) = ACTS.try_lock() {
+                return acts.iter().rev().for_each(|act| act());
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     }
     let process = process::id();
@@ -22,9 +29,8 @@ pub(crate) fn at_exit(act: impl Fn() + Send + 'static) {
             act();
         }
     };
-    // As above.
-    if let Ok(mut acts) = ACTS.try_lock() {
-        acts.push(Box::new(in_this_process));
-    }
+    let mut acts = ACTS.lock().unwrap_or_else(PoisonError::into_inner);
+    acts.push(Box::new(in_this_process));
+    drop(acts);
     call_at_exit(run);
 }

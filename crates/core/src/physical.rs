@@ -57,6 +57,9 @@ struct Held {
 #[derive(Debug)]
 struct Range {
     page_size: Bytes,
+    /// The bytes of the handles that are mapped here. Counted, because a replay's ranges may overlap: recordings do not
+    /// show where a range ends.
+    mapped: Bytes,
     /// What the driver mapped, but would neither make accessible nor unmap. It is asked to unmap it again before
     /// anything is mapped here, or the addresses are released.
     half_mapped: Vec<(DeviceAddress, Bytes)>,
@@ -252,12 +255,10 @@ impl<D> Physical<D> {
         self.views.covers(address, size)
     }
 
-    /// Returns the bytes of the handles that are mapped in a range. Linear in the handles.
-    pub(crate) fn mapped_bytes(&self, address: DeviceAddress, size: Bytes) -> Bytes {
-        self.views
-            .within(address, size)
-            .map(|(_, view)| view.size)
-            .sum()
+    /// Returns the bytes of the handles that are mapped in the reserved range that begins at an address.
+    pub(crate) fn mapped_bytes(&self, start: DeviceAddress) -> Bytes {
+        let range = self.ranges.get(&start);
+        range.map_or(Bytes::ZERO, |range| range.mapped)
     }
 
     /// Returns the domains of a lane whose reserved bytes spare handles are.
@@ -335,6 +336,7 @@ impl<D: Driver> Physical<D> {
         let address = self.driver.reserve(size)?;
         let range = Range {
             page_size,
+            mapped: Bytes::ZERO,
             half_mapped: Vec::new(),
         };
         let before = self.ranges.insert(address, range);
@@ -354,7 +356,7 @@ impl<D: Driver> Physical<D> {
     ) -> Result<(), DriverError> {
         self.unmap_half_mapped(start)?;
         debug_assert!(
-            self.views.within(start, size).next().is_none(),
+            self.range(start).mapped.is_zero(),
             "nothing is mapped there"
         );
         self.driver.unreserve(start, size)?;
@@ -396,6 +398,7 @@ impl<D: Driver> Physical<D> {
             self.add_owner(owner.lane, end, page_size);
             end = end + page_size;
         }
+        self.range(start).mapped += mapped;
         debug_assert!(self.has_memory(address, mapped));
         Ok(mapped)
     }
@@ -425,6 +428,9 @@ impl<D: Driver> Physical<D> {
         );
         let handles = self.unmap_views(address, size)?;
         debug_assert_eq!(handles.len(), pages_in(size, page_size));
+        let range = self.range(start);
+        debug_assert!(range.mapped >= size);
+        range.mapped -= size;
         // The range stays reserved for this lane, so that no other lane records memory there.
         self.remove_owner(address, size);
         self.release_pages(handles, page_size, owner, count);

@@ -50,10 +50,10 @@ impl Segment {
         self.rank + address.offset_from(self.address).get() / RANK_UNIT.get()
     }
 
-    /// Returns the bytes of memory memory in the segment. Linear in the pages of an expandable one.
+    /// Returns the bytes of physical memory in the segment.
     pub(crate) fn mapped_bytes<M: Memory>(&self, memory: &M) -> Bytes {
         if self.is_expandable() {
-            memory.physical().mapped_bytes(self.address, self.size)
+            memory.physical().mapped_bytes(self.address)
         } else {
             self.size
         }
@@ -368,7 +368,7 @@ impl Heap {
     /// # Errors
     ///
     /// The driver's error; everything is then still mapped. If the driver refuses to release memory that is already
-    /// unmapped, the memory is kept as detached; that is not an error.
+    /// unmapped, its handles become spare; that is not an error.
     pub(crate) fn unmap<M: Memory>(
         &mut self,
         memory: &mut M,

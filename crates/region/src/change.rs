@@ -132,32 +132,39 @@ impl Change {
     }
 
     /// Changes a region, a second time if memory was short and some could be released on the device. Copies that have
-    /// ended are released first: this region's backup may use their memory.
+    /// ended are released first: this region's backup may use their memory. The backups are locked throughout, so that no
+    /// other thread takes what is released for the second attempt.
     fn with_retry<D: Device>(
         self,
         region: &RegionMemory<D>,
         of_device: &[Arc<RegionMemory<D>>],
     ) -> Result<(), RegionError> {
-        release_each(of_device, Copies::Ended)?;
-        match (self, self.attempt(region)) {
+        let mut locked = region.device().lock_backups()?;
+        let backups = &mut *locked;
+        release_each(of_device, Copies::Ended, backups)?;
+        match (self, self.attempt(region, backups)) {
             (Change::Pause, Err(error)) if error.is_out_of_host_memory() => {
-                release_each(of_device, Copies::Unread)?;
-                self.attempt(region)
+                release_each(of_device, Copies::Unread, backups)?;
+                self.attempt(region, backups)
             }
             (Change::Pause | Change::Resume, Err(error)) if error.is_out_of_memory() => {
                 let allocator = region.device().allocator();
                 allocator.with_all(|device| device.empty_cache())??;
-                self.attempt(region)
+                self.attempt(region, backups)
             }
             (_, outcome) => outcome,
         }
     }
 
-    fn attempt<D: Device>(self, region: &RegionMemory<D>) -> Result<(), RegionError> {
+    fn attempt<D: Device>(
+        self,
+        region: &RegionMemory<D>,
+        backups: &mut D::Backups,
+    ) -> Result<(), RegionError> {
         match self {
-            Change::Pause => region.pause(),
-            Change::PauseAndDrop => region.pause_and_drop(),
-            Change::Resume => region.resume(),
+            Change::Pause => region.pause_keeping(region.kind(), backups),
+            Change::PauseAndDrop => region.pause_keeping(None, backups),
+            Change::Resume => region.resume_from(backups),
         }
     }
 }
@@ -174,8 +181,9 @@ pub fn release_copies<D: Device>(
     let mut regions = regions.to_vec();
     regions.sort_by_key(|region| region.device().number());
     by_device(&regions).try_for_each(|regions| {
-        release_each(regions, copies)?;
-        regions[0].device().lock_backups()?.release_retained();
+        let mut backups = regions[0].device().lock_backups()?;
+        release_each(regions, copies, &mut *backups)?;
+        backups.release_retained();
         Ok(())
     })
 }
@@ -183,9 +191,10 @@ pub fn release_copies<D: Device>(
 fn release_each<D: Device>(
     regions: &[Arc<RegionMemory<D>>],
     copies: Copies,
+    backups: &mut D::Backups,
 ) -> Result<(), RegionError> {
     let mut regions = regions.iter();
-    regions.try_for_each(|region| region.release_copy(copies))
+    regions.try_for_each(|region| region.release_copy_from(copies, backups))
 }
 
 /// Returns the regions of each device. `regions` are sorted by device.

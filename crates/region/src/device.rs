@@ -10,8 +10,8 @@ use crate::error::RegionError;
 
 /// The device of one region's memory. Other regions and the rest of the process use the device at the same time.
 ///
-/// Only the process can find the device's allocator and wait for the device without the driver's lock. Under that lock,
-/// no other thread could call the driver until the last kernel ends.
+/// Only the process can find the device's allocator and wait for the device without the lock of the physical memory. Under
+/// that lock, no other thread could call the driver until the last kernel ends.
 pub trait Device: Send + Sync + 'static {
     /// The device's driver.
     type Driver: Driver;

@@ -63,7 +63,7 @@ pub enum Copies {
 /// The memory of one region on one device, and the private pools whose segments it backs. A segment keeps its addresses
 /// while the region is paused.
 ///
-/// Locks are taken in this order: the device's backups, the pools' allocator, the books, the driver.
+/// Locks are taken in this order: the device's backups, the pools' allocator, the books, the physical memory.
 pub struct RegionMemory<D: Device> {
     device: D,
     kind: Option<BackupKind>,
@@ -149,7 +149,7 @@ impl<D: Device> RegionMemory<D> {
     ///
     /// [`RegionError`]. Unless the error says otherwise, the region is mapped as before.
     pub fn pause(&self) -> Result<(), RegionError> {
-        self.pause_keeping(self.kind)
+        self.pause_keeping(self.kind, &mut *self.device.lock_backups()?)
     }
 
     /// Like [`RegionMemory::pause`], but saves nothing, whatever the region's kind. If an earlier pause left the region
@@ -159,7 +159,7 @@ impl<D: Device> RegionMemory<D> {
     ///
     /// As for [`RegionMemory::pause`].
     pub fn pause_and_drop(&self) -> Result<(), RegionError> {
-        self.pause_keeping(None)
+        self.pause_keeping(None, &mut *self.device.lock_backups()?)
     }
 
     /// Maps new memory and restores the contents of the blocks that are still allocated. If the region is mapped, only
@@ -169,13 +169,17 @@ impl<D: Device> RegionMemory<D> {
     ///
     /// [`RegionError`]. Unless the error says otherwise, the region is paused as before.
     pub fn resume(&self) -> Result<(), RegionError> {
-        let mut backups = self.device.lock_backups()?;
-        let finished = self.finish_copies(&mut backups);
+        self.resume_from(&mut *self.device.lock_backups()?)
+    }
+
+    /// As [`RegionMemory::resume`], with the device's backups locked.
+    pub(crate) fn resume_from(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
+        let finished = self.finish_copies(backups);
         if self.state()? == RegionState::Mapped {
             return self.resume_pools();
         }
         finished?;
-        self.resume_paused(&mut backups)
+        self.resume_paused(backups)
     }
 
     /// Resumes a paused region.
@@ -219,14 +223,22 @@ impl<D: Device> RegionMemory<D> {
     ///
     /// [`RegionError::Stopped`].
     pub fn release_copy(&self, copies: Copies) -> Result<(), RegionError> {
+        self.release_copy_from(copies, &mut *self.device.lock_backups()?)
+    }
+
+    /// As [`RegionMemory::release_copy`], with the device's backups locked.
+    pub(crate) fn release_copy_from(
+        &self,
+        copies: Copies,
+        backups: &mut D::Backups,
+    ) -> Result<(), RegionError> {
         let is_it = |saved: &Saved<_>| match copies {
             Copies::All => true,
             Copies::Unread => saved.has_ended || !saved.may_be_read,
             Copies::Ended => saved.has_ended,
         };
-        let mut backups = self.device.lock_backups()?;
         // If this fails, unused memory stays until the next call.
-        let _ = self.finish_copies(&mut backups);
+        let _ = self.finish_copies(backups);
         let mut books = self.books()?;
         let is_mapped = books.state == RegionState::Mapped;
         let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));

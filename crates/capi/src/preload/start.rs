@@ -3,12 +3,11 @@
 use std::sync::OnceLock;
 
 use lowtide_core::Config;
-use lowtide_cuda::PrimaryContexts;
+use lowtide_cuda::{PrimaryContexts, call_at_exit};
 
 use super::{mode, summary};
 use crate::boundary::run_and_report;
 use crate::error::{Error, Status};
-use crate::exit::at_exit;
 use crate::settings::{self, Choice};
 use crate::{cuda, environment, fork};
 
@@ -28,7 +27,8 @@ pub(super) fn start() -> Option<&'static PrimaryContexts> {
             Ok(())
         });
         if status == Status::Ok && mode::reports() {
-            at_exit(summary::report);
+            // A handler of its own: it runs after the driver's, and what was registered with a device before them.
+            call_at_exit(report_summary);
         }
         contexts
     });
@@ -42,6 +42,12 @@ pub(super) fn started() -> Option<&'static PrimaryContexts> {
         return None;
     }
     *STARTED.get()?
+}
+
+extern "C" fn report_summary() {
+    if !fork::is_forked() {
+        summary::report();
+    }
 }
 
 fn prepare() -> Result<&'static PrimaryContexts, Error> {

@@ -19,10 +19,12 @@ use crate::reservation::Reservation;
 use crate::state::RegionState;
 
 impl<D: Device> RegionMemory<D> {
-    /// Pauses the region, and saves its contents in a backup of this kind, or not at all.
-    pub(super) fn pause_keeping(&self, kind: Option<BackupKind>) -> Result<(), RegionError> {
-        let mut locked = self.device.lock_backups()?;
-        let backups = &mut *locked;
+    /// Pauses the region, and saves its contents in a backup of this kind, or not at all. The device's backups are locked.
+    pub(crate) fn pause_keeping(
+        &self,
+        kind: Option<BackupKind>,
+        backups: &mut D::Backups,
+    ) -> Result<(), RegionError> {
         self.finish_copies(backups)?;
         if self.has_unsaved()? {
             match kind {
