@@ -11,8 +11,9 @@ const ATTEMPTS: u32 = 100;
 
 static ACTS: Mutex<Vec<Box<dyn Fn() + Send>>> = Mutex::new(Vec::new());
 
-/// Calls `act` when this process exits, before the acts that were registered here earlier, and not when a forked child exits. The
-/// driver may be gone by that time. Not called if the process is killed, or if the system has no room for a handler.
+/// Calls `act` when this process exits, before the acts that were registered here earlier, and not when a forked child
+/// exits. The driver may be gone by that time. Not called if the process is killed, or if the system has no room for a
+/// handler.
 pub(crate) fn at_exit(act: impl Fn() + Send + 'static) {
     extern "C" fn run() {
         // In a forked child the lock may be held for ever. Otherwise another thread holds it for a moment.

@@ -1,6 +1,7 @@
 //! The physical memory of a device: the driver, the handles that it created, and each address at which one is mapped.
 //!
-//! It is one for all lanes of a device, and the last lock that is taken. [`Memory`] is how a lane reaches it. Nothing
+//! It is one for all lanes of a device, and the last lock that is taken. A lane holds the lock for all driver calls of a
+//! growth or a release: the other lanes' misses wait for it. [`Memory`] is how a lane reaches it. Nothing
 //! here knows a block, a statistic or an event: [`Heap`](crate::segment::Heap) counts what a call did.
 
 mod views;
@@ -66,10 +67,9 @@ struct Range {
 }
 
 /// A lane's handle that is mapped nowhere, because the driver refused to release it. It still counts as reserved.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Spare {
     handle: Handle,
-    size: Bytes,
     owner: Owner,
 }
 
@@ -268,7 +268,13 @@ impl<D> Physical<D> {
 
     /// Returns the bytes of a lane's handles that the driver refused to release.
     pub(crate) fn spare_bytes(&self, lane: u8) -> Bytes {
-        self.spares_of(lane).map(|spare| spare.size).sum()
+        self.spares_of(lane)
+            .map(|spare| self.size_of(spare.handle))
+            .sum()
+    }
+
+    fn size_of(&self, handle: Handle) -> Bytes {
+        self.handles[&handle].size
     }
 
     fn spares_of(&self, lane: u8) -> impl Iterator<Item = &Spare> {
@@ -276,13 +282,15 @@ impl<D> Physical<D> {
         spares.filter(move |spare| spare.owner.lane == lane)
     }
 
-    fn add_owner(&self, lane: u8, address: DeviceAddress, size: Bytes) {
+    /// Records that a lane holds memory, of the driver or of another source.
+    pub(crate) fn add_owner(&self, lane: u8, address: DeviceAddress, size: Bytes) {
         if let Some(owners) = &self.owners {
             owners.add(lane, address, size);
         }
     }
 
-    fn remove_owner(&self, address: DeviceAddress, size: Bytes) {
+    /// Removes the record of memory that a lane releases.
+    pub(crate) fn remove_owner(&self, address: DeviceAddress, size: Bytes) {
         if let Some(owners) = &self.owners {
             owners.remove(address, size);
         }
@@ -311,16 +319,6 @@ impl<D: Driver> Physical<D> {
         self.driver.free(address, size)?;
         self.remove_owner(address, size);
         Ok(())
-    }
-
-    /// Notes that a lane holds memory of another source than the driver.
-    pub(crate) fn lend(&mut self, lane: u8, address: DeviceAddress, size: Bytes) {
-        self.add_owner(lane, address, size);
-    }
-
-    /// Notes that a lane returns memory to its source.
-    pub(crate) fn return_lent(&mut self, address: DeviceAddress, size: Bytes) {
-        self.remove_owner(address, size);
     }
 
     /// Returns the first of `size` reserved addresses, with no memory behind them. One driver call.
@@ -386,7 +384,7 @@ impl<D: Driver> Physical<D> {
         let mapped = size.round_up(page_size);
         let handles = self.create_pages(pages_in(mapped, page_size), page_size, owner, count)?;
         if let Err(error) = self.map_handles(start, address, page_size, &handles) {
-            self.release_pages(handles, page_size, owner, count);
+            self.release_pages(handles, owner, count);
             return Err(error);
         }
         let mut end = address;
@@ -433,7 +431,7 @@ impl<D: Driver> Physical<D> {
         range.mapped -= size;
         // The range stays reserved for this lane, so that no other lane records memory there.
         self.remove_owner(address, size);
-        self.release_pages(handles, page_size, owner, count);
+        self.release_pages(handles, owner, count);
         Ok(())
     }
 
@@ -449,9 +447,11 @@ impl<D: Driver> Physical<D> {
     ) -> Result<(), DriverError> {
         let is_own = |spare: &Spare| spare.owner.lane == lane;
         while let Some(index) = self.spares.iter().rposition(is_own) {
-            self.release(self.spares[index].handle)?;
-            let spare = self.spares.swap_remove(index);
-            count(spare.owner, -signed(spare.size));
+            let Spare { handle, owner } = self.spares[index];
+            let size = self.size_of(handle);
+            self.release(handle)?;
+            self.spares.swap_remove(index);
+            count(owner, -signed(size));
         }
         Ok(())
     }
@@ -461,20 +461,14 @@ impl<D: Driver> Physical<D> {
     pub(crate) fn release_pages(
         &mut self,
         handles: Vec<Handle>,
-        size: Bytes,
         owner: Owner,
         count: &mut impl FnMut(Owner, i64),
     ) {
         for handle in handles {
             if self.release(handle).is_err() {
                 debug_assert!({ self.spares.iter() }.all(|spare| spare.handle != handle));
-                let spare = Spare {
-                    handle,
-                    size,
-                    owner,
-                };
-                self.spares.push(spare);
-                count(owner, signed(size));
+                self.spares.push(Spare { handle, owner });
+                count(owner, signed(self.size_of(handle)));
             }
         }
     }
@@ -505,7 +499,7 @@ impl<D: Driver> Physical<D> {
             match self.create_page(page_size, owner.lane, count) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    self.release_pages(handles, page_size, owner, count);
+                    self.release_pages(handles, owner, count);
                     return Err(error);
                 }
             }
@@ -519,12 +513,13 @@ impl<D: Driver> Physical<D> {
         lane: u8,
         count: &mut impl FnMut(Owner, i64),
     ) -> Result<Handle, DriverError> {
-        let fits = |spare: &Spare| spare.size == page_size && spare.owner.lane == lane;
+        let fits =
+            |spare: &Spare| self.size_of(spare.handle) == page_size && spare.owner.lane == lane;
         let Some(index) = self.spares.iter().position(fits) else {
             return self.create(page_size);
         };
         let spare = self.spares.swap_remove(index);
-        count(spare.owner, -signed(spare.size));
+        count(spare.owner, -signed(page_size));
         Ok(spare.handle)
     }
 

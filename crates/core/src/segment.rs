@@ -225,7 +225,7 @@ impl Heap {
             Some(source) => {
                 let address = source.allocate(size, stream, is_limited);
                 let address = address.ok_or(DriverError::OutOfMemory)?;
-                memory.physical_mut().lend(self.lane, address, size);
+                memory.physical().add_owner(self.lane, address, size);
                 address
             }
             None => memory.physical_mut().allocate(self.lane, size)?,
@@ -274,7 +274,7 @@ impl Heap {
         let mark = self.record_leaving(Action::SegmentFree, owner.domain, address, size);
         match self.domains.source_of(owner.domain) {
             Some(source) => {
-                memory.physical_mut().return_lent(address, size);
+                memory.physical().remove_owner(address, size);
                 source.release(address, size);
             }
             None => {

@@ -97,8 +97,8 @@ impl Functions {
 
     /// Forgets addresses where another object may be loaded now.
     fn refresh(&mut self) {
-        let loaded = Loaded::now();
-        if self.changes != loaded.changes || self.objects.is_empty() {
+        let loaded = Loaded::since(self.changes);
+        if loaded.is_listed {
             self.changes = loaded.changes;
             self.objects = loaded.with_paths();
             self.known.clear();
@@ -193,11 +193,17 @@ struct Loaded {
     objects: Vec<Object>,
     /// The numbers of objects that the process has loaded and unloaded until then.
     changes: Changes,
+    /// Whether these numbers have changed since the last list. Otherwise the walk ends at the first object.
+    is_listed: bool,
 }
 
 impl Loaded {
-    fn now() -> Loaded {
-        let mut loaded = Loaded::default();
+    /// Lists the objects, if any was loaded or unloaded since these numbers were read.
+    fn since(changes: Changes) -> Loaded {
+        let mut loaded = Loaded {
+            changes,
+            ..Loaded::default()
+        };
         // SAFETY: the function is of the type that it wants, and gets the value, which outlives the walk.
         unsafe { libc::dl_iterate_phdr(Some(note_object), (&raw mut loaded).cast()) };
         loaded
@@ -244,7 +250,13 @@ unsafe extern "C" fn note_object(
     // SAFETY: by the contract of this function. C libraries have all of its fields for longer than Rust supports
     // them.
     let info = unsafe { &*info };
-    loaded.changes = (info.dlpi_adds, info.dlpi_subs);
+    let changes = (info.dlpi_adds, info.dlpi_subs);
+    loaded.is_listed |= changes != loaded.changes;
+    if !loaded.is_listed {
+        // A value other than 0 stops the walk.
+        return 1;
+    }
+    loaded.changes = changes;
     let (bias, parts, count) = (info.dlpi_addr, info.dlpi_phdr, info.dlpi_phnum);
     if parts.is_null() {
         return 0;

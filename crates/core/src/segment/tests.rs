@@ -84,7 +84,7 @@ fn a_domain_has_memory_as_long_as_the_driver_refuses_to_take_it_back() {
     let handle = memory.create(page_size).unwrap();
     let owner = heap.owner(ids[1], SizeKind::Small);
     let mut counted = 0;
-    memory.release_pages(vec![handle], page_size, owner, &mut |_, change| {
+    memory.release_pages(vec![handle], owner, &mut |_, change| {
         counted += change;
     });
     assert_eq!(counted, signed(page_size));

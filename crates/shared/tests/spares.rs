@@ -1,0 +1,38 @@
+//! Handles that the driver refuses to release, on a device of several lanes.
+
+use std::sync::Arc;
+
+use lowtide_core::{Bytes, CheckLevel, Config, DriverError, Stream};
+use lowtide_shared::{OwnerTable, SharedAllocator};
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
+
+const SIZE: Bytes = Bytes::mib(40);
+
+#[test]
+fn a_spare_handle_serves_the_lane_whose_reserved_bytes_it_is_part_of() {
+    let config: Config = "caching:expandable_segments:True".parse().unwrap();
+    let driver = SimDriver::new(SimConfig::default());
+    let device = SharedAllocator::new(driver, 0, &config, Arc::new(OwnerTable::default()));
+    let allocate = |stream| device.allocate(SIZE, stream, || Ok(false)).unwrap();
+    let check = |reserved: Bytes| {
+        let stats = device.with_all(|device| device.reserved()).unwrap();
+        assert_eq!(stats, reserved);
+        let created = device.with_physical(|physical| physical.created_bytes());
+        assert_eq!(created, reserved);
+        device.check_invariants(CheckLevel::Everything).unwrap();
+    };
+    device.free(allocate(Stream(1))).unwrap();
+    let refused = FaultPlan::every(&[Call::Release], DriverError::OutOfMemory);
+    device.with_driver(|driver| driver.set_faults(refused));
+    device
+        .with_all(|device| device.empty_cache())
+        .unwrap()
+        .unwrap();
+    device.with_driver(|driver| driver.set_faults(FaultPlan::none()));
+    check(SIZE);
+
+    allocate(Stream(2));
+    check(SIZE + SIZE);
+    allocate(Stream(1));
+    check(SIZE + SIZE);
+}
