@@ -239,7 +239,7 @@ def test_metrics_that_cannot_be_had_are_one_line(gpu: Machine) -> None:
         "here": "expected a port, an address with a port like 0.0.0.0:9400, or a path that ends in .prom",
         "no/such/a.prom": "No such file or directory (os error 2)",
         "8.8.8.8:1": "Cannot assign requested address (os error 99)",
-        "0": "port 0 would be any, which nobody is told: name one from 1 to 65535",
+        "0": "port 0 would be any free port, which is not reported: name one from 1 to 65535",
     }
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]

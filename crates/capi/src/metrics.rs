@@ -76,7 +76,8 @@ impl Target {
         })?;
         if address.port() == 0 {
             return Err(
-                "port 0 would be any, which nobody is told: name one from 1 to 65535".to_owned(),
+                "port 0 would be any free port, which is not reported: name one from 1 to 65535"
+                    .to_owned(),
             );
         }
         let port = address.port().checked_add(local_rank.unwrap_or(0));
@@ -160,7 +161,7 @@ mod tests {
         for wrong in ["", "x", "70000", "localhost", "/var/lib/a"] {
             check(wrong, None, expected);
         }
-        let any = "port 0 would be any, which nobody is told: name one from 1 to 65535";
+        let any = "port 0 would be any free port, which is not reported: name one from 1 to 65535";
         for rank in [None, Some(1)] {
             check("0", rank, any);
             check("0.0.0.0:0", rank, any);

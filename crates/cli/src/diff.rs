@@ -70,9 +70,9 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2], sizes: &S
     }
     let changed = || changed(difference);
     text += "\nlive at the second's peak, compared with the first's:\n";
-    let told = || changed().take(SITES_MAX);
-    let names: Vec<_> = told().map(|site| name(site, traces)).collect();
-    for (site, named) in told().zip(site_texts(&names, sizes)) {
+    let listed = || changed().take(SITES_MAX);
+    let names: Vec<_> = listed().map(|site| name(site, traces)).collect();
+    for (site, named) in listed().zip(site_texts(&names, sizes)) {
         text += &site_difference_text(site, &named);
     }
     let rest: i64 = changed()

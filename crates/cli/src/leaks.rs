@@ -37,20 +37,20 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
     let leaks = Leaks::find(trace, &history);
     let job = Job::of_history(&recording, &history);
     let histories = [history];
-    let told = Told {
+    let findings = Findings {
         leaks: &leaks,
         stacks: &trace.stacks,
         sizes: Sizes::new(&histories, false),
     };
     output::print(&if args.json {
-        json::text(&LeaksReport::new(&job, &told))?
+        json::text(&LeaksReport::new(&job, &findings))?
     } else {
-        told.text(&job)
+        findings.text(&job)
     })
 }
 
 /// The leaks to describe, and the tables that name their call sites.
-struct Told<'a> {
+struct Findings<'a> {
     leaks: &'a Leaks,
     stacks: &'a StackTable,
     sizes: Sizes,
@@ -68,7 +68,7 @@ struct Total<'a> {
     common: Option<Common<'a>>,
 }
 
-impl<'a> Told<'a> {
+impl<'a> Findings<'a> {
     fn text(&self, job: &Job) -> String {
         let leaks = self.leaks;
         let mut text = format!("{}\n{}", job.headline(), steps_text(&leaks.steps));
@@ -77,13 +77,13 @@ impl<'a> Told<'a> {
             1 => writeln!(text, "; the first is left out\n"),
             count => writeln!(text, "; the first {count} are left out\n"),
         };
-        let is_told = leaks.spread.as_ref().is_some_and(Trend::is_steady);
+        let spread_is_steady = leaks.spread.as_ref().is_some_and(Trend::is_steady);
         match (self.total(), leaks.doubt) {
             (Some(total), _) => text += &self.verdict(&total),
             (None, Some(doubt)) => {
                 let _ = writeln!(text, "{}", style(doubt).bold());
             }
-            (None, None) if !is_told => {
+            (None, None) if !spread_is_steady => {
                 let nothing = match leaks.steps.source {
                     // A part holds a few steps or passes, or less than one.
                     StepSource::Parts => {
@@ -166,8 +166,9 @@ impl<'a> Told<'a> {
         let growths: Vec<&Growth> = growths.collect();
         let sites = growths.iter().map(|growth| (growth.site, self.stacks));
         let texts = site_texts(&sites.collect::<Vec<_>>(), &self.sizes);
-        let told = growths.iter().zip(texts);
-        told.map(|(growth, site)| format!("{}\n{site}\n", self.trend_text(&growth.trend)))
+        let named = growths.iter().zip(texts);
+        named
+            .map(|(growth, site)| format!("{}\n{site}\n", self.trend_text(&growth.trend)))
             .collect()
     }
 
@@ -315,11 +316,11 @@ struct TrainingRow {
 }
 
 impl<'a> LeaksReport<'a> {
-    fn new(job: &'a Job, told: &Told<'a>) -> LeaksReport<'a> {
-        let leaks = told.leaks;
+    fn new(job: &'a Job, findings: &Findings<'a>) -> LeaksReport<'a> {
+        let leaks = findings.leaks;
         let row = |growth: &Growth| GrowthRow {
             trend: TrendRow::new(&growth.trend),
-            site: SiteRow::new(growth.site, told.stacks, &told.sizes),
+            site: SiteRow::new(growth.site, findings.stacks, &findings.sizes),
         };
         LeaksReport {
             trace: job,
@@ -328,7 +329,7 @@ impl<'a> LeaksReport<'a> {
             doubt: leaks.doubt.map(|doubt| doubt.to_string()),
             warm_up_steps: leaks.warm_up_steps,
             span_steps: leaks.span_steps,
-            total: told.total(),
+            total: findings.total(),
             leaks: leaks.leaks().map(row).collect(),
             spread: leaks.spread.as_ref().map(TrendRow::new),
             training: TrainingRow::new(&leaks.training),

@@ -188,7 +188,7 @@ fn verifications(ranked: &[Outcome]) -> impl Iterator<Item = String> {
         let limit = verified.limit_bytes;
         let limit = limit.map(|limit| format!(" under a limit of {limit}, found by trying"));
         let pools = verified.inferred_pools.filter(|&pools| pools > 1);
-        let pools = pools.map(|pools| format!(", in {pools} pools that the addresses tell apart"));
+        let pools = pools.map(|pools| format!(", in {pools} pools inferred from addresses"));
         let same = format!(
             "verified {}: {} of {} at the recorded address{}{}",
             ranking::label(outcome),

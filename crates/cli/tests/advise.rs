@@ -107,11 +107,11 @@ fn settings_of_other_things_stay_where_others_were_changed() {
 }
 
 #[test]
-fn segments_tell_which_settings_there_were() {
-    let scratch = Scratch::new("told");
+fn segments_show_which_settings_there_were() {
+    let scratch = Scratch::new("inferred");
     let mut snapshot = read_sample(EXPANDABLE);
     snapshot.traces[0].settings.expandable_segments = Some(false);
-    let path = scratch.write_snapshot("told.lowtide", &snapshot);
+    let path = scratch.write_snapshot("inferred.lowtide", &snapshot);
     let path = path.to_str().unwrap();
     let advice = run_json(&["advise", path, "--json"]);
     assert_eq!(advice["now"]["conf"], "expandable_segments:True");

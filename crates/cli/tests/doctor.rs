@@ -77,7 +77,7 @@ fn a_driver_that_does_not_start_is_missing() {
 }
 
 #[test]
-fn what_was_found_before_a_failure_is_told() {
+fn what_was_found_before_a_failure_is_reported() {
     let output = examine(
         "failure",
         &["--json"],

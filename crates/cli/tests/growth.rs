@@ -198,7 +198,7 @@ fn leaks_of_one_function_are_summed_and_their_own_code_is_seen() {
 
 /// Without stacks, the size is the only name of a call site.
 #[test]
-fn sizes_are_told_as_they_were_asked_for() {
+fn sizes_are_shown_as_they_were_asked_for() {
     let scratch = Scratch::new("leaks-sizes");
     let one = keeping_job(&scratch, "one.lowtide", &[(&[], 130 * MIB)]);
     let text = run(&["leaks".as_ref(), one.as_os_str()]);
@@ -253,7 +253,7 @@ fn job_without_steps(scratch: &Scratch, keeps: bool) -> PathBuf {
 
 /// A part is not called a step, and the absence of growth from part to part is no proof.
 #[test]
-fn growth_where_no_steps_are_found_is_told_for_a_part() {
+fn growth_where_no_steps_are_found_is_reported_for_a_part() {
     let scratch = Scratch::new("leaks-parts");
     let path = job_without_steps(&scratch, false);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
@@ -366,7 +366,7 @@ fn a_missing_end_is_in_the_json() {
 }
 
 #[test]
-fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
+fn a_few_events_are_reported_as_too_few() {
     let scratch = Scratch::new("leaks-few");
     let trace = Trace {
         events: vec![
@@ -402,7 +402,7 @@ fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
     let path = path.to_str().unwrap();
     let text = run(&["leaks", path]);
     assert!(
-        text.contains("it cannot be told what grows: 2 events are too few"),
+        text.contains("it is not known what grows: 2 events are too few"),
         "{text}"
     );
     assert!(!text.contains("no leak"), "{text}");
@@ -412,7 +412,7 @@ fn of_a_few_events_it_is_said_that_nothing_can_be_told() {
 
 /// Each step keeps memory at another call site.
 #[test]
-fn growth_in_many_places_is_told_with_those_that_grew_most() {
+fn growth_in_many_places_is_reported_with_those_that_grew_most() {
     let scratch = Scratch::new("spread");
     let path = job(&scratch, "leaks.lowtide", MIB);
     let mut snapshot = lowtide_trace::read(&path).unwrap();

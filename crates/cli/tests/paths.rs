@@ -112,7 +112,7 @@ fn what_is_written_lies_where_it_was_asked_for() {
 }
 
 #[test]
-fn a_program_is_told_the_path_as_it_is() {
+fn a_program_gets_the_path_as_it_is() {
     let place = Place::new("strange-record");
     let path = |name| place.directory.join(strange(name));
     let new = path("new.lowtide");

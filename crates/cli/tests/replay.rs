@@ -59,12 +59,12 @@ fn a_single_strategy_that_does_not_fit_says_what_the_program_would_see() {
 
 #[test]
 fn what_takes_the_whole_device_asks_how_large_it_is() {
-    let told = |arguments: &[&str]| stderr(&lowtide().args(replay(arguments)).output().unwrap());
+    let notes = |arguments: &[&str]| stderr(&lowtide().args(replay(arguments)).output().unwrap());
     let whole = ["--strategy", "bfc:allow_growth:False"];
     let note = "bfc:allow_growth:False takes the whole device with its first request";
-    assert!(told(&whole).contains(note), "{}", told(&whole));
-    assert_eq!(told(&[&whole[..], &["--capacity", "16GiB"]].concat()), "");
-    assert_eq!(told(&["--strategy", "bfc"]), "");
+    assert!(notes(&whole).contains(note), "{}", notes(&whole));
+    assert_eq!(notes(&[&whole[..], &["--capacity", "16GiB"]].concat()), "");
+    assert_eq!(notes(&["--strategy", "bfc"]), "");
 }
 
 /// If only the beginning of a file is left, no second line says that its end is missing.
@@ -174,7 +174,7 @@ fn a_limit_that_was_searched_for_is_named() {
 
 /// Graphs have private pools. A recording by torch 2.11 names only the pools that exist at the end.
 #[test]
-fn pools_that_the_addresses_tell_apart_are_counted() {
+fn pools_inferred_from_addresses_are_counted() {
     let check = |name: &str, pools, end: &str| {
         let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../replay/tests/data/");
         let recording = format!("{data}{name}.pickle.gz");
@@ -184,8 +184,8 @@ fn pools_that_the_addresses_tell_apart_are_counted() {
         let report = run_json(&["replay", &recording, "--verify", "--json"]);
         assert_eq!(report["results"][0]["verified"]["inferred_pools"], pools);
     };
-    let told = "at the recorded address, in 4 pools that the addresses tell apart";
-    check("graphs", json!(4), told);
+    let inferred = "at the recorded address, in 4 pools inferred from addresses";
+    check("graphs", json!(4), inferred);
     // A job without pools has one.
     check("rl", json!(1), "at the recorded address");
     // If no memory was released, the recording names every pool.

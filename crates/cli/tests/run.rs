@@ -121,15 +121,15 @@ fn the_users_own_libraries_are_loaded_too() {
 }
 
 #[test]
-fn it_is_told_that_packages_of_python_stay_as_they_are() {
+fn it_is_reported_that_packages_of_python_stay_as_they_are() {
     let scratch = Scratch::new("run_compat");
     let command = install(&scratch, Some("bin/liblowtide.so"));
     let check = |names: &str, expected: &str| {
         let arguments = ["run", "--preload", "true"];
         let output = run(&command, &arguments, &[("LOWTIDE_COMPAT", names)]);
         let text = stderr(&output);
-        let (told, _) = text.split_once("preload=1").unwrap();
-        assert_eq!(told, expected);
+        let (note, _) = text.split_once("preload=1").unwrap();
+        assert_eq!(note, expected);
     };
     check("", "");
     check(

@@ -95,7 +95,7 @@ fn only_caching_takes_others_over() {
 }
 
 #[test]
-fn a_fraction_is_told_before_it_is_a_limit() -> Outcome {
+fn a_fraction_is_reported_before_it_is_a_limit() -> Outcome {
     let config = "caching:per_process_memory_fraction:0.5";
     let mut allocator = allocator(&config.parse().expect("options"));
     assert_eq!(allocator.memory_fraction()?, 0.5);

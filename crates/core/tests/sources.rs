@@ -141,7 +141,7 @@ fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
 
 /// Observers must deregister the memory first. Only then is it released to the source.
 #[test]
-fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
+fn the_source_holds_its_memory_still_when_its_release_is_notified() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
         let (seen, source) = source(Bytes::mib(64));
@@ -149,8 +149,8 @@ fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
         allocator
             .lane_mut()
             .set_pool(POOL, PoolSetting::Source(source))?;
-        let told = Arc::new(AtomicU64::new(0));
-        let (count, held) = (Arc::clone(&told), Arc::clone(&seen));
+        let notified = Arc::new(AtomicU64::new(0));
+        let (count, held) = (Arc::clone(&notified), Arc::clone(&seen));
         allocator
             .lane_mut()
             .observe_events(Some(Arc::new(move |events: &[Event]| {
@@ -167,7 +167,7 @@ fn the_source_holds_its_memory_still_when_its_end_is_told() -> Outcome {
         allocator.lane_mut().empty_pool(POOL)?;
         let taken = seen.taken.load(Ordering::Relaxed);
         assert!(taken > 0, "{config}");
-        assert_eq!(told.load(Ordering::Relaxed), taken, "{config}");
+        assert_eq!(notified.load(Ordering::Relaxed), taken, "{config}");
     }
     Ok(())
 }

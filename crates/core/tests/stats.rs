@@ -77,13 +77,13 @@ fn entries_are_the_fields_they_are_named_after() {
     stats.num_device_free = 19;
     stats.num_oom_rejections = 20;
     stats.max_split_size = 21;
-    let mut told: Vec<_> = stats
+    let mut set: Vec<_> = stats
         .entries()
         .into_iter()
         .filter(|&(_, value)| value != 0)
         .collect();
-    told.sort_by_key(|&(_, value)| value);
-    let keys: Vec<&str> = told.iter().map(|(key, _)| key.as_str()).collect();
+    set.sort_by_key(|&(_, value)| value);
+    let keys: Vec<&str> = set.iter().map(|(key, _)| key.as_str()).collect();
     let expected = [
         "allocation.all.current",
         "allocation.all.peak",

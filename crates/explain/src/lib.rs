@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replays_that_break_off_tell_nothing() {
+    fn replays_that_break_off_show_nothing() {
         for (failing, broken, is_known) in [(0, 0, false), (0, 3, false), (1, 3, true)] {
             let trial = Trial {
                 failing,

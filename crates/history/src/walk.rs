@@ -17,7 +17,7 @@ use crate::space::{Domain, Space};
 const NEVER: u32 = u32::MAX;
 
 /// The number of refusals, the first ones, for which the largest free block is found: that visits every block.
-const REFUSALS_TOLD_MAX: usize = 3;
+const REFUSALS_SEARCHED_MAX: usize = 3;
 
 impl History {
     /// Returns the history of a recording whose blocks have these sizes. O(n log m) for n events and m segments; takes
@@ -581,8 +581,8 @@ impl<'a> Walk<'a> {
             stream,
             ..self.now
         };
-        let is_told = self.refusals.len() < REFUSALS_TOLD_MAX;
-        let largest_free = is_told.then(|| self.largest_free(stream, recorded.event.pool));
+        let is_searched = self.refusals.len() < REFUSALS_SEARCHED_MAX;
+        let largest_free = is_searched.then(|| self.largest_free(stream, recorded.event.pool));
         self.refusals.push(Refusal {
             requested: recorded.event.size,
             device_free: Bytes(recorded.event.address.get()),

@@ -300,7 +300,7 @@ fn what_four_marked_steps_of_optimizers_keep_is_not_known() {
 
 /// No stack begins in the program, and no step is marked.
 #[test]
-fn what_optimizers_keep_in_calls_that_stacks_do_not_tell_is_not_known() {
+fn what_optimizers_keep_in_calls_that_stacks_do_not_show_is_not_known() {
     let mut program = Program::new(true);
     for _ in 0..30 {
         for line in 0..10 {

@@ -200,7 +200,7 @@ fn growth_in_many_places_is_growth_of_all() {
 
 /// A list of losses is a leak that can be named, but only a small part of the growth.
 #[test]
-fn growth_in_many_places_is_told_beside_a_leak() {
+fn growth_in_many_places_is_reported_beside_a_leak() {
     let trace = simple_steps(|job, step| {
         job.alloc(512, "losses", 1);
         job.alloc(MIB, "keep", step);
@@ -220,7 +220,7 @@ fn growth_in_many_places_is_told_beside_a_leak() {
 
 /// Memory grew in the first half of the recording only. This is reported, but not called a leak.
 #[test]
-fn growth_that_stopped_is_told_and_called_no_leak() {
+fn growth_that_stopped_is_reported_and_called_no_leak() {
     let trace = simple_steps(|job, step| {
         if step < 30 {
             job.alloc(MIB, "cache", 1);

@@ -177,7 +177,7 @@ impl Job {
         let is_back = self.is_away;
         self.is_away = !is_back;
         // Segments that were released while they were paused do not exist any more.
-        let told = segments.into_iter().map(|segment| Event {
+        let changes = segments.into_iter().map(|segment| Event {
             action: if is_back {
                 Action::SegmentResumed
             } else {
@@ -188,7 +188,7 @@ impl Job {
             size: segment.size,
             stream: segment.stream,
         });
-        self.events.extend(told);
+        self.events.extend(changes);
         let region = self.is_away.then(|| "kv".into());
         self.allocator
             .lane_mut()

@@ -18,7 +18,7 @@ use lowtide_core::{Bytes, DeviceAddress, DriverError};
 ///   call stay mapped, and nothing else writes to them.
 ///
 /// No file is left behind by a panic or when the process ends. A process that is killed leaves only files that the
-/// implementation was told to show.
+/// implementation was asked to show.
 pub trait Backups: Send + 'static {
     /// The contents of some ranges. It ends with [`discard`](Backups::discard) or when it is dropped.
     type Backup: Send;

@@ -126,7 +126,7 @@ impl fmt::Display for RegionError {
             ),
             RegionError::PoolsStillPaused { error } => write!(
                 f,
-                "its memory is back, but the allocator was not told so ({error}) and refuses requests: \
+                "its memory is back, but its pools are still paused ({error}) and refuse requests: \
                  resume it again"
             ),
             RegionError::Stopped => {

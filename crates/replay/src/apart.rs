@@ -22,13 +22,13 @@ pub(crate) struct Apart {
 
 impl Apart {
     /// Records that two segments are in different pools. O(log n) for n pairs.
-    pub(crate) fn tell(&mut self, one: usize, other: usize) {
+    pub(crate) fn separate(&mut self, one: usize, other: usize) {
         self.pairs.insert((one.min(other), one.max(other)));
     }
 
     /// Records that each of `some` is in a different pool from each of `others`. O(n log m) for n others and m
     /// lists.
-    pub(crate) fn tell_all(
+    pub(crate) fn separate_all(
         &mut self,
         some: impl IntoIterator<Item = usize>,
         mut others: Vec<usize>,
@@ -36,7 +36,7 @@ impl Apart {
         others.sort_unstable();
         others.dedup();
         if let [other] = others[..] {
-            some.into_iter().for_each(|one| self.tell(one, other));
+            some.into_iter().for_each(|one| self.separate(one, other));
         } else if !others.is_empty() {
             let others_len = others.len();
             let known = self.lists.entry(others).or_default();
@@ -159,8 +159,8 @@ mod tests {
     #[test]
     fn some_are_apart_from_others() {
         let mut apart = Apart::default();
-        apart.tell_all([0, 1], vec![3, 2]);
-        apart.tell_all([2], vec![3]);
+        apart.separate_all([0, 1], vec![3, 2]);
+        apart.separate_all([2], vec![3]);
         let pools = pools_of(&apart, 5);
         assert_eq!(pools[0], Some(MempoolId::DEFAULT));
         assert_eq!([pools[1], pools[4]], [pools[0]; 2]);
@@ -171,8 +171,8 @@ mod tests {
     #[test]
     fn pools_that_are_known_are_kept_out_of() {
         let mut apart = Apart::default();
-        apart.tell_all([0], vec![1]);
-        apart.tell(0, 2);
+        apart.separate_all([0], vec![1]);
+        apart.separate(0, 2);
         let mut pools = vec![None, Some(MempoolId::DEFAULT), Some(MempoolId(0, 1))];
         apart.assign(&mut pools, &BTreeSet::new(), |segment| segment);
         assert_eq!(pools[0], Some(MempoolId(u64::MAX, 0)));
@@ -187,7 +187,7 @@ mod tests {
         let mut apart = Apart::default();
         let stayed: Vec<usize> = (0..4_000).collect();
         for gone in 4_000..8_000 {
-            apart.tell_all([gone], stayed.clone());
+            apart.separate_all([gone], stayed.clone());
         }
         assert!(!apart.is_too_much());
         let pools = pools_of(&apart, 8_000);

@@ -75,9 +75,9 @@ impl InitialSizes {
             return room;
         }
         let longest = least.saturating_add(UNSPLIT_END_MAX);
-        let told = self.ends[place].map(|end| end.offset_from(block.address));
-        let told = told.filter(|size| (least..=longest).contains(size));
-        told.unwrap_or(least).min(room)
+        let inferred = self.ends[place].map(|end| end.offset_from(block.address));
+        let inferred = inferred.filter(|size| (least..=longest).contains(size));
+        inferred.unwrap_or(least).min(room)
     }
 
     /// Returns whether the block at `place` in `segment` may have an end that was not split off: nothing that was
@@ -174,7 +174,7 @@ mod tests {
     const FREED: (Action, Bytes) = (Action::FreeCompleted, Bytes::ZERO);
 
     #[test]
-    fn the_block_behind_tells() {
+    fn sizes_are_inferred_from_the_block_behind() {
         let asked = REQUESTED.round_up(Bytes(512));
         let served = |extra| (Action::Alloc, asked + Bytes(extra));
         for extra in [0, 512, 1 << 20] {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_tells() {
+    fn sizes_are_inferred_from_rounding() {
         let rounds = "roundup_power2_divisions:2";
         let rounded = Bytes::mib(6);
         assert_eq!(size(rounds, LARGE, &[FREED]), rounded);

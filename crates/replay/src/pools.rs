@@ -69,7 +69,7 @@ fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
         layout.adopt(segment, known.pool);
     }
     layout.adopted = layout.segments.len();
-    layout.tell_apart_adopted();
+    layout.separate_adopted();
     let is_pending = |block: &&InitialBlock| block.status == BlockStatus::PendingFree;
     layout.waiting = trace.initial.blocks.iter().filter(is_pending).count();
     let mut owners = Vec::with_capacity(trace.events.len());
@@ -88,7 +88,7 @@ fn infer(trace: &Trace, initial: &Initial, card: Card) -> Option<Inferred> {
         let events = owners.into_iter().map(pool_of).collect();
         let count = pools.iter().collect::<BTreeSet<_>>().len();
         pools.truncate(trace.initial.segments.len());
-        ToldPools {
+        InferredPools {
             initial: pools,
             events,
             count,
@@ -116,7 +116,7 @@ pub(crate) struct EventPools<'a> {
     /// For initial segments that lie inside a longer address range, by segment address: the start of the range.
     pub(crate) initial_ranges: BTreeMap<DeviceAddress, DeviceAddress>,
     /// The pools inferred from addresses; `None` if the recording names them.
-    told: Option<ToldPools>,
+    inferred: Option<InferredPools>,
 }
 
 impl<'a> EventPools<'a> {
@@ -125,15 +125,14 @@ impl<'a> EventPools<'a> {
         let mut initial = Initial::new(trace);
         let config = config_of(trace);
         let card = Card::new(trace, config.large_segment_size);
-        let told = infer(trace, &initial, card);
         let Inferred {
-            pools: told,
+            pools,
             shorter_by,
             ranges,
-        } = told.unwrap_or_default();
+        } = infer(trace, &initial, card).unwrap_or_default();
         initial.shorten(&shorter_by);
-        if let Some(told) = &told {
-            for (segment, pool) in initial.segments.iter_mut().zip(&told.initial) {
+        if let Some(pools) = &pools {
+            for (segment, pool) in initial.segments.iter_mut().zip(&pools.initial) {
                 segment.pool = *pool;
             }
         }
@@ -143,25 +142,26 @@ impl<'a> EventPools<'a> {
             card,
             initial_segments: initial.segments,
             initial_ranges: ranges,
-            told,
+            inferred: pools,
         }
     }
 
     /// Returns the pool of the event at `index`.
     pub(crate) fn of(&self, index: usize) -> MempoolId {
-        let told = self.told.as_ref().map(|told| told.events[index]);
-        told.unwrap_or(self.trace.events[index].event.pool)
+        let inferred = self.inferred.as_ref().map(|pools| pools.events[index]);
+        inferred.unwrap_or(self.trace.events[index].event.pool)
     }
 
     /// Returns the number of pools inferred from addresses; `None` if the recording names the pools.
     pub(crate) fn inferred_count(&self) -> Option<usize> {
-        self.told.as_ref().map(|told| told.count)
+        self.inferred.as_ref().map(|pools| pools.count)
     }
 
     /// Returns the pool of the initial segment at `index`.
     pub(crate) fn of_initial(&self, index: usize) -> MempoolId {
-        let told = self.told.as_ref().map(|told| told.initial[index]);
-        told.or(self.trace.initial.segments[index].pool)
+        let inferred = self.inferred.as_ref().map(|pools| pools.initial[index]);
+        inferred
+            .or(self.trace.initial.segments[index].pool)
             .unwrap_or_default()
     }
 }
@@ -170,7 +170,7 @@ impl<'a> EventPools<'a> {
 #[derive(Debug, Default)]
 struct Inferred {
     /// `None` if the recording names the pools.
-    pools: Option<ToldPools>,
+    pools: Option<InferredPools>,
     /// By how many bytes free blocks are shorter than in [`Initial`], by their addresses there.
     shorter_by: BTreeMap<DeviceAddress, Bytes>,
     /// The starts of expandable segments whose beginning was not mapped before the first event, by the address of
@@ -180,7 +180,7 @@ struct Inferred {
 
 /// The pools inferred from a recording's addresses.
 #[derive(Debug)]
-struct ToldPools {
+struct InferredPools {
     /// The pool of each initial segment.
     initial: Vec<MempoolId>,
     /// The pool of each event that allocates a block or concerns a segment.
@@ -278,7 +278,7 @@ impl Layout {
         let went_back = !self.released.is_empty();
         if let Some(begun) = self.begun.take() {
             let request = (action == Action::Alloc).then(|| self.config.block_size(size));
-            self.tell_apart_begun(begun, request);
+            self.separate_begun(begun, request);
         }
         if !is_release && !goes_on {
             self.end_release(Some(event));
@@ -476,9 +476,9 @@ impl Layout {
         let size = self.config.block_size(requested).min(block.size);
         let is_fresh = self.fresh.take() == Some(block.segment);
         if is_fresh && block.segment < self.adopted {
-            self.tell_apart_below(block.segment, size);
+            self.separate_below(block.segment, size);
         }
-        self.tell_apart_better(address, block, size, is_fresh)?;
+        self.separate_better(address, block, size, is_fresh)?;
         self.remove_free(address);
         let rest = block.size - size;
         let segment = &self.segments[block.segment];
@@ -502,7 +502,7 @@ impl Layout {
     /// new segment, these are all blocks that fit. For others, they are the blocks before the taken one in the
     /// order of size and, if it decides, address. Returns `None` if a block is missing because a segment came where
     /// another was.
-    fn tell_apart_better(
+    fn separate_better(
         &mut self,
         address: DeviceAddress,
         taken: Block,
@@ -542,7 +542,7 @@ impl Layout {
                 *by = (*by).max(candidate_size - size + BLOCK_MIN);
             }
         }
-        self.apart.tell_all([taken.segment], others);
+        self.apart.separate_all([taken.segment], others);
         Some(())
     }
 
@@ -569,7 +569,7 @@ impl Layout {
 
     /// Applies a refused request. It has no segment, so an empty one stands for it. Its pool has no block that
     /// would have served the request, and none that such a request would have released. Returns `None` as
-    /// [`Layout::tell_apart_better`] does.
+    /// [`Layout::separate_better`] does.
     fn refuse(
         &mut self,
         (requested, stream): (Bytes, Stream),
@@ -598,7 +598,7 @@ impl Layout {
         {
             self.empty.insert(owner);
         }
-        self.apart.tell_all([refused], others);
+        self.apart.separate_all([refused], others);
         Some(refused)
     }
 
@@ -654,7 +654,7 @@ impl Layout {
         self.looked_at += self.releasable.len();
         let could = self.releasable.iter().map(|&(segment, _)| segment);
         let stayed = could.filter(|could| !released.contains(could)).collect();
-        self.apart.tell_all(released, stayed);
+        self.apart.separate_all(released, stayed);
     }
 
     /// Returns whether a request may have released these segments and kept others: such a request gets memory next,

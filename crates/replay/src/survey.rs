@@ -322,8 +322,8 @@ impl Survey {
             && (self.partial_releases.contains(&index)
                 || traffic.had_begun(pools, index)
                 || self.collects_garbage && traffic.may_be_garbage(trace));
-        let is_told = went_back && action != Action::OutOfMemory;
-        self.empties_cache |= is_told && needed.is_none() && !needs_no_call;
+        let is_evidence = went_back && action != Action::OutOfMemory;
+        self.empties_cache |= is_evidence && needed.is_none() && !needs_no_call;
         needed.filter(|_| !needs_no_call)
     }
 }

@@ -620,7 +620,7 @@ fn what_a_refused_request_waited_for_does_not_serve_it() {
 /// While a graph is captured or a program allocates to a private pool, refused requests of other pools neither wait
 /// nor release everything.
 #[test]
-fn what_stays_at_a_refusal_tells_of_a_capture() {
+fn what_stays_at_a_refusal_shows_a_capture() {
     let waiting = [
         (Action::SegmentAlloc, HERE, 20),
         (Action::Alloc, HERE, 2),
@@ -653,7 +653,7 @@ fn what_stays_at_a_refusal_tells_of_a_capture() {
 }
 
 #[test]
-fn pages_that_stay_at_a_refusal_tell_of_a_capture() {
+fn pages_that_stay_at_a_refusal_show_a_capture() {
     let trace = expandable_recording(
         &[(0, 20)],
         &[
@@ -930,7 +930,7 @@ fn a_refusal_beside_an_unsplit_block_that_stays_is_of_another_pool() {
 }
 
 #[test]
-fn a_refusal_tells_of_the_recorded_card() {
+fn a_refusal_shows_the_recorded_card() {
     let trace = recording_of(&[
         (Action::SegmentAlloc, HERE, 20),
         (Action::Alloc, HERE, 20),

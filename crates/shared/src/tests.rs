@@ -158,7 +158,7 @@ fn blocks_of_different_threads_do_not_overlap() {
 
 /// A callback that is notified of a shortage frees memory that others wait for. No event is reported twice.
 #[test]
-fn a_shortage_is_told_of_without_the_lock() {
+fn on_miss_is_called_without_the_lock() {
     let test = || {
         let allocator = with_config("caching", 40);
         let spare: Arc<Mutex<Vec<DeviceAddress>>> = Arc::default();

@@ -135,7 +135,7 @@ fn work(allocator: &Allocator) {
 }
 
 #[test]
-fn memory_is_there_still_when_its_end_is_told() {
+fn memory_is_there_still_when_its_release_is_notified() {
     for config in configs().into_iter().map(without_wait) {
         let allocator = allocator(&config);
         let picture = observe(&allocator);

@@ -136,7 +136,7 @@ fn a_thread_that_panicked_may_give_back_what_it_holds() {
 }
 
 #[test]
-fn after_a_panic_every_thread_is_told() {
+fn after_a_panic_every_thread_gets_an_error() {
     for config in ["bfc:retry_ms:20", "caching"] {
         let allocator = allocator(config, 64);
         let address = allocator
@@ -206,8 +206,8 @@ fn an_observer_hears_of_every_event() {
         let heard = Arc::clone(&heard);
         move |events: &[Event]| {
             let here = thread::current().id();
-            let told = events.iter().map(|event| (event.action, here));
-            heard.lock().unwrap().extend(told);
+            let notified = events.iter().map(|event| (event.action, here));
+            heard.lock().unwrap().extend(notified);
         }
     };
     let observer: Observer = Arc::new(observer);
@@ -259,7 +259,7 @@ fn an_observer_hears_of_every_event() {
         .unwrap();
     assert_eq!(take(), []);
     let kept = allocator.with_all(|lanes| lanes.lane_mut().take_events().count());
-    assert_eq!(kept, Ok(0), "nobody is told later");
+    assert_eq!(kept, Ok(0), "nobody is notified later");
 }
 
 /// The waits that BFC configures are reported as they happen, not at their end.
@@ -289,7 +289,7 @@ fn an_observer_hears_of_a_request_that_waits() {
 }
 
 #[test]
-fn a_shortage_is_told_of_before_the_driver_is_asked() {
+fn on_miss_is_called_before_the_driver() {
     let allocator = allocator("caching", 64);
     let spare = allocator
         .allocate(Bytes::mib(30), Stream::DEFAULT, || Ok(false))

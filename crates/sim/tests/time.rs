@@ -82,7 +82,7 @@ fn a_free_that_fails_does_not_wait() {
 }
 
 #[test]
-fn a_held_event_passes_when_it_is_told() {
+fn a_held_event_passes_when_it_is_completed() {
     let mut driver = SimDriver::default();
     let before = driver.record_event(A).unwrap();
     driver.hold_stream(A);
@@ -132,7 +132,7 @@ fn waiting_passes_held_events() {
 }
 
 #[test]
-fn an_event_can_be_told_to_pass_early() {
+fn an_event_can_be_made_to_pass_early() {
     let mut driver = SimDriver::default();
     driver.launch(A, KERNEL_NS);
     let event = driver.record_event(A).unwrap();

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_tell_whether_they_were_expandable() {
+    fn segments_show_whether_they_were_expandable() {
         let (map, small, large) = (
             (Action::SegmentMap, 20),
             (Action::SegmentAlloc, 2),

@@ -251,7 +251,7 @@ fn plain_pickle(case: usize) -> Vec<u8> {
 
 #[expect(
     clippy::print_stdout,
-    reason = "the process tells the one that started it"
+    reason = "the process reports to the one that started it"
 )]
 fn read_and_say_peak(file: &[u8]) {
     let _ = read_from(file);

@@ -80,8 +80,8 @@ fn recording(times: [i64; 4]) -> Trace {
 }
 
 /// Returns events in order: the action, the segment's number, and the region's tag.
-fn told(trace: &Trace, events: &[TraceEvent]) -> Vec<(Action, u64, String)> {
-    let told = events.iter().map(|recorded| {
+fn rows(trace: &Trace, events: &[TraceEvent]) -> Vec<(Action, u64, String)> {
+    let rows = events.iter().map(|recorded| {
         let tag = trace.stacks.note(recorded.note).user_metadata;
         let Event {
             action, address, ..
@@ -89,7 +89,7 @@ fn told(trace: &Trace, events: &[TraceEvent]) -> Vec<(Action, u64, String)> {
         let number = (address.get() - BASE) >> 21;
         (action, number, tag.unwrap_or_default().raw().to_owned())
     });
-    told.collect()
+    rows.collect()
 }
 
 fn pickle_of(trace: Trace) -> Vec<u8> {
@@ -141,7 +141,7 @@ fn each_format_keeps_what_was_paused_when() {
                 (&read.events, &written.events),
                 (&read.initial.paused, &written.initial.paused),
             ] {
-                assert_eq!(told(read, read_events), told(written, events));
+                assert_eq!(rows(read, read_events), rows(written, events));
                 let plain = |events: &[TraceEvent]| -> Vec<(Event, i64)> {
                     { events.iter() }
                         .map(|event| (event.event, event.time_us))
@@ -179,15 +179,15 @@ fn added_to(mut pickle: Vec<u8>, paused: &[(i64, u64)]) -> Trace {
 fn pauses_that_are_added_lie_where_they_were_by_their_times() {
     let paused = |number: u64| (Action::SegmentPaused, number, format!("tag {number}"));
     let place = |trace: &Trace, number: u64| {
-        let told = told(trace, &trace.events);
-        told.iter()
+        let read = rows(trace, &trace.events);
+        read.iter()
             .position(|event| *event == paused(number))
             .unwrap()
     };
     // Between the segments, and long before the first event.
     let trace = added([10, 20, 30, 40], &[(25, 1), (5, 0)]);
     assert_eq!(place(&trace, 1), 2);
-    assert_eq!(told(&trace, &trace.initial.paused), [paused(0)]);
+    assert_eq!(rows(&trace, &trace.initial.paused), [paused(0)]);
     assert_eq!(trace.events.len(), 5);
     // By a clock that is slow: not before the block existed.
     let trace = added([10, 20, 30, 40], &[(35, 2), (15, 1)]);
@@ -209,7 +209,7 @@ fn pauses_are_added_to_what_is_memoized() {
         let pickle = [&whole[..whole.len() - 1], memoized].concat();
         let trace = added_to(pickle, &[(25, 1)]);
         let paused = (Action::SegmentPaused, 1, "tag 1".to_owned());
-        assert_eq!(told(&trace, &trace.events)[2], paused);
+        assert_eq!(rows(&trace, &trace.events)[2], paused);
     }
 }
 
@@ -231,7 +231,7 @@ fn what_is_no_snapshot_by_pytorch_stays_as_it_is() {
 }
 
 #[test]
-fn damaged_pauses_are_told() {
+fn damaged_pauses_are_reported() {
     let mut stacks = StackTable::new();
     let mut trace = recording([10, 20, 30, 40]);
     let pause = event(Action::SegmentPaused, 0);
@@ -299,7 +299,7 @@ fn the_last_events_begin_with_what_is_paused_then() {
     let paused = |count: usize| {
         let last = trace.last_events(count).unwrap();
         assert_eq!(last.events, trace.events[trace.events.len() - count..]);
-        let paused = told(&last, &last.initial.paused).into_iter();
+        let paused = rows(&last, &last.initial.paused).into_iter();
         paused
             .map(|(_, number, tag)| (number, tag))
             .collect::<Vec<_>>()
@@ -464,7 +464,7 @@ fn a_region_without_a_tag_is_left_out() {
 }
 
 #[test]
-fn a_damaged_pool_of_a_region_is_told() {
+fn a_damaged_pool_of_a_region_is_reported() {
     let mut trace = recording([10, 20, 30, 40]);
     trace.regions = [(POOL, "kv".into()), (MempoolId(3, 3), "weights".into())].into();
     let mut pickle = pickle_of(trace);

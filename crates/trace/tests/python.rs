@@ -216,7 +216,7 @@ fn lost_beginning() {
 }
 
 #[test]
-fn pools_are_told_by_the_segment_of_the_time() {
+fn pools_are_inferred_from_the_segment_of_the_time() {
     let trace = only("pools");
     let pools: Vec<_> = trace.events.iter().map(|event| event.pool()).collect();
     let last = Some(MempoolId(7, 0));
@@ -291,7 +291,7 @@ fn slow_readers_make_no_difference() {
 }
 
 #[test]
-fn compressed_files_are_told_by_their_contents() {
+fn compressed_files_are_recognized_by_their_contents() {
     use std::io::Write;
     let whole = std::fs::read(path("protocol4")).unwrap();
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());

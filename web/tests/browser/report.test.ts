@@ -380,15 +380,15 @@ test("where nothing grows, that is said", async () => {
   assertQuiet();
 });
 
-test("where too little is recorded, it is said that leaks cannot be told", async () => {
-  const doubt = "it cannot be told what grows: 5 events are too few";
+test("where too little is recorded, it is said that leaks are not known", async () => {
+  const doubt = "it is not known what grows: 5 events are too few";
   const training = { optimizer: { bytes: 1 << 21, blocks: 4 }, gradients: { bytes: 0, blocks: 0 } };
   const growth = { ...first.growth, found_by: "parts" as const, doubt, training, leaks: [] };
   const page = await session.open([{ ...first, growth }]);
   const text = await page.locator("#growth").innerText();
   assert.match(
     text,
-    /It cannot be told what grows: 5 events are too few\. Training keeps 2 MiB of optimizer state in 4 blocks: no leak/,
+    /It is not known what grows: 5 events are too few\. Training keeps 2 MiB of optimizer state in 4 blocks: no leak/,
   );
   assertQuiet();
 });

@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often the thread that ends a recording checks whether the writer makes progress.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// The error if an entry was claimed but never filled.
-const INTERRUPTED: &str = "the process ended while one of its threads told of a request";
+const INTERRUPTED: &str = "the process ended while one of its threads recorded a request";
 /// The number of attempts, a millisecond apart, to find out at a recording's end which pools are regions'.
 const REGION_ATTEMPTS: u32 = 100;
 /// Reading debugging information recurses as deep as functions were inlined. Unused stack takes no memory.

@@ -415,7 +415,7 @@ fn a_free_in_a_capture_waits_though_the_device_is_full() {
 }
 
 #[test]
-fn children_are_served_and_tell_for_themselves() {
+fn children_are_served_and_report_for_themselves() {
     for reported in check("children", &[]) {
         let lines: Vec<&str> = reported.lines().collect();
         assert_eq!(lines.len(), 4, "{reported}");

@@ -71,7 +71,7 @@ fn a_call_that_fails_once_leaves_nothing_attached() {
         for kind in KINDS {
             let (exporter, shared) = exporter(test, kind, &[30 * MIB]);
             let mut importer = Other::start(test, "fails", &[]);
-            importer.tell(&shared[0].0);
+            importer.send(&shared[0].0);
             let mut failed = Vec::new();
             for call in CALLS {
                 for nth in 1..=8 {

@@ -275,7 +275,7 @@ fn detaching_keeps_nobody_waiting() {
             let (exporter, shared) = exporter(test, kind, &[3 * MIB]);
             assert_eq!(shared[0].1, 0, "the block is at the start");
             let mut importer = Other::start(test, "detaches", &[]);
-            importer.tell(&shared[0].0);
+            importer.send(&shared[0].0);
             assert_eq!(importer.finish(), "");
             exporter.finish();
         }

@@ -69,13 +69,13 @@ impl Other {
         panic!("it ended: {errors}");
     }
 
-    pub(crate) fn tell(&mut self, line: &str) {
+    pub(crate) fn send(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// Sends a line to the process and returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
+        self.send(line);
         self.hear()
     }
 
@@ -192,7 +192,7 @@ pub(crate) fn exporter(
 ) -> (Other, Vec<(String, usize)>) {
     let mut other = Other::start(test, "export", &[kind, ("FAKECUDA_DEVICES", "2")]);
     let text: Vec<String> = sizes.iter().map(usize::to_string).collect();
-    other.tell(&text.join(" "));
+    other.send(&text.join(" "));
     let shared = sizes.iter().map(|_| {
         let line = other.hear();
         let (bytes, offset) = line.split_once(' ').unwrap();

@@ -26,8 +26,8 @@ fn is_library(frame: Frame<'_>) -> bool {
 pub(crate) fn texts(stacks: &[Vec<Frame<'_>>]) -> Vec<String> {
     let mut shown: Vec<BTreeSet<usize>> = stacks.iter().map(|stack| chosen(stack)).collect();
     loop {
-        let told = stacks.iter().zip(&shown);
-        let texts: Vec<String> = told.map(|(stack, shown)| text(stack, shown)).collect();
+        let chosen = stacks.iter().zip(&shown);
+        let texts: Vec<String> = chosen.map(|(stack, shown)| text(stack, shown)).collect();
         let mut alike: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (index, text) in texts.iter().enumerate() {
             alike.entry(text).or_default().push(index);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_is_the_programs_own_the_innermost_are_told() {
+    fn where_all_is_the_programs_own_the_innermost_are_shown() {
         let own = stack(
             &(0..11)
                 .map(|line| ("f", "/app/a.py", line))

@@ -121,7 +121,7 @@ fn sizes_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn an_address_tells_what_it_belongs_to() {
+fn an_address_shows_what_it_belongs_to() {
     let _driver = Driver::start();
     let address = allocate(5000).unwrap();
     let (mut base, mut bytes) = (0, 0);

@@ -61,7 +61,7 @@ pub(crate) fn printed(output: &Output) -> &str {
 }
 
 #[test]
-fn calls_after_the_end_fail_and_are_told() {
+fn calls_after_the_end_fail_and_are_reported() {
     let output = run(&["exit"], &[]);
     assert_eq!(printed(&output), "freed: 0\nfreed: 4\n");
     assert_eq!(
@@ -106,7 +106,7 @@ fn the_environment_says_what_there_is_and_what_fails() {
 }
 
 #[test]
-fn an_environment_that_makes_no_sense_is_told() {
+fn an_environment_that_makes_no_sense_is_reported() {
     for (name, value) in [
         ("FAKECUDA_FAIL", "cuNoSuchCall:1"),
         ("FAKECUDA_FAIL", "cuMemMap"),

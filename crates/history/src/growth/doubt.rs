@@ -31,11 +31,11 @@ impl fmt::Display for Doubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Doubt::FewEvents(0) => f.write_str(
-                "it cannot be told what grows: the recording has no events, but only what was held when it was made",
+                "it is not known what grows: the recording has no events, but only what was held when it was made",
             ),
-            Doubt::FewEvents(1) => f.write_str("it cannot be told what grows: 1 event is too few"),
+            Doubt::FewEvents(1) => f.write_str("it is not known what grows: 1 event is too few"),
             Doubt::FewEvents(events) => {
-                write!(f, "it cannot be told what grows: {events} events are too few")
+                write!(f, "it is not known what grows: {events} events are too few")
             }
             Doubt::FewSteps(steps) => write!(
                 f,

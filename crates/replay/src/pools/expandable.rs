@@ -9,7 +9,7 @@ use super::{Layout, Owner, SEGMENT_HOLE_MAX, Segment};
 impl Layout {
     /// Records that the expandable segments before the first event are in different pools, unless they may be one
     /// segment: a pool has one for each stream and kind.
-    pub(super) fn tell_apart_adopted(&mut self) {
+    pub(super) fn separate_adopted(&mut self) {
         let expandable = self.segments.iter().enumerate();
         let expandable = expandable.filter(|(_, segment)| segment.is_expandable);
         let mut of_owner: BTreeMap<Owner, Vec<usize>> = BTreeMap::new();
@@ -25,7 +25,7 @@ impl Layout {
                 // Each run is in another segment than all runs below it. These are as many pairs as there can be,
                 // so the evidence may exceed what is kept.
                 if !self.apart.is_too_much() {
-                    self.apart.tell_all(runs.iter().copied(), below.clone());
+                    self.apart.separate_all(runs.iter().copied(), below.clone());
                 }
                 below.extend(runs);
             }
@@ -57,7 +57,7 @@ impl Layout {
     /// Records that the new expandable segment `new` is in a different pool from the other segments of its owner.
     /// `request` is the size of the request that it began for, if known. Exceptions are segments without room for
     /// the request, and segments that may have been mapped behind `new` before the first event.
-    pub(super) fn tell_apart_begun(&mut self, new: usize, request: Option<Bytes>) {
+    pub(super) fn separate_begun(&mut self, new: usize, request: Option<Bytes>) {
         let Segment {
             owner, start, end, ..
         } = self.segments[new];
@@ -80,7 +80,7 @@ impl Layout {
         }
         for other in others {
             if self.has_room(other, request) {
-                self.apart.tell(other, new);
+                self.apart.separate(other, new);
             }
         }
     }
@@ -117,7 +117,7 @@ impl Layout {
     /// Records that a segment that has grown for a request is in a different pool from the segments below it with
     /// room for the request. A pool grows at the lowest addresses where a request fits. A segment is one range, so
     /// a segment below such room, or below memory of another kind, is a different one.
-    pub(super) fn tell_apart_below(&mut self, grown: usize, size: Bytes) {
+    pub(super) fn separate_below(&mut self, grown: usize, size: Bytes) {
         let Segment { owner, start, .. } = self.segments[grown];
         let below = (owner.stream, DeviceAddress::NULL)..(owner.stream, start);
         let (mut above, mut may_be_one) = (start, true);
@@ -132,6 +132,6 @@ impl Layout {
                 others.push(other);
             }
         }
-        self.apart.tell_all([grown], others);
+        self.apart.separate_all([grown], others);
     }
 }

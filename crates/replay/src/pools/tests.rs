@@ -197,7 +197,7 @@ fn runs_between_which_there_is_another_segment_are_of_different_pools() {
 
 /// Each time the last run grows, every other run is examined.
 #[test]
-fn what_grows_above_many_for_too_long_is_not_told() {
+fn what_grows_above_many_for_too_long_is_not_inferred() {
     let runs: Vec<(u64, u64)> = (0..2_000).map(|run| (run * 60, run * 60 + 20)).collect();
     assert!(pools_when_grown(&runs, 60, 1_000).is_some());
     assert!(pools_when_grown(&runs, 60, 4_500).is_none());
@@ -217,7 +217,7 @@ fn beside_pools(count: u64) -> Trace {
 
 /// Thousands of pools keep their segments while segments of another are released, in call after call.
 #[test]
-fn what_goes_beside_many_pools_is_told() {
+fn what_goes_beside_many_pools_is_inferred() {
     let inferred = infer(&beside_pools(1_500), &Initial::default(), Card::default());
     let pools = inferred.unwrap().pools.unwrap();
     assert!(pools.events[4_500..].iter().all(|pool| pool.is_default()));
@@ -225,7 +225,7 @@ fn what_goes_beside_many_pools_is_told() {
 
 /// Some segments came where others were, and their blocks are not there to be separated.
 #[test]
-fn segments_that_came_where_others_were_tell_nothing() {
+fn segments_that_came_where_others_were_show_nothing() {
     let used = |place, mib| used(place, mib, MempoolId::DEFAULT);
     let back = |place, mib| [event(Action::SegmentFree, place, mib, MempoolId::DEFAULT)];
     let twice = used(1, 40)

@@ -43,11 +43,11 @@ impl Shadow {
 #[derive(Default)]
 pub(super) struct Witness {
     segments: Ranges,
-    blocks: BTreeMap<DeviceAddress, Told>,
+    blocks: BTreeMap<DeviceAddress, State>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Told {
+enum State {
     Allocated(Bytes),
     Freed(Bytes),
 }
@@ -58,16 +58,16 @@ impl Witness {
         match event.action {
             Action::Alloc => {
                 assert!(self.segments.contain(address, size), "{event:?}");
-                let before = self.blocks.insert(address, Told::Allocated(size));
+                let before = self.blocks.insert(address, State::Allocated(size));
                 assert_eq!(before, None, "{event:?}");
             }
             Action::FreeRequested => {
-                let before = self.blocks.insert(address, Told::Freed(size));
-                assert_eq!(before, Some(Told::Allocated(size)), "{event:?}");
+                let before = self.blocks.insert(address, State::Freed(size));
+                assert_eq!(before, Some(State::Allocated(size)), "{event:?}");
             }
             Action::FreeCompleted => {
                 let before = self.blocks.remove(&address);
-                assert_eq!(before, Some(Told::Freed(size)), "{event:?}");
+                assert_eq!(before, Some(State::Freed(size)), "{event:?}");
             }
             Action::SegmentAlloc => self.segments.insert(address, size),
             Action::SegmentFree => {

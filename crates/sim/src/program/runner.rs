@@ -302,7 +302,7 @@ impl Runner {
 
     fn check_out_of_memory(&self, error: &OutOfMemory, size: Bytes) -> Result<(), String> {
         let stats = self.allocator.stats();
-        let told = (
+        let reported = (
             error.requested,
             error.allocated,
             error.reserved,
@@ -314,8 +314,8 @@ impl Runner {
             stats.reserved(),
             self.allocator.limit(),
         );
-        ensure(told == known, || {
-            format!("the error says {told:?} and not {known:?}")
+        ensure(reported == known, || {
+            format!("the error says {reported:?} and not {known:?}")
         })?;
         ensure(
             error.segment_size >= size && error.largest_free <= error.reserved,

@@ -38,25 +38,25 @@ impl Kinds {
     }
 
     /// Returns whether the recording has allocations of segments, or of pages of expandable segments.
-    pub(super) fn tells_coming(self, is_expandable: bool) -> bool {
+    pub(super) fn has_segment_allocations(self, is_expandable: bool) -> bool {
         let [plain, expandable] = [Action::SegmentAlloc, Action::SegmentMap];
         self.has(if is_expandable { expandable } else { plain })
     }
 
     /// Returns whether the recording has releases of segments, or of pages of expandable segments.
-    pub(super) fn tells_going(self, is_expandable: bool) -> bool {
+    pub(super) fn has_segment_releases(self, is_expandable: bool) -> bool {
         let [plain, expandable] = [Action::SegmentFree, Action::SegmentUnmap];
         self.has(if is_expandable { expandable } else { plain })
     }
 
     /// Returns whether the recording has all releases: at least one kind, and that of each kind of allocation it
     /// has.
-    pub(super) fn tells_all_going(self) -> bool {
+    pub(super) fn has_all_segment_releases(self) -> bool {
         let both = [true, false];
-        both.iter().any(|&kind| self.tells_going(kind))
+        both.iter().any(|&kind| self.has_segment_releases(kind))
             && both
                 .iter()
-                .all(|&kind| self.tells_going(kind) || !self.tells_coming(kind))
+                .all(|&kind| self.has_segment_releases(kind) || !self.has_segment_allocations(kind))
     }
 }
 

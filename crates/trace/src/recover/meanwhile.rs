@@ -392,8 +392,8 @@ impl Rewind {
         // Memory with a block in use at the last event was released later, whatever kinds are recorded.
         let is_away = |&address: &u64| self.segments.around(DeviceAddress(address)).is_none();
         let went = self.left.keys().any(is_away);
-        self.restore_told(said, went)?;
-        if went || said.kinds.tells_all_going() {
+        self.restore_ranges(said, went)?;
+        if went || said.kinds.has_all_segment_releases() {
             self.restore_lost(said)
         } else {
             Some(())
@@ -401,10 +401,12 @@ impl Rewind {
     }
 
     /// Adds the ranges that the events leave allocated: of the kinds whose releases are recorded, or of all kinds.
-    fn restore_told(&mut self, said: &Said<'_>, all: bool) -> Option<()> {
+    fn restore_ranges(&mut self, said: &Said<'_>, all: bool) -> Option<()> {
         let mut pages_end = None;
         for (&start, range) in &said.ranges {
-            if !range.is_there || !(all || said.kinds.tells_going(range.segment.is_expandable)) {
+            if !range.is_there
+                || !(all || said.kinds.has_segment_releases(range.segment.is_expandable))
+            {
                 continue;
             }
             for (from, to) in self.segments.gaps(start, range.end) {
@@ -537,7 +539,7 @@ fn came_meanwhile(
     straddled: &BTreeSet<u64>,
 ) -> Vec<(u64, u64)> {
     let (start, end) = (segment.address.get(), segment.end());
-    if !said.kinds.tells_coming(segment.is_expandable) {
+    if !said.kinds.has_segment_allocations(segment.is_expandable) {
         return Vec::new();
     }
     if straddled.contains(&start) && said.of_range(start, end).next().is_none() {

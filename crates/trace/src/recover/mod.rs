@@ -444,7 +444,8 @@ impl Past {
         }
         let segment = self.segments.around(address);
         // A segment that does not exist at the end, and is not freed by an event, existed at the last event.
-        self.saw_younger |= segment.is_none() && self.knows_end && self.kinds.tells_all_going();
+        self.saw_younger |=
+            segment.is_none() && self.knows_end && self.kinds.has_all_segment_releases();
         let pool = event.pool().or(segment.and_then(|segment| segment.pool));
         event.set_pool(pool);
         let block = InitialBlock {
@@ -487,8 +488,9 @@ impl Past {
         let mut initial = InitialState::default();
         let mut are_whole = true;
         let kinds = self.kinds;
-        let tells_all =
-            kinds.tells_coming(true) && kinds.tells_coming(false) && kinds.tells_all_going();
+        let has_all = kinds.has_segment_allocations(true)
+            && kinds.has_segment_allocations(false)
+            && kinds.has_all_segment_releases();
         for Block {
             mut block,
             freed_by,
@@ -500,7 +502,7 @@ impl Past {
             };
             block.size = size;
             block.size = self.segments.cover(&block);
-            are_whole &= block.size == size || !tells_all;
+            are_whole &= block.size == size || !has_all;
             block.requested = block.requested.min(block.size);
             initial.blocks.push(block);
         }

@@ -99,7 +99,7 @@ use Action::{
 use BlockStatus::{Allocated, Inactive, PendingFree};
 
 #[test]
-fn memory_that_two_blocks_have_at_once_though_the_end_does_not_tell() {
+fn memory_that_two_blocks_have_at_once_though_the_end_does_not_show_it() {
     check_contradiction(
         &[],
         &[

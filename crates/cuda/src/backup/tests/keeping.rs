@@ -498,7 +498,7 @@ fn new_memory(world: &World) -> Arc<HostMemory> {
 /// A caller that waits for the keeper is notified, whatever both are doing when the keeper reaches the end of its
 /// list.
 #[test]
-fn the_end_of_locking_is_always_told() {
+fn the_end_of_locking_is_always_reported() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let queue = Arc::clone(&world.backups.queue);
     let memory = HostMemory::map(queue, 1, SIZES.block_bytes).unwrap();

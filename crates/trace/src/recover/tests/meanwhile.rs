@@ -735,7 +735,7 @@ proptest! {
 
     /// Segments from a few events before or after the last one, of recordings with and without their beginning.
     #[test]
-    fn what_happened_is_told_whatever_others_did_meanwhile(
+    fn the_past_is_recovered_whatever_others_did_meanwhile(
         acts in prop::collection::vec(act(), 1..200),
         (lost, last, shown) in (any::<usize>(), any::<usize>(), any::<usize>()),
         is_whole in any::<bool>(),
@@ -755,12 +755,12 @@ proptest! {
         events.drain(..lost % (events.len() + 1));
         let whole = run(&shown, &events).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert!(whole.rewound.is_none());
-        let is_told = |action| kinds & 1 << action as u8 != 0;
-        events.retain(|event| is_told(event.event.action));
+        let is_recorded = |action| kinds & 1 << action as u8 != 0;
+        events.retain(|event| is_recorded(event.event.action));
         // If releases of segments are recorded, pages without any event are unknown; and the other way round.
-        let told = Kinds::of(&events);
+        let recorded = Kinds::of(&events);
         let is_unknown = |is_expandable, goes| {
-            !is_told(goes) && !told.tells_coming(is_expandable) && told.tells_going(!is_expandable)
+            !is_recorded(goes) && !recorded.has_segment_allocations(is_expandable) && recorded.has_segment_releases(!is_expandable)
         };
         if is_unknown(true, SegmentUnmap) || is_unknown(false, SegmentFree) {
             return Ok(());
@@ -803,8 +803,8 @@ proptest! {
 /// The events mention one of a block's three pages, each in turn.
 #[test]
 fn pages_that_no_event_has_went_meanwhile() {
-    for (told, parts) in [(0, 1), (1, 2), (2, 1)] {
-        let unmapped = event(SegmentUnmap, EXPANDABLE + told * PAGE, PAGE);
+    for (page, parts) in [(0, 1), (1, 2), (2, 1)] {
+        let unmapped = event(SegmentUnmap, EXPANDABLE + page * PAGE, PAGE);
         let events = [&freed(EXPANDABLE, 3 * PAGE)[..], &[unmapped]].concat();
         let before = (&[SEGMENT, EXPANDABLE][..], &[EXPANDABLE][..]);
         let recovered = check(&[segment(&[])], &events, parts, before);
