@@ -59,6 +59,36 @@ fn peers_use_each_others_memory() {
     assert_eq!(fake.used_bytes(), 0);
 }
 
+/// A tensor of another process can arrive before this process first copies between its devices.
+#[test]
+fn a_new_peer_uses_memory_that_was_imported_before() {
+    if !Fake::has_two_devices("calls::a_new_peer_uses_memory_that_was_imported_before") {
+        return;
+    }
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let size = driver.granularity();
+    let handle = driver.create(size).unwrap();
+    let descriptor = driver.export(handle).unwrap();
+    let mut held = driver.begin_import(size).unwrap();
+    driver.import_part(&mut held, &descriptor, size).unwrap();
+    driver.finish_import(&held).unwrap();
+    let imported = held.address().unwrap();
+
+    let peer = driver.device().library().device(1).unwrap();
+    let mut other = fake.driver_of(peer.clone());
+    driver.allow_peer(&peer, &[]).unwrap();
+    other.fill(imported, size, 4, Stream::DEFAULT).unwrap();
+    other.synchronize_stream(Stream::DEFAULT).unwrap();
+    let mut copy = [0; 16];
+    driver.read(imported, &mut copy).unwrap();
+    assert_eq!(copy, [4; 16]);
+
+    driver.end_import(&mut held).unwrap();
+    driver.release(handle).unwrap();
+    assert_eq!(fake.used_bytes(), 0);
+}
+
 #[test]
 fn an_event_is_recorded_in_another_devices_stream() {
     if !Fake::has_two_devices("calls::an_event_is_recorded_in_another_devices_stream") {
