@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Bytes, CachingConfig, Config, DevicePast, Stats, TorchRelease};
+use lowtide_core::{Bytes, CachingConfig, Config, Stats, TorchRelease};
 
 use crate::boundary::{run, text_from_c, write_to_c};
 use crate::devices::Allocator;
@@ -334,7 +334,8 @@ pub unsafe extern "C" fn lowtide_memory_usage(
         }
         let (held, from_driver) = match devices::get(device) {
             Some(allocator) => {
-                allocator.with_all(|device| (device.allocated(), device.reserved()))?
+                let stats = allocator.with_all(|device| device.stats())?;
+                (stats.allocated(), stats.reserved())
             }
             None => (Bytes::ZERO, Bytes::ZERO),
         };
@@ -379,13 +380,8 @@ pub unsafe extern "C" fn lowtide_snapshot(bytes: *mut *mut c_void, length: *mut 
         if bytes.is_null() || length.is_null() {
             return Err(Error::null("bytes` and `length"));
         }
-        let (pickle, _) = pauses::snapshot_of(|allocator| {
-            allocator.with_all(|device| DevicePast {
-                segments: device.snapshot(),
-                paused: device.lane().paused_pools(),
-                ..DevicePast::default()
-            })
-        })?;
+        let (pickle, _) =
+            pauses::snapshot_of(|allocator| allocator.with_all(|device| device.snapshot()))?;
         let copy = copy_for_c(&pickle)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("bytes", bytes, copy) }?;

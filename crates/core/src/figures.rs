@@ -320,11 +320,6 @@ impl Figures {
         Bytes(self.reserved_bytes.current().unsigned_abs())
     }
 
-    /// Returns the allocated bytes.
-    pub(crate) fn allocated(&self) -> Bytes {
-        Bytes(self.allocated_bytes.current().unsigned_abs())
-    }
-
     fn gauges(&mut self) -> [&mut Gauge; 7] {
         [
             &mut self.allocation,

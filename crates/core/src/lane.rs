@@ -53,7 +53,7 @@ pub struct Lane<M> {
 
 pub use checkpoint::{Checkpoint, Restored};
 pub use inspect::LaneNews;
-pub use pools::{HeldPool, KeptPool, PoolSetting, RouteOrder};
+pub use pools::{HeldPool, KeptPool, Pending, PoolSetting, RouteOrder};
 
 /// Says which requests a private pool serves.
 struct Route {
@@ -84,6 +84,8 @@ pub struct Allocation {
     pub pool: MempoolId,
     /// Whether it lies in an expandable segment.
     pub is_expandable: bool,
+    /// Whether [`Lane::watch`] noted it.
+    pub is_watched: bool,
 }
 
 impl<M: Memory> Lane<M> {
@@ -648,6 +650,7 @@ impl<M: Memory> Lane<M> {
             stream: domain.stream,
             pool: self.heap.domains.pool(domain.pool).id,
             is_expandable: segment.is_expandable(),
+            is_watched: self.heap.blocks.is_watched(id),
         }
     }
 

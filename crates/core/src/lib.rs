@@ -85,8 +85,8 @@ pub use event::{Action, Event};
 pub use event_log::Observer;
 pub use gap::{Cause, FreeBytes, Gap};
 pub use lane::{
-    Allocation, Checkpoint, HeldPool, KeptPool, Lane, LaneNews, PoolSetting, Request, Restored,
-    RouteOrder,
+    Allocation, Checkpoint, HeldPool, KeptPool, Lane, LaneNews, Pending, PoolSetting, Request,
+    Restored, RouteOrder,
 };
 pub use number_table::SearchHint;
 pub use physical::{MappedRange, Memory, Owners, Physical, View};

@@ -77,10 +77,7 @@ fn blocks_come_back_where_they_were() -> Outcome {
         let back = { allocated.iter() }.map(|block| (block.address, block.size, block.stream));
         assert!(back.eq(known), "{config}: {allocated:?}");
         check(&allocator);
-        assert_eq!(
-            allocator.lane().check_live(POOL, &addresses(&allocated)),
-            Ok(true)
-        );
+        assert_eq!(allocator.lane().held_blocks(POOL), Ok(allocated.clone()));
         if !is_direct(&config) {
             assert_eq!(allocator.stats().reserved(), before.reserved(), "{config}");
         }
@@ -197,11 +194,8 @@ fn what_went_back_to_the_driver_does_not_come_back() -> Outcome {
         let is_expected = matches!(refused, AllocError::NotRestorable { pool: POOL, .. });
         assert!(is_expected, "{config}: {refused:?}");
         assert_eq!(allocator.stats(), before, "{config}");
-        assert_eq!(
-            allocator.lane().check_live(POOL, &other),
-            Ok(true),
-            "{config}"
-        );
+        let held = allocator.lane().held_blocks(POOL)?;
+        assert_eq!(addresses(&held), other, "{config}");
         check(&allocator);
     }
     Ok(())

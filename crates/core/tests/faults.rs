@@ -254,7 +254,7 @@ fn recorded_job(config: &Config) -> Result<Vec<SegmentSnapshot>, AllocError> {
     allocator.free(blocks[1])?;
     allocator.empty_cache()?;
     allocator.free(blocks[3])?;
-    Ok(allocator.snapshot())
+    Ok(allocator.segments())
 }
 
 /// Returns the contents of a snapshot without addresses, because the driver chooses those.
@@ -277,17 +277,17 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
         for segment in &job {
             assert_eq!(untouched.lane_mut().adopt(segment), Ok(true));
         }
-        assert_eq!(shape(&untouched.snapshot()), shape(&job), "{config}");
+        assert_eq!(shape(&untouched.segments()), shape(&job), "{config}");
         for nth in 1..60 {
             let mut allocator = allocator(&config);
             let plan = FaultPlan::nth_of_any(nth, DriverError::OutOfMemory);
             allocator.lane_mut().driver_mut().set_faults(plan);
             for segment in &job {
-                let before = allocator.snapshot();
+                let before = allocator.segments();
                 if allocator.lane_mut().adopt(segment).is_err() {
                     let checked = allocator.lane().check_invariants(CheckLevel::Everything);
                     assert_eq!(checked, Ok(()), "{config}: call {nth} failed");
-                    assert_eq!(allocator.snapshot(), before, "{config}: call {nth} failed");
+                    assert_eq!(allocator.segments(), before, "{config}: call {nth} failed");
                     assert_eq!(
                         allocator.lane_mut().adopt(segment),
                         Ok(true),
@@ -301,7 +301,7 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
                 .set_faults(FaultPlan::none());
             let checked = allocator.lane().check_invariants(CheckLevel::Everything);
             assert_eq!(checked, Ok(()), "{config}: call {nth} failed");
-            let adopted = allocator.snapshot();
+            let adopted = allocator.segments();
             assert_eq!(shape(&adopted), shape(&job), "{config}: call {nth} failed");
             let blocks = adopted.iter().flat_map(|segment| &segment.blocks);
             for block in blocks.filter(|block| block.status == BlockStatus::Allocated) {
@@ -348,7 +348,7 @@ fn what_whole_pages_hold_beyond_a_picture_is_free() -> Result<(), AllocError> {
                 Ok(())
             );
         }
-        let picture = allocator.snapshot();
+        let picture = allocator.segments();
         let blocks = picture.iter().flat_map(|segment| &segment.blocks);
         for block in blocks.filter(|block| block.status == BlockStatus::Allocated) {
             allocator.free(block.address)?;

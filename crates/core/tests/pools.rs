@@ -35,7 +35,7 @@ fn pool_of(allocator: &DeviceAllocator<SimDriver>, address: DeviceAddress) -> Me
 }
 
 fn reserved_in(allocator: &mut DeviceAllocator<SimDriver>, pool: MempoolId) -> Bytes {
-    let segments = allocator.snapshot();
+    let segments = allocator.segments();
     let in_pool = segments.iter().filter(|segment| segment.pool == pool);
     in_pool.map(|segment: &SegmentSnapshot| segment.size).sum()
 }

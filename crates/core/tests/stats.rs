@@ -227,7 +227,8 @@ fn blocks_are_noted_one_by_one() -> Result<(), AllocError> {
     let noted = |allocator: &DeviceAllocator<SimDriver>| {
         let noted = blocks
             .iter()
-            .map(|&block| allocator.lane().is_watched(block));
+            .map(|&block| allocator.lane().allocation(block))
+            .map(|block| block.is_ok_and(|block| block.is_watched));
         noted.collect::<Vec<_>>()
     };
     assert_eq!(noted(&allocator), [false; 3]);

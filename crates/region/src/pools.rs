@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use lowtide_core::{AllocError, Allocation, Bytes, HeldPool, Lane, MempoolId, PoolSetting};
+use lowtide_core::{
+    AllocError, Allocation, Bytes, HeldPool, Lane, MempoolId, Pending, PoolSetting,
+};
 use lowtide_shared::SharedMemory;
 
 use crate::backup::MemoryRange;
@@ -110,12 +112,12 @@ impl RegionPools {
     fn has_pending(&self, device: &impl Device) -> Result<bool, RegionError> {
         let answers = self.for_each(device, |lane, pool| {
             lane.process_events()?;
-            Ok((lane.has_pending(pool)?, lane.is_capturing()))
+            lane.pending(pool)
         })?;
-        if answers.contains(&(true, true)) {
+        if answers.contains(&Pending::CaptureEnd) {
             return Err(RegionError::PendingInCapture);
         }
-        Ok(answers.contains(&(true, false)))
+        Ok(answers.contains(&Pending::Streams))
     }
 
     /// Releases free segments of the pools, except of pools that [`HeldPool::Stays`] protects. Returns the contents of the

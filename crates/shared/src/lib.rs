@@ -43,8 +43,8 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceState, Driver, EventClock, Lane,
-    Observer, Physical, Stream,
+    AllocError, Bytes, Config, DeviceAddress, DeviceState, Driver, EventClock, Lane, Observer,
+    Physical, Stream,
 };
 
 pub use entered::Entered;
@@ -282,7 +282,7 @@ impl<D: Driver> SharedAllocator<D> {
     ///
     /// As [`SharedAllocator::with_block`].
     #[cold]
-    pub fn with_any_lane<R>(
+    fn with_any_lane<R>(
         &self,
         address: DeviceAddress,
         mut act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
@@ -310,7 +310,7 @@ impl<D: Driver> SharedAllocator<D> {
         self.with_lane(0, |lane| {
             let result = act(lane);
             // A thread that reads the flag afterwards asks the lane, which is locked here.
-            if lane.has_routes() {
+            if lane.news().has_routes {
                 self.flags.fetch_or(ROUTED, Ordering::Release);
             } else {
                 self.flags.fetch_and(!ROUTED, Ordering::Release);
@@ -360,20 +360,6 @@ impl<D: Driver> SharedAllocator<D> {
             let mut guard = self.enter(index)?;
             guard.state.lane.observe_events(observer.cloned());
             guard.end();
-        }
-        Ok(())
-    }
-
-    /// Checks each lane as [`Lane::check_invariants`] does.
-    ///
-    /// # Errors
-    ///
-    /// A sentence that says what is wrong, and in which lane.
-    pub fn check_invariants(&self, level: CheckLevel) -> Result<(), String> {
-        for index in 0..self.lanes.len() {
-            let guard = self.enter(index).map_err(|error| error.to_string())?;
-            let checked = guard.state.lane.check_invariants(level);
-            checked.map_err(|error| format!("lane {index}: {error}"))?;
         }
         Ok(())
     }

@@ -64,7 +64,11 @@ fn with_config(config: &str, mib: u64) -> Arc<SharedAllocator<SimDriver>> {
 }
 
 fn check(allocator: &SharedAllocator<SimDriver>) {
-    allocator.check_invariants(CheckLevel::Everything).unwrap();
+    let checked = allocator.for_each_lane(|lane| {
+        lane.check_invariants(CheckLevel::Everything).unwrap();
+        Ok(())
+    });
+    checked.unwrap();
 }
 
 /// Three threads each need the whole device. Each gets it in turn, from the thread that had it before.

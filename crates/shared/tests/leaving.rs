@@ -167,9 +167,12 @@ fn an_end_that_the_driver_refused_is_corrected() {
                 );
                 allocator.with_driver(|driver| driver.set_faults(fault));
                 work(&allocator);
-                let segments = allocator.with_all(|device| device.snapshot()).unwrap();
+                let snapshot = allocator.with_all(|device| device.snapshot()).unwrap();
                 let of = format!("{config}: {call:?} {nth}");
-                picture.lock().unwrap().assert_shows(&segments, &of);
+                picture
+                    .lock()
+                    .unwrap()
+                    .assert_shows(&snapshot.segments, &of);
             }
         }
     }

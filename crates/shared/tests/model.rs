@@ -198,7 +198,10 @@ impl Both {
             self.shared.with_all(|device| device.snapshot()).unwrap(),
             self.single.snapshot()
         );
-        let checked = self.shared.check_invariants(CheckLevel::Everything);
+        let checked = self.shared.for_each_lane(|lane| {
+            lane.check_invariants(CheckLevel::Everything).unwrap();
+            Ok(())
+        });
         prop_assert_eq!(checked, Ok(()));
         let violations = self
             .shared

@@ -15,11 +15,15 @@ fn a_spare_handle_serves_the_lane_whose_reserved_bytes_it_is_part_of() {
     let device = SharedAllocator::new(driver, 0, &config, Arc::new(OwnerTable::default()));
     let allocate = |stream| device.allocate(SIZE, stream, || Ok(false)).unwrap();
     let check = |reserved: Bytes| {
-        let stats = device.with_all(|device| device.reserved()).unwrap();
-        assert_eq!(stats, reserved);
+        let stats = device.with_all(|device| device.stats()).unwrap();
+        assert_eq!(stats.reserved(), reserved);
         let created = device.with_physical(|physical| physical.created_bytes());
         assert_eq!(created, reserved);
-        device.check_invariants(CheckLevel::Everything).unwrap();
+        let checked = device.for_each_lane(|lane| {
+            lane.check_invariants(CheckLevel::Everything).unwrap();
+            Ok(())
+        });
+        checked.unwrap();
     };
     device.free(allocate(Stream(1))).unwrap();
     let refused = FaultPlan::every(&[Call::Release], DriverError::OutOfMemory);

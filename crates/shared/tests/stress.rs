@@ -202,7 +202,10 @@ impl Stress {
         let requests = i64::try_from(THREADS * self.operations).unwrap();
         let allocation = stats.allocation.all;
         assert_eq!([allocation.allocated, allocation.freed], [requests; 2]);
-        let checked = self.allocator.check_invariants(CheckLevel::Everything);
+        let checked = self.allocator.for_each_lane(|lane| {
+            lane.check_invariants(CheckLevel::Everything).unwrap();
+            Ok(())
+        });
         assert_eq!(checked, Ok(()));
         let [violations, leaks] = self
             .allocator

@@ -190,7 +190,10 @@ fn threads_hand_blocks_to_each_other() {
             .allocated(),
         Bytes::ZERO
     );
-    let checked = allocator.check_invariants(CheckLevel::Everything);
+    let checked = allocator.for_each_lane(|lane| {
+        lane.check_invariants(CheckLevel::Everything).unwrap();
+        Ok(())
+    });
     assert_eq!(checked, Ok(()));
 }
 

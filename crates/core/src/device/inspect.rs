@@ -37,16 +37,6 @@ impl DevicePast {
 }
 
 impl<L: Lanes> Device<L> {
-    /// Returns the allocated bytes: cheaper than computing all statistics.
-    pub fn allocated(&self) -> Bytes {
-        self.sum(|lane| lane.heap.stats.allocated())
-    }
-
-    /// Returns the reserved bytes, as cheaply as [`Device::allocated`].
-    pub fn reserved(&self) -> Bytes {
-        self.sum(|lane| lane.heap.stats.reserved())
-    }
-
     /// Returns the statistics. Peaks are as of the last [`Device::sync_peaks`].
     pub fn stats(&self) -> Stats {
         let (state, lanes) = self.lanes.parts();
@@ -102,15 +92,14 @@ impl<L: Lanes> Device<L> {
         segments
     }
 
-    /// Returns the same as [`Device::segments`], and records an [`Action::Snapshot`].
-    pub fn snapshot(&mut self) -> Vec<SegmentSnapshot> {
+    /// Returns all segments without the events that led to them, and records an [`Action::Snapshot`].
+    pub fn snapshot(&mut self) -> DevicePast {
         let active = self.sum(|lane| lane.heap.stats.active());
-        let segments = self.segments();
         let domain = crate::domain::DomainId::DEFAULT;
         self.lane_mut()
             .heap
             .record(Action::Snapshot, domain, DeviceAddress::NULL, active);
-        segments
+        self.present()
     }
 
     /// Returns the start and the number of each segment, sorted by address. A lane's numbers grow with every new
@@ -134,8 +123,16 @@ impl<L: Lanes> Device<L> {
     /// Returns all segments and the last events that led to them.
     pub fn recent_past(&self) -> DevicePast {
         DevicePast {
-            segments: self.segments(),
             events: self.recent_events(),
+            ..self.present()
+        }
+    }
+
+    /// Returns all segments without events.
+    fn present(&self) -> DevicePast {
+        DevicePast {
+            segments: self.segments(),
+            events: Vec::new(),
             // Private pools are all in the first lane.
             paused: self.lane().paused_pools(),
             kept: self.lane().kept_pools(),

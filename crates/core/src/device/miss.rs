@@ -173,12 +173,11 @@ impl<L: Lanes> Device<L> {
     ) -> Result<AllocError, DriverError> {
         let reserved_in_private = self.lane().reserved_in_private_pools();
         let active_in_private = self.lane().active_in_private_pools();
-        let (allocated, reserved) = (self.allocated(), self.reserved());
+        let stats = self.stats();
         let holders = self.holders();
         // Private pools are all in the first lane.
         let paused = self.lane().heap.domains.paused_regions();
         let limit = self.limit();
-        debug_assert!(allocated <= reserved);
         debug_assert!(active_in_private <= reserved_in_private);
         let lane = self.lanes.lane(own);
         let info = lane.memory_info()?;
@@ -191,8 +190,8 @@ impl<L: Lanes> Device<L> {
             pool: heap.domains.pool(domain.pool).id,
             segment_size: lane.segment_size(request),
             largest_free: lane.strategy.largest_free(heap, request.domain),
-            allocated,
-            reserved,
+            allocated: stats.allocated(),
+            reserved: stats.reserved(),
             limit,
             free_in_private_pools: reserved_in_private.saturating_sub(active_in_private),
             device_free: info.free,

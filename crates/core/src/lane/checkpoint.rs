@@ -105,24 +105,6 @@ impl<M: Memory> Lane<M> {
         Ok(Restored { freed, allocated })
     }
 
-    /// Returns whether the allocated blocks of a pool start at exactly these addresses.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn check_live(
-        &self,
-        pool: MempoolId,
-        expected: &[DeviceAddress],
-    ) -> Result<bool, AllocError> {
-        let held = self.held_in_pool(self.find_pool(pool)?);
-        let mut expected = expected.to_vec();
-        expected.sort_unstable();
-        expected.dedup();
-        let held = held.iter().map(|&id| self.heap.blocks.get(id).address);
-        Ok(held.eq(expected))
-    }
-
     /// Returns the blocks of a pool, in no order.
     pub(super) fn blocks_of_pool(&self, pool: PoolIndex) -> impl Iterator<Item = (BlockId, Block)> {
         let blocks = self.heap.blocks.iter();

@@ -27,6 +27,8 @@ pub struct LaneNews {
     pub has_new_peak: bool,
     /// Whether someone observes events, so that [`Lane::settle`] is due.
     pub is_observed: bool,
+    /// Whether private pools serve some streams: their requests then go to the first lane.
+    pub has_routes: bool,
 }
 
 impl<M: Memory> Lane<M> {
@@ -71,6 +73,7 @@ impl<M: Memory> Lane<M> {
             has_waiting_blocks: self.heap.stats.waiting_blocks() > 0,
             has_new_peak: self.has_new_peak(),
             is_observed: self.is_observed(),
+            has_routes: !self.routes.is_empty(),
         }
     }
 
@@ -141,12 +144,6 @@ impl<M: Memory> Lane<M> {
                 self.heap.blocks.set_watched(id, is_watched);
             }
         }
-    }
-
-    /// Returns whether the block that the program holds at `address` was noted. Constant time.
-    pub fn is_watched(&self, address: DeviceAddress) -> bool {
-        let found = self.find_allocated(address);
-        found.is_ok_and(|id| self.heap.blocks.is_watched(id))
     }
 
     /// Returns the block that the program holds at `address`.

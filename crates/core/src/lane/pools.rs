@@ -70,6 +70,18 @@ pub enum HeldPool {
     Stays,
 }
 
+/// What the freed blocks of a pool wait for before they are free.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Pending {
+    /// No block waits.
+    #[default]
+    Nothing,
+    /// Other streams that used a block.
+    Streams,
+    /// The end of a graph capture, and other streams then.
+    CaptureEnd,
+}
+
 impl<M: Memory> Lane<M> {
     /// Returns the pool that serves a stream: where routes nest, the innermost decides.
     #[inline]
@@ -85,11 +97,6 @@ impl<M: Memory> Lane<M> {
     /// Returns whether a private pool serves a stream's requests.
     pub fn is_routed(&self, stream: Stream) -> bool {
         self.route(stream) != PoolIndex::DEFAULT
-    }
-
-    /// Returns whether a private pool serves any requests.
-    pub fn has_routes(&self) -> bool {
-        !self.routes.is_empty()
     }
 
     /// Makes the pool called `pool`, held once, or holds it once more.
@@ -222,7 +229,7 @@ impl<M: Memory> Lane<M> {
     }
 
     /// Returns the pools whose memory is away. Linear in the number of pools.
-    pub fn paused_pools(&self) -> Vec<MempoolId> {
+    pub(crate) fn paused_pools(&self) -> Vec<MempoolId> {
         let pools = self.heap.domains.pools();
         let paused = pools.filter(|(_, pool)| pool.paused.is_some());
         paused.map(|(_, pool)| pool.id).collect()
@@ -294,21 +301,26 @@ impl<M: Memory> Lane<M> {
         Ok(held.into_iter().map(|id| self.allocation_of(id)).collect())
     }
 
-    /// Returns whether blocks of a pool that were freed wait for other streams; those freed during a capture wait for
-    /// its end first. Linear in the blocks of any pool that wait.
+    /// Returns what the freed blocks of a pool wait for. Linear in the blocks of any pool that wait.
     ///
     /// # Errors
     ///
     /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn has_pending(&self, pool: MempoolId) -> Result<bool, AllocError> {
+    pub fn pending(&self, pool: MempoolId) -> Result<Pending, AllocError> {
         let index = self.find_pool(pool)?;
         let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
         let is_of_pool = |&id: &BlockId| domains.domain(blocks.get(id).domain).pool == index;
-        Ok(self.uses.waiting().iter().any(is_of_pool))
+        Ok(if !self.uses.waiting().iter().any(is_of_pool) {
+            Pending::Nothing
+        } else if self.is_capturing() {
+            Pending::CaptureEnd
+        } else {
+            Pending::Streams
+        })
     }
 
     /// Returns whether a graph is captured, during which no event is asked whether it has passed.
-    pub fn is_capturing(&self) -> bool {
+    pub(crate) fn is_capturing(&self) -> bool {
         self.captures > 0
     }
 

@@ -23,7 +23,7 @@ fn the_largest_segment_is_served_to_the_byte_and_nothing_larger() {
         let more = Bytes(Bytes::SEGMENT_MAX.get() + 1);
         let error = allocator.allocate(more, Stream::DEFAULT).unwrap_err();
         assert!(error.is_out_of_memory(), "{strategy}: {error}");
-        assert!(allocator.snapshot().is_empty(), "{strategy}");
+        assert!(allocator.segments().is_empty(), "{strategy}");
         let block = allocator.allocate(Bytes::SEGMENT_MAX, Stream::DEFAULT);
         let block = block.unwrap_or_else(|error| panic!("{strategy}: {error}"));
         let allocation = allocator.lane().allocation(block).unwrap();
@@ -60,7 +60,7 @@ fn the_driver_is_asked_for_the_addresses_of_the_largest_segment_and_for_no_more(
         let answer = AllocError::Driver(DriverError::Unsupported { call });
         assert_eq!(error == answer, is_asked, "{total}: {error}");
         assert_eq!(error.is_out_of_memory(), !is_asked, "{total}: {error}");
-        assert!(allocator.snapshot().is_empty(), "{total}");
+        assert!(allocator.segments().is_empty(), "{total}");
         allocator
             .lane()
             .check_invariants(CheckLevel::Everything)

@@ -103,7 +103,10 @@ impl<D: Device> RegionMemory<D> {
     /// [`RegionError`] of the pools.
     pub fn host_copy(&self, block: &Allocation) -> Result<Option<usize>, RegionError> {
         let is_mapped = self.state()? == RegionState::Mapped;
-        let is_watched = |lane: &mut PoolsLane<D>| lane.is_watched(block.address);
+        let is_watched = |lane: &mut PoolsLane<D>| {
+            let now = lane.allocation(block.address);
+            now.is_ok_and(|now| now.is_watched)
+        };
         if is_mapped && !self.device.allocator().with_pools(is_watched)? {
             // The block was allocated after the pause, and the copy is of another block at its address.
             return Ok(None);

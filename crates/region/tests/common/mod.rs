@@ -305,8 +305,9 @@ impl Allocator {
     }
 
     pub(crate) fn is_watched(&self, address: DeviceAddress) -> bool {
-        let is_watched = self.with_pools(|lane| lane.is_watched(address));
-        is_watched.expect("no call panics")
+        let block = self.with_pools(|lane| lane.allocation(address));
+        let block = block.expect("no call panics");
+        block.is_ok_and(|block| block.is_watched)
     }
 }
 

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use lowtide_core::{
-    AllocError, Bytes, CheckLevel, Config, DeviceAddress, Lane, MempoolId, Observer, PoolSetting,
-    RouteOrder, Stream,
+    AllocError, Bytes, Config, DeviceAddress, Lane, MempoolId, Observer, PoolSetting, RouteOrder,
+    Stream,
 };
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::Arc;
 use shuttle::thread;
 
+use super::check;
 use super::shadow::{Shadow, Witness};
 use crate::SharedAllocator;
 
@@ -82,7 +83,7 @@ pub(super) fn run(program: Program) {
     for thread in threads {
         thread.join().unwrap();
     }
-    world.check();
+    check(&world.allocator);
     world.end();
 }
 
@@ -239,7 +240,9 @@ impl World {
                 );
             }
             3 => {
-                let segments = allocator.with_all(|device| device.snapshot()).unwrap();
+                let segments = allocator
+                    .with_all(|device| device.snapshot().segments)
+                    .unwrap();
                 let ends = segments
                     .iter()
                     .map(|segment| segment.address + segment.size);
@@ -263,7 +266,7 @@ impl World {
             7 => allocator
                 .with_all(|device| device.reset_peak_stats())
                 .unwrap(),
-            _ => self.check(),
+            _ => check(&self.allocator),
         }
     }
 
@@ -339,11 +342,6 @@ impl World {
         }
     }
 
-    fn check(&self) {
-        let checked = self.allocator.check_invariants(CheckLevel::Everything);
-        checked.unwrap();
-    }
-
     /// Checks the statistics when all threads are done, releases all memory, and checks that none is left.
     fn end(&self) {
         let allocator = &self.allocator;
@@ -381,7 +379,7 @@ impl World {
         let stats = allocator.with_all(|device| device.stats()).unwrap();
         assert_eq!([stats.allocated(), stats.reserved()], [Bytes::ZERO; 2]);
         assert_eq!(stats.active.all.current, 0);
-        self.check();
+        check(&self.allocator);
         let [violations, leaks] =
             allocator.with_driver(|driver| [driver.violations().to_vec(), driver.leaks()]);
         assert_eq!([violations, leaks], [const { Vec::<String>::new() }; 2]);

@@ -187,7 +187,7 @@ impl Runner {
     /// Checks that the segments of a snapshot are sorted and do not overlap, that their blocks cover them exactly,
     /// and that all of it agrees with the statistics.
     fn check_snapshot(&mut self) -> Result<(), String> {
-        let segments = self.allocator.snapshot();
+        let segments = self.allocator.snapshot().segments;
         for pair in segments.windows(2) {
             ensure(pair[0].address + pair[0].size <= pair[1].address, || {
                 format!(

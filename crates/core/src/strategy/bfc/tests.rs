@@ -56,7 +56,7 @@ fn check(allocator: &Allocator) {
 
 /// Returns the number of free chunks in all regions.
 fn free_chunks(allocator: &mut Allocator) -> usize {
-    let regions = allocator.snapshot();
+    let regions = allocator.segments();
     let chunks = regions.iter().flat_map(|region| &region.blocks);
     let is_free = |chunk: &&BlockSnapshot| chunk.status == BlockStatus::Inactive;
     chunks.filter(is_free).count()
