@@ -13,6 +13,7 @@ use crate::cost::{SHARED_NS, cost_ns};
 use crate::fault::FaultPlan;
 use crate::graph::Captures;
 use crate::memory::{Memory, PAGE, Refusal, broken_rule};
+use crate::step::{Step, StepKind};
 
 /// The properties of the simulated device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +51,8 @@ pub struct SimDriver<A = FirstFit> {
     faults: FaultPlan,
     stats: [CallStats; Call::ALL.len()],
     violations: Vec<String>,
+    /// What was done since it was last taken, if it is kept.
+    steps: Option<Vec<Step>>,
 }
 
 /// The state that calls change.
@@ -95,6 +98,7 @@ impl<A: AddressSource> SimDriver<A> {
             faults: FaultPlan::none(),
             stats: [CallStats::default(); Call::ALL.len()],
             violations: Vec::new(),
+            steps: None,
         }
     }
 
@@ -232,6 +236,16 @@ impl<A: AddressSource> SimDriver<A> {
         &self.violations
     }
 
+    /// Keeps the calls that map memory and order streams, for [`SimDriver::take_steps`].
+    pub fn keep_steps(&mut self) {
+        self.steps = Some(Vec::new());
+    }
+
+    /// Returns the calls of [`SimDriver::keep_steps`] since this was last called.
+    pub fn take_steps(&mut self) -> Vec<Step> {
+        self.steps.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     /// Returns one line for each resource that was not released: memory, mappings, handles, reserved ranges,
     /// events.
     pub fn leaks(&self) -> Vec<String> {
@@ -239,6 +253,13 @@ impl<A: AddressSource> SimDriver<A> {
         let events =
             events.map(|(event, stream)| format!("{event:?} in {stream:?} is not released"));
         self.device.memory.leaks().chain(events).collect()
+    }
+
+    /// Keeps a call that was made at a time and succeeded.
+    fn keep(&mut self, now_ns: u64, kind: StepKind) {
+        if let Some(steps) = &mut self.steps {
+            steps.push(Step { now_ns, kind });
+        }
     }
 
     /// Makes a call: fails it if the plan says so, updates the statistics, advances the clock.
@@ -372,11 +393,21 @@ impl<A: AddressSource> Driver for SimDriver<A> {
         size: Bytes,
         handle: Handle,
     ) -> Result<(), DriverError> {
+        let now_ns = self.now_ns();
         self.call(Call::Map, size, |device| {
             device.check_virtual(Call::Map, size)?;
             device.memory.map(address, size, handle)?;
             Ok(((), cost_ns(Call::Map, size)))
-        })
+        })?;
+        self.keep(
+            now_ns,
+            StepKind::Map {
+                address,
+                size,
+                handle,
+            },
+        );
+        Ok(())
     }
 
     fn set_access(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
@@ -389,16 +420,20 @@ impl<A: AddressSource> Driver for SimDriver<A> {
     }
 
     fn unmap(&mut self, address: DeviceAddress, size: Bytes) -> Result<(), DriverError> {
+        let now_ns = self.now_ns();
         self.call(Call::Unmap, size, |device| {
             device.check_virtual(Call::Unmap, size)?;
             let cost_ns = device.memory.unmap(address, size)?;
             device.addresses.unmapped(address, size);
             Ok(((), cost_ns))
-        })
+        })?;
+        self.keep(now_ns, StepKind::Unmap { address, size });
+        Ok(())
     }
 
     fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
-        self.call(Call::RecordEvent, Bytes::ZERO, |device| {
+        let now_ns = self.now_ns();
+        let event = self.call(Call::RecordEvent, Bytes::ZERO, |device| {
             if device.captures.point(stream).is_some() {
                 return broken_rule(format!(
                     "{stream:?} is being captured: the event never passes"
@@ -408,7 +443,9 @@ impl<A: AddressSource> Driver for SimDriver<A> {
                 device.clock.record(stream),
                 cost_ns(Call::RecordEvent, Bytes::ZERO),
             ))
-        })
+        })?;
+        self.keep(now_ns, StepKind::Record { event, stream });
+        Ok(event)
     }
 
     fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
@@ -432,12 +469,15 @@ impl<A: AddressSource> Driver for SimDriver<A> {
     }
 
     fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
+        let now_ns = self.now_ns();
         self.call(Call::WaitEvent, Bytes::ZERO, |device| {
             if !device.clock.wait_in_stream(stream, event) {
                 return no_event(event);
             }
             Ok(((), cost_ns(Call::WaitEvent, Bytes::ZERO)))
-        })
+        })?;
+        self.keep(now_ns, StepKind::Wait { stream, event });
+        Ok(())
     }
 
     fn release_event(&mut self, event: EventHandle) {

@@ -34,9 +34,11 @@ mod fault;
 mod graph;
 mod memory;
 pub mod program;
+mod step;
 
 pub use addresses::{AddressSource, FirstFit};
 pub use call::{Call, CallStats};
 pub use driver::{SimConfig, SimDriver};
 pub use fault::FaultPlan;
 pub use memory::footprint;
+pub use step::{Step, StepKind};

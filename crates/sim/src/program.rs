@@ -26,6 +26,8 @@ mod configs;
 mod decode;
 mod ensure;
 mod ledger;
+mod order;
+mod places;
 mod restore;
 mod runner;
 mod shadow;

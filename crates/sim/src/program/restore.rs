@@ -59,6 +59,7 @@ impl Runner {
         for block in freed {
             self.shadow.let_go(block.address);
         }
+        self.follow_steps()?;
         let events: Vec<_> = self.allocator.lane_mut().take_events().collect();
         let now_ns = self.now_ns();
         let mut hands_out = false;

@@ -78,6 +78,7 @@ impl Runner {
         });
         let mut allocator = DeviceAllocator::new(driver, 0, config);
         allocator.lane_mut().record_events(true);
+        allocator.lane_mut().driver_mut().keep_steps();
         Runner {
             allocator,
             alignment: if config.name() == StrategyName::Bfc {
@@ -550,6 +551,7 @@ impl Runner {
     }
 
     pub(super) fn read_events(&mut self) -> Result<(), String> {
+        self.follow_steps()?;
         self.events.extend(self.allocator.lane_mut().take_events());
         let now_ns = self.allocator.lane().driver().now_ns();
         for event in self.events.drain(..) {
@@ -557,6 +559,14 @@ impl Runner {
             self.shadow.witness(&event, now_ns)?;
         }
         Ok(())
+    }
+}
+
+impl Runner {
+    /// Follows the calls of the driver since this was last done.
+    pub(super) fn follow_steps(&mut self) -> Result<(), String> {
+        let steps = self.allocator.lane_mut().driver_mut().take_steps();
+        steps.iter().try_for_each(|step| self.shadow.follow(step))
     }
 }
 

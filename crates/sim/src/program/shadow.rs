@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use lowtide_core::{Action, Allocation, Bytes, Config, DeviceAddress, Event, MempoolId, Stream};
 
 use super::capture_clocks::{CaptureClocks, CapturedWork};
+use super::order::Order;
+use super::places::{Piece, Places};
+use crate::{Step, StepKind};
 
 /// The blocks and streams of one program.
 #[derive(Debug, Default)]
@@ -17,6 +20,10 @@ pub(super) struct Shadow {
     addresses: Vec<DeviceAddress>,
     /// Freed memory that work may still access, or that has no `free_completed` event yet.
     resting: Vec<Resting>,
+    /// Which physical bytes each address shows, and which of them the allocated blocks have.
+    places: Places,
+    held_pieces: BTreeMap<Piece, DeviceAddress>,
+    order: Order,
     /// The time when the queued work of each stream is done.
     done_ns: BTreeMap<Stream, u64>,
     pub(super) captures: u32,
@@ -37,6 +44,7 @@ struct Held {
     /// Its index in [`Shadow::addresses`].
     place: usize,
     uses: Vec<Use>,
+    pieces: Vec<Piece>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +58,7 @@ struct Use {
 #[derive(Debug)]
 struct Resting {
     allocation: Allocation,
+    pieces: Vec<Piece>,
     /// The time when the last work of each stream that used the block is done, that of its own stream first.
     ends_ns: Vec<(Stream, u64)>,
     /// Whether other streams used the block, including captured ones.
@@ -110,8 +119,8 @@ impl Shadow {
     ///
     /// # Errors
     ///
-    /// A sentence if the block overlaps an allocated block, or memory that work may still access without being
-    /// ordered before the new owner's work.
+    /// A sentence if the block overlaps an allocated block, by address or by physical memory, or if it has memory
+    /// that work may still access without being ordered before the new owner's work.
     pub(super) fn hand_out(&mut self, allocation: Allocation, now_ns: u64) -> Result<(), String> {
         let Allocation {
             address,
@@ -127,23 +136,39 @@ impl Shadow {
                 held.allocation.size
             ));
         }
-        for resting in self
-            .resting
-            .iter()
-            .filter(|resting| overlap(&resting.allocation, &allocation))
-        {
+        let pieces = self.places.pieces(address, size);
+        for piece in &pieces {
+            let below = self.held_pieces.range(..=end_of_handle(piece)).next_back();
+            if let Some((other, at)) = below.filter(|(other, _)| other.overlaps(piece)) {
+                return Err(format!(
+                    "{allocation:?} has bytes of {at}: {piece:?} and {other:?}"
+                ));
+            }
+        }
+        let overlaps = |resting: &&Resting| {
+            let pairs = resting.pieces.iter();
+            pairs
+                .flat_map(|one| pieces.iter().map(move |other| (one, other)))
+                .any(|(one, other)| one.overlaps(other))
+        };
+        for resting in self.resting.iter().filter(overlaps) {
             if !resting.is_completed {
                 return Err(format!(
                     "{allocation:?} overlaps {resting:?}, which is not free"
                 ));
             }
-            let busy = |&&(user, end_ns): &&(Stream, u64)| user != stream && end_ns > now_ns;
+            let busy = |&&(user, end_ns): &&(Stream, u64)| {
+                let is_after = user == stream || self.order.is_after(stream, user, end_ns);
+                end_ns > now_ns && !is_after
+            };
             if let Some((user, end_ns)) = resting.ends_ns.iter().find(busy) {
                 return Err(format!(
                     "{allocation:?} at {now_ns} ns overlaps memory used in {user:?} until {end_ns} ns"
                 ));
             }
         }
+        self.held_pieces
+            .extend(pieces.iter().map(|&piece| (piece, address)));
         self.held_bytes += size;
         self.requested += requested;
         let place = self.addresses.len();
@@ -154,6 +179,7 @@ impl Shadow {
                 allocation,
                 place,
                 uses: Vec::new(),
+                pieces,
             },
         );
         Ok(())
@@ -189,7 +215,11 @@ impl Shadow {
             allocation,
             place,
             uses,
+            pieces,
         } = held;
+        for piece in &pieces {
+            self.held_pieces.remove(piece);
+        }
         self.addresses.swap_remove(place);
         if let Some(moved) = self.addresses.get(place) {
             self.held
@@ -217,6 +247,7 @@ impl Shadow {
         let captured = (self.captures > 0).then(|| self.captured.work_of(users.chain(own)));
         self.resting.push(Resting {
             allocation,
+            pieces,
             ends_ns,
             has_uses,
             captured,
@@ -232,21 +263,63 @@ impl Shadow {
     pub(super) fn witness(&mut self, event: &Event, now_ns: u64) -> Result<(), String> {
         match event.action {
             Action::FreeCompleted => self.complete(event.address, now_ns),
-            Action::SegmentFree | Action::SegmentUnmap => {
-                let (start, end) = (event.address, event.address + event.size);
-                let touched = self.resting.iter().find(|resting| {
-                    let inside =
-                        resting.allocation.address < end && end_of(&resting.allocation) > start;
-                    inside && resting.ends_ns.iter().any(|&(_, end_ns)| end_ns > now_ns)
-                });
-                touched.map_or(Ok(()), |resting| {
-                    Err(format!(
-                        "{event:?} at {now_ns} ns takes memory under work: {resting:?}"
-                    ))
-                })
-            }
+            // What is unmapped is checked where the driver does it: an event says only which address counts.
+            Action::SegmentFree => self.check_idle(event, (event.address, event.size), now_ns),
             _ => Ok(()),
         }
+    }
+
+    /// Follows a call of the driver.
+    ///
+    /// # Errors
+    ///
+    /// A sentence if addresses are unmapped that a block or work may still access.
+    pub(super) fn follow(&mut self, step: &Step) -> Result<(), String> {
+        match step.kind {
+            StepKind::Map {
+                address,
+                size,
+                handle,
+            } => self.places.map(address, size, handle),
+            StepKind::Unmap { address, size } => {
+                let below = self.held.range(..address + size).next_back();
+                if let Some((at, _)) = below.filter(|(_, held)| end_of(&held.allocation) > address)
+                {
+                    return Err(format!("{step:?} takes the memory of {at}"));
+                }
+                self.check_idle(step, (address, size), step.now_ns)?;
+                self.places.unmap(address, size);
+            }
+            StepKind::Record { event, stream } => {
+                let done_ns = self.done_ns.get(&stream).copied().unwrap_or(0);
+                self.order.record(event, stream, done_ns);
+            }
+            StepKind::Wait { stream, event } => {
+                let passes_ns = self.order.wait(stream, event);
+                let done_ns = self.done_ns.entry(stream).or_default();
+                *done_ns = passes_ns.max(*done_ns);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no work uses freed memory at some addresses, which `what` takes away.
+    fn check_idle(
+        &self,
+        what: &impl std::fmt::Debug,
+        (start, size): (DeviceAddress, Bytes),
+        now_ns: u64,
+    ) -> Result<(), String> {
+        let touched = self.resting.iter().find(|resting| {
+            let inside =
+                resting.allocation.address < start + size && end_of(&resting.allocation) > start;
+            inside && resting.ends_ns.iter().any(|&(_, end_ns)| end_ns > now_ns)
+        });
+        touched.map_or(Ok(()), |resting| {
+            Err(format!(
+                "{what:?} at {now_ns} ns takes memory under work: {resting:?}"
+            ))
+        })
     }
 
     /// Removes freed memory that no work accesses any more.
@@ -320,6 +393,11 @@ fn end_of(allocation: &Allocation) -> DeviceAddress {
     allocation.address + allocation.size
 }
 
-fn overlap(one: &Allocation, other: &Allocation) -> bool {
-    one.address < end_of(other) && other.address < end_of(one)
+/// Returns the last place in the handle, or the plain memory, of a piece before which an overlapping piece begins.
+fn end_of_handle(piece: &Piece) -> Piece {
+    Piece {
+        handle: piece.handle,
+        start: piece.end - 1,
+        end: u64::MAX,
+    }
 }
