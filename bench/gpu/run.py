@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 STEP_SECONDS_MAX = 1800
 
 EVERY_ALLOCATOR = (
-    *("pytorch", "caching", "caching:expandable_segments:True"),
+    *("pytorch", "caching", "caching:expandable_segments:True", "tide"),
     *("bfc", "buddy", "slab", "pool", "direct"),
 )
 JOBS = ("mnist_mlp", "gpt2_train", "llama_varlen", "resnet_multiscale", "llama_generate")

@@ -25,7 +25,7 @@ def install(machine: Machine, arguments: str = "", **variables: str) -> str:
         (
             "'best'",
             {},
-            "ConfigError Unknown strategy 'best', options are direct, pool, buddy, slab, bfc, caching",
+            "ConfigError Unknown strategy 'best', options are direct, pool, buddy, slab, bfc, caching, tide",
         ),
         ("'bfc:fast:1'", {}, "ConfigError Unrecognized key 'fast'"),
         ("'bfc:a:1', 'b:2'", {}, "ConfigError the options are given twice"),

@@ -12,7 +12,7 @@ use std::{env, ptr, thread};
 use common::{Fake, allocate, allocate_on, check, fill, isolated, last_error, stat};
 use lowtide::*;
 
-const STRATEGIES: [(&str, &str); 7] = [
+const STRATEGIES: [(&str, &str); 8] = [
     ("direct", ""),
     ("pool", ""),
     ("buddy", ""),
@@ -20,6 +20,7 @@ const STRATEGIES: [(&str, &str); 7] = [
     ("bfc", ""),
     ("caching", ""),
     ("caching", "expandable_segments:True"),
+    ("tide", ""),
 ];
 
 #[test]

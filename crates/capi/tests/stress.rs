@@ -272,6 +272,13 @@ fn threads_on_any_of_forty_streams_and_expandable_segments() {
 }
 
 #[test]
+fn threads_on_frames_of_forty_streams() {
+    stress("threads_on_frames_of_forty_streams", ["tide", ""], |fake| {
+        run(fake, 40)
+    });
+}
+
+#[test]
 fn threads_on_size_classes() {
     let test = "threads_on_size_classes";
     let settings = ["slab", "arena_size_mb:16"];

@@ -39,7 +39,7 @@ fn each_bad_argument_has_its_line() {
     check(
         "replay a --strategy best",
         "invalid value 'best' for '--strategy <NAME[:CONF]>': Unknown strategy 'best', options are \
-         direct, pool, buddy, slab, bfc, caching",
+         direct, pool, buddy, slab, bfc, caching, tide",
     );
     check(
         "replay a --strategy caching:expandable_segments:true",

@@ -397,7 +397,7 @@ fn by_default_every_strategy_is_compared() {
     assert_eq!(
         names,
         [
-            "direct", "pool", "buddy", "slab", "bfc", "caching", "caching"
+            "direct", "pool", "buddy", "slab", "bfc", "caching", "tide", "caching"
         ]
     );
     let live = report["trace"]["peak_live_bytes"].as_u64().unwrap();

@@ -174,7 +174,7 @@ fn check_sums<M: Memory>(heap: &Heap, memory: &M, free: Bytes) -> Result<(), Str
     let mapped: Bytes = heap
         .segments
         .iter()
-        .map(|(_, segment)| segment.mapped_bytes(memory))
+        .map(|(id, segment)| heap.mapped_bytes(id, segment, memory))
         .sum();
     let spare = heap.spare_bytes(memory);
     let reserved = mapped + spare;

@@ -21,6 +21,7 @@ use std::str::FromStr;
 
 use crate::strategy::options::CachingConfig;
 use crate::strategy::{FreeBlockOrder, strategies};
+use crate::units::Bytes;
 pub use error::ConfigError;
 use options::Options;
 use tokens::Reader;
@@ -166,16 +167,26 @@ impl Config {
         .filter(|&fraction| fraction < 1.0)
     }
 
+    /// Returns the page size of expandable segments for large requests, which [`Gap::of`](crate::Gap::of) needs.
+    pub fn large_page(&self) -> Bytes {
+        match self {
+            Config::Caching(options) => options.large_segment_size,
+            Config::Tide(_) => Bytes::mib(2),
+            _ => CachingConfig::default().large_segment_size,
+        }
+    }
+
     /// Returns whether one stream's requests never decide where another stream's go, so that a device can have several
     /// [lanes](crate::Lanes). These need a single lane:
     ///
     /// - BFC: a request may wait for memory that any stream frees.
     /// - Garbage collection compares the free segments of all streams.
     /// - `throw_on_cudamalloc_oom` rejects a request by the reserved bytes of all streams.
+    /// - `tide` steals the idle frames of all streams.
     /// - `direct` releases freed memory to the driver, so it can serve the next request of any stream.
     pub fn keeps_streams_apart(&self) -> bool {
         match self {
-            Config::Bfc(_) | Config::Direct(_) => false,
+            Config::Bfc(_) | Config::Direct(_) | Config::Tide(_) => false,
             Config::Caching(options) => {
                 options.garbage_collection_threshold == 0.0 && !options.throw_on_cudamalloc_oom
             }

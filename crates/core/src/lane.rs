@@ -44,8 +44,6 @@ pub struct Lane<M> {
     pub(crate) device: u32,
     /// Which requests go to private pools; the latest that matches decides.
     routes: Vec<Route>,
-    /// Streams being captured into graphs, in which events may not be queried.
-    pub(crate) captures: u32,
     /// The strategy and the options in force. Boxed: a hit does not ask for them, and they are two cache lines.
     pub(crate) config: Box<Config>,
     order: CaptureOrder,
@@ -101,7 +99,6 @@ impl<M: Memory> Lane<M> {
             uses: StreamUses::default(),
             device,
             routes: Vec::new(),
-            captures: 0,
             config: Box::new(config.clone()),
             order: CaptureOrder::default(),
         }
@@ -187,7 +184,7 @@ impl<M: Memory> Lane<M> {
             return Ok(domain);
         }
         // As where memory runs out, nothing goes back in a capture.
-        if self.captures == 0 {
+        if self.heap.captures == 0 {
             self.release_cached(None)?;
             self.end_domains_without_memory()?;
         }
@@ -385,7 +382,7 @@ impl<M: Memory> Lane<M> {
     /// Keeps a freed block until the other streams that used it are done.
     #[cold]
     fn suspend(&mut self, id: BlockId) -> Result<(), DriverError> {
-        if self.captures > 0 {
+        if self.heap.captures > 0 {
             self.defer(id);
         } else {
             self.uses
@@ -462,7 +459,7 @@ impl<M: Memory> Lane<M> {
     /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
     #[inline(never)]
     pub fn process_events(&mut self) -> Result<(), AllocError> {
-        if self.captures > 0 || self.uses.none_wait() {
+        if self.heap.captures > 0 || self.uses.none_wait() {
             return Ok(());
         }
         self.uses
@@ -502,7 +499,7 @@ impl<M: Memory> Lane<M> {
         if self.keeps(index) {
             return Ok(());
         }
-        if self.captures == 0 {
+        if self.heap.captures == 0 {
             self.heap.stats.num_sync_all_streams += 1;
             self.reclaim_pending_of(index)?;
         }

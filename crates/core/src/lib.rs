@@ -65,6 +65,7 @@ mod figures;
 mod gap;
 mod lane;
 mod number_table;
+mod pages;
 mod peaks;
 mod physical;
 mod recent_events;

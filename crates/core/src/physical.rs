@@ -378,27 +378,48 @@ impl<D: Driver> Physical<D> {
         owner: Owner,
         count: &mut impl FnMut(Owner, i64),
     ) -> Result<Bytes, DriverError> {
+        // Nothing is created for addresses at which nothing can be mapped.
         self.unmap_half_mapped(start)?;
         let page_size = self.range(start).page_size;
-        debug_assert!((address.offset_from(start) % page_size).is_zero());
         let mapped = size.round_up(page_size);
         let handles = self.create_pages(pages_in(mapped, page_size), page_size, owner, count)?;
-        if let Err(error) = self.map_handles(start, address, page_size, &handles) {
+        if let Err(error) = self.map_views(start, address, owner.lane, &handles) {
             self.release_pages(handles, owner, count);
             return Err(error);
         }
+        Ok(mapped)
+    }
+
+    /// Maps handles of one page each, one behind the other, in the range that begins at `start`. They may be mapped
+    /// elsewhere, too. Linear in the handles.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error; nothing more is then mapped than before.
+    pub(crate) fn map_views(
+        &mut self,
+        start: DeviceAddress,
+        address: DeviceAddress,
+        lane: u8,
+        handles: &[Handle],
+    ) -> Result<(), DriverError> {
+        self.unmap_half_mapped(start)?;
+        let page_size = self.range(start).page_size;
+        debug_assert!((address.offset_from(start) % page_size).is_zero());
+        self.map_handles(start, address, page_size, handles)?;
         let mut end = address;
-        for handle in handles {
+        for &handle in handles {
             { self.handles.get_mut(&handle) }
                 .expect("it was created")
                 .views += 1;
             self.views.insert(end, page_size, handle, true);
-            self.add_owner(owner.lane, end, page_size);
+            self.add_owner(lane, end, page_size);
             end = end + page_size;
         }
+        let mapped = end.offset_from(address);
         self.range(start).mapped += mapped;
         debug_assert!(self.has_memory(address, mapped));
-        Ok(mapped)
+        Ok(())
     }
 
     /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and releases their handles. The caller has
@@ -417,6 +438,23 @@ impl<D: Driver> Physical<D> {
         owner: Owner,
         count: &mut impl FnMut(Owner, i64),
     ) -> Result<(), DriverError> {
+        let handles = self.unmap_in_range(start, address, size)?;
+        self.release_pages(handles, owner, count);
+        Ok(())
+    }
+
+    /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and returns their handles, which still exist.
+    /// The caller has waited for the work that uses the addresses. Linear in the pages.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error; everything is then still mapped.
+    pub(crate) fn unmap_in_range(
+        &mut self,
+        start: DeviceAddress,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> Result<Vec<Handle>, DriverError> {
         let page_size = self.range(start).page_size;
         debug_assert!((size % page_size).is_zero(), "whole pages are unmapped");
         debug_assert!((address.offset_from(start) % page_size).is_zero());
@@ -431,8 +469,7 @@ impl<D: Driver> Physical<D> {
         range.mapped -= size;
         // The range stays reserved for this lane, so that no other lane records memory there.
         self.remove_owner(address, size);
-        self.release_pages(handles, owner, count);
-        Ok(())
+        Ok(handles)
     }
 
     /// Tries again to release the handles of a lane that the driver refused to release.
@@ -486,8 +523,13 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Returns handles for some pages: all or none.
-    fn create_pages(
+    /// Returns handles for some pages: all or none. `count` receives what it does in
+    /// [`Physical::map_pages`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Driver::create`].
+    pub(crate) fn create_pages(
         &mut self,
         pages: usize,
         page_size: Bytes,

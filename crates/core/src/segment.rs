@@ -2,6 +2,8 @@
 //! strategy can forget them. It has no driver: a call that gets or releases memory receives the [`Physical`]
 //! memory.
 
+mod paged;
+
 use std::collections::BTreeSet;
 
 use crate::block::{Block, BlockId, BlockState, BlockTable, SegmentId};
@@ -10,6 +12,7 @@ use crate::driver::{Driver, DriverError};
 use crate::event::{Action, Event};
 use crate::event_log::{EventLog, LogMark};
 use crate::figures::Figures;
+use crate::pages::Pages;
 use crate::physical::{Memory, Owner};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
@@ -50,7 +53,7 @@ impl Segment {
         self.rank + address.offset_from(self.address).get() / RANK_UNIT.get()
     }
 
-    /// Returns the bytes of physical memory in the segment.
+    /// Returns the bytes of physical memory that is mapped in the segment.
     pub(crate) fn mapped_bytes<M: Memory>(&self, memory: &M) -> Bytes {
         if self.is_expandable() {
             memory.physical().mapped_bytes(self.address)
@@ -143,6 +146,10 @@ pub(crate) struct Heap {
     pub(crate) log: EventLog,
     /// Bytes that may be reserved, if the program set a fraction.
     pub(crate) limit: Option<Bytes>,
+    /// Streams being captured into graphs, in which events may not be queried.
+    pub(crate) captures: u32,
+    /// The pages of segments whose physical memory may be mapped at several addresses.
+    pub(crate) pages: Pages,
 }
 
 impl Heap {
@@ -179,6 +186,8 @@ impl Heap {
             stats: Figures::new(),
             log: EventLog::default(),
             limit: None,
+            captures: 0,
+            pages: Pages::default(),
         }
     }
 

@@ -108,7 +108,12 @@ pub(crate) fn of_heap(heap: &Heap) -> Vec<SegmentSnapshot> {
     for (id, segment) in heap.segments.iter() {
         let first = blocks.partition_point(|&(segment, _)| segment < id);
         let count = blocks[first..].partition_point(|&(segment, _)| segment == id);
-        let ranges = split_at_unmapped(segment, &blocks[first..first + count]);
+        let blocks = &blocks[first..first + count];
+        let ranges = if heap.pages.contains(id) {
+            shown_ranges(heap, id, blocks)
+        } else {
+            split_at_unmapped(segment, blocks)
+        };
         snapshots.extend(ranges.into_iter().map(|(range, blocks)| {
             let domain = heap.domains.domain(segment.domain);
             SegmentSnapshot {
@@ -145,7 +150,25 @@ fn split_at_unmapped<'a>(
     ranges.collect()
 }
 
-/// Returns blocks that cover a range: those given, and inactive ones between them.
+/// Returns the ranges of a segment whose pages show a frame, each with the blocks that have bytes in it.
+fn shown_ranges<'a>(
+    heap: &Heap,
+    id: SegmentId,
+    blocks: &'a [PlacedBlock],
+) -> Vec<(Range<DeviceAddress>, &'a [PlacedBlock])> {
+    let page_size = heap.pages.page_size();
+    let pages: Vec<DeviceAddress> = heap.pages.shown_in(id).map(|(start, _)| start).collect();
+    let runs = pages.chunk_by(|&before, &after| before + page_size == after);
+    let ranges = runs.map(|run| {
+        let range = run[0]..run[run.len() - 1] + page_size;
+        let first = blocks.partition_point(|(_, block)| block.end() <= range.start);
+        let end = blocks.partition_point(|(_, block)| block.address < range.end);
+        (range, &blocks[first..end])
+    });
+    ranges.collect()
+}
+
+/// Returns blocks that cover a range: those given, cut to it, and inactive ones between them.
 fn tile(range: Range<DeviceAddress>, blocks: &[PlacedBlock]) -> Vec<BlockSnapshot> {
     let mut tiles = Vec::with_capacity(blocks.len());
     let mut end = range.start;
@@ -158,10 +181,11 @@ fn tile(range: Range<DeviceAddress>, blocks: &[PlacedBlock]) -> Vec<BlockSnapsho
         })
     };
     for (_, block) in blocks {
-        tiles.extend(gap(end, block.address));
+        let start = block.address.max(range.start);
+        tiles.extend(gap(end, start));
         tiles.push(BlockSnapshot {
-            address: block.address,
-            size: block.size,
+            address: start,
+            size: block.end().min(range.end).offset_from(start),
             requested: block.requested,
             status: match block.state {
                 BlockState::Allocated => BlockStatus::Allocated,
@@ -169,7 +193,7 @@ fn tile(range: Range<DeviceAddress>, blocks: &[PlacedBlock]) -> Vec<BlockSnapsho
                 BlockState::Free | BlockState::Unmapped => BlockStatus::Inactive,
             },
         });
-        end = block.end();
+        end = block.end().min(range.end);
     }
     debug_assert!(end <= range.end, "blocks lie in their segment");
     tiles.extend(gap(end, range.end));

@@ -23,7 +23,7 @@ use lowtide_cuda::{CudaDriver, Library};
 const STEPS: usize = 8000;
 const REQUEST_MAX: Bytes = Bytes::mib(32);
 
-const CONFIGS: [&str; 7] = [
+const CONFIGS: [&str; 8] = [
     "direct",
     "pool:slab_size_mb:512",
     "buddy",
@@ -31,6 +31,7 @@ const CONFIGS: [&str; 7] = [
     "bfc",
     "caching",
     "caching:expandable_segments:True",
+    "tide",
 ];
 
 fn main() -> ExitCode {

@@ -20,8 +20,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use lowtide_core::{
-    Action, Bytes, CachingConfig, Cause, Config, Count, DeviceAddress, Event, FreeBlockOrder, Gap,
-    KeptPool, MempoolId, SegmentSnapshot, Stream,
+    Action, Bytes, Cause, Config, Count, DeviceAddress, Event, FreeBlockOrder, Gap, KeptPool,
+    MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_replay::{Job, Options};
 use lowtide_trace::Trace;
@@ -113,7 +113,7 @@ impl Shortfall {
     /// Returns why the request failed. No replay begins after `budget` has passed. Each replay takes about a
     /// microsecond per event and per block that was held before the first event.
     pub fn explain(self, budget: Duration) -> Explanation {
-        let gap = Gap::of(&self.segments, self.stream, large_page(&self.config));
+        let gap = Gap::of(&self.segments, self.stream, self.config.large_page());
         let others = self.kept_pools.iter().filter(|pool| pool.id != self.pool);
         let pools = pools::shares_of(others, &self.segments);
         let capacity = self.capacity;
@@ -225,14 +225,6 @@ fn contradiction(trace: &Trace) -> String {
         "{replayed} with the settings in use, too: something that a replay does not know is in the way, such as \
          {before}a capture, a memory pool, a margin or another process"
     )
-}
-
-/// Returns the size of a page in large expandable segments.
-fn large_page(config: &Config) -> Bytes {
-    match config {
-        Config::Caching(options) => options.large_segment_size,
-        _ => CachingConfig::default().large_segment_size,
-    }
 }
 
 /// Writes two or three lines, without a line break at the end.

@@ -50,8 +50,10 @@ pub(crate) fn block_sizes(trace: &Trace, config: &Config) -> Option<Vec<Bytes>> 
             Action::SegmentFree => {
                 present.segments.remove(&address)?;
             }
-            // Only `caching` has expandable segments.
-            Action::SegmentMap | Action::SegmentUnmap => return None,
+            // Where memory is mapped says how much of it is free, on which `tide` does not depend.
+            Action::SegmentMap | Action::SegmentUnmap if !matches!(config, Config::Tide(_)) => {
+                return None;
+            }
             _ => {}
         }
     }
@@ -65,6 +67,10 @@ impl Present {
 
     /// Returns the size of a block that is allocated at `address` now.
     fn block_size(&self, config: &Config, address: u64, requested: Bytes) -> Option<Bytes> {
+        if matches!(config, Config::Tide(_)) {
+            let any = Bytes(u64::MAX);
+            return config.block_size(requested, any, any);
+        }
         let (&start, &end) = self.segments.range(..=address).next_back()?;
         let before = self.blocks.range(start..address).next_back();
         let free_from = before.map_or(start, |(_, &end)| end);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, BlockStatus, Bytes, Cause, Event, Gap, MempoolId, Stream};
+use lowtide_core::{Action, BlockStatus, Bytes, Cause, Config, Event, Gap, MempoolId, Stream};
 use lowtide_trace::{RecordedStr, RecordedText, StackId, Trace, TraceEvent};
 
 use crate::changes::{GAP_PARTS, GapChanges};
@@ -701,6 +701,9 @@ fn curves(gap: &Gap, paused: Bytes) -> [u64; CURVES] {
 
 /// Returns the page size of large expandable segments, as far as the recording shows it.
 pub(crate) fn large_page(trace: &Trace) -> Bytes {
-    let (config, _) = trace.config_as_understood();
-    config.large_segment_size
+    let strategy: Option<Config> = trace.settings.strategy.raw().parse().ok();
+    strategy.map_or_else(
+        || trace.config_as_understood().0.large_segment_size,
+        |strategy| strategy.large_page(),
+    )
 }

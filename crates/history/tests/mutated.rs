@@ -317,7 +317,15 @@ fn changed_settings(trace: &Trace, random: &mut Random) -> AllocatorSettings {
             settings.conf = format!("large_segment_size_mb:{mib},expandable_segments:True").into();
         }
         5 => {
-            let names = ["direct", "pool", "buddy", "slab", "bfc", "no strategy"];
+            let names = [
+                "direct",
+                "pool",
+                "buddy",
+                "slab",
+                "bfc",
+                "tide",
+                "no strategy",
+            ];
             settings.strategy = names[random.below(names.len())].into();
         }
         _ => {}

@@ -10,7 +10,7 @@ use lowtide_sim::{SimConfig, SimDriver};
 use lowtide_trace::{NoteId, StackId, Trace, TraceEvent};
 use proptest::prelude::*;
 
-const CONFIGS: [&str; 12] = [
+const CONFIGS: [&str; 13] = [
     "caching",
     "caching:expandable_segments:True",
     "caching:expandable_segments:True,large_segment_size_mb:40",
@@ -23,6 +23,7 @@ const CONFIGS: [&str; 12] = [
     "slab",
     "slab:arena_size_mb:16",
     "direct",
+    "tide",
 ];
 
 /// The private pool of some requests.
@@ -91,17 +92,13 @@ impl Job {
         let mut allocator = DeviceAllocator::new(driver, 0, config);
         allocator.lane_mut().record_events(true);
         allocator.lane_mut().create_or_retain_pool(POOL);
-        let large_page = match config {
-            Config::Caching(caching) => caching.large_segment_size,
-            _ => Bytes::mib(20),
-        };
         Job {
             allocator,
             held: Vec::new(),
             events: Vec::new(),
             sizes: Vec::new(),
             listed: Vec::new(),
-            large_page,
+            large_page: config.large_page(),
             is_away: false,
         }
     }

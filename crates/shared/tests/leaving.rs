@@ -83,19 +83,27 @@ fn given_back(driver: &SimDriver) -> u64 {
     driver.stats(Call::Free).count + driver.stats(Call::Unmap).count
 }
 
-/// Builds a picture from an allocator's events. At each release event, the driver must have received exactly the
-/// calls of earlier releases.
-fn observe(allocator: &Arc<Allocator>) -> Arc<Mutex<Picture>> {
+/// Builds a picture from an allocator's events. At each release event, the memory must still be there, and the
+/// driver must have received exactly the calls of earlier releases.
+fn observe(allocator: &Arc<Allocator>, config: &Config) -> Arc<Mutex<Picture>> {
+    // A frame of `tide` may be shown elsewhere without a call, and views go that show nothing.
+    let counts = !matches!(config, Config::Tide(_));
     let picture = Arc::new(Mutex::new(Picture::default()));
     let (drawn, observed) = (Arc::clone(&picture), Arc::downgrade(allocator));
     let note = move |event: &Event| {
         let mut picture = drawn.lock().unwrap();
         if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
             // The driver's lock is the last in the lock order, so it can be taken here.
-            let count = Weak::upgrade(&observed)
-                .unwrap()
-                .with_driver(|d| given_back(d));
-            assert_eq!(count, picture.left, "{event:?}");
+            Weak::upgrade(&observed).unwrap().with_driver(|driver| {
+                assert_eq!(
+                    driver.access(event.address, event.size),
+                    Ok(()),
+                    "{event:?}"
+                );
+                if counts {
+                    assert_eq!(given_back(driver), picture.left, "{event:?}");
+                }
+            });
         }
         picture.note(event);
     };
@@ -138,10 +146,12 @@ fn work(allocator: &Allocator) {
 fn memory_is_there_still_when_its_release_is_notified() {
     for config in configs().into_iter().map(without_wait) {
         let allocator = allocator(&config);
-        let picture = observe(&allocator);
+        let picture = observe(&allocator, &config);
         work(&allocator);
         let picture = picture.lock().unwrap();
-        assert_eq!(allocator.with_driver(|d| given_back(d)), picture.left);
+        if !matches!(config, Config::Tide(_)) {
+            assert_eq!(allocator.with_driver(|d| given_back(d)), picture.left);
+        }
         if config.to_conf() != "allow_growth:False" {
             assert!(picture.left > 0, "{config}");
         }
@@ -155,7 +165,7 @@ fn an_end_that_the_driver_refused_is_corrected() {
         for call in [Call::Free, Call::Unmap] {
             for nth in 1..12 {
                 let allocator = allocator(&config);
-                let picture = observe(&allocator);
+                let picture = observe(&allocator, &config);
                 let fault = FaultPlan::nth(
                     call,
                     nth,

@@ -263,7 +263,7 @@ fn a_loop_calls_the_driver_once() {
 #[test]
 fn contents_stay_whatever_the_strategy_and_the_thread() {
     let machine = Machine::new("threads", Form::Static);
-    for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching"] {
+    for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching", "tide"] {
         let mut command = machine.command("threads", true);
         command.env("LOWTIDE_STRATEGY", strategy);
         let (_, reported) = run(command);

@@ -298,6 +298,11 @@ fn buddy() {
 }
 
 #[test]
+fn tide() {
+    strategy("tide", ["tide", ""]);
+}
+
+#[test]
 fn slab() {
     strategy("slab", ["slab", "arena_size_mb:64"]);
 }

@@ -424,7 +424,7 @@ fn blocks_in_use() -> Vec<(u64, u64)> {
 #[test]
 fn every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are() {
     let test = "every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are";
-    for strategy in ["direct", "pool", "buddy", "slab", "bfc"] {
+    for strategy in ["direct", "pool", "buddy", "slab", "bfc", "tide"] {
         isolated(test, &[("LOWTIDE_STRATEGY", strategy)], |fake| {
             let path = directory().join("strategy.lowtide");
             let mut program = Program::new(fake, 5, 0, 2);

@@ -219,7 +219,7 @@ fn only_this_threads_requests_are_in_the_innermost_region() {
 #[test]
 fn a_paused_region_hands_nothing_out_and_takes_blocks_back() {
     let test = "a_paused_region_hands_nothing_out_and_takes_blocks_back";
-    for strategy in ["caching", "bfc", "slab", "buddy", "pool", "direct"] {
+    for strategy in ["caching", "bfc", "slab", "buddy", "pool", "direct", "tide"] {
         isolated(test, &[("LOWTIDE_STRATEGY", strategy)], |fake| {
             let strategy = std::env::var("LOWTIDE_STRATEGY").unwrap();
             let kept = allocate_in("kv", Backup::Host, 5 * MIB, 0, 1);

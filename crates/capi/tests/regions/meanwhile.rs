@@ -138,6 +138,7 @@ fn threads_allocate_and_free_in_a_region_that_is_paused() {
         ("buddy", "arena_size_mb:16"),
         ("pool", "slab_size_mb:64"),
         ("direct", ""),
+        ("tide", ""),
     ] {
         let variables = [
             ("FAKECUDA_DEVICES", "2"),

@@ -262,7 +262,7 @@ fn the_other_strategies_refuse_in_the_same_style() {
         (
             "quick",
             "",
-            "Unknown strategy 'quick', options are direct, pool, buddy, slab, bfc, caching",
+            "Unknown strategy 'quick', options are direct, pool, buddy, slab, bfc, caching, tide",
         ),
     ];
     for (strategy, conf, message) in cases {

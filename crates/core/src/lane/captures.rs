@@ -12,7 +12,7 @@ impl<M: Memory> Lane<M> {
     /// Says that a stream is being captured into a graph: no event is queried until
     /// [`Lane::capture_end`].
     pub fn capture_begin(&mut self) {
-        self.captures += 1;
+        self.heap.captures += 1;
     }
 
     /// Says that a capture has ended. With `graph_capture_record_stream_reuse` what it used and freed is
@@ -23,11 +23,11 @@ impl<M: Memory> Lane<M> {
     /// [`AllocError::Driver`] when an event cannot be recorded for work outside of the captures. They have
     /// ended, and the next request tries again for the memory that is left.
     pub fn capture_end(&mut self) -> Result<(), AllocError> {
-        self.captures = self.captures.saturating_sub(1);
-        if self.captures > 0 {
+        self.heap.captures = self.heap.captures.saturating_sub(1);
+        if self.heap.captures > 0 {
             return Ok(());
         }
-        debug_assert_eq!(self.captures, 0);
+        debug_assert_eq!(self.heap.captures, 0);
         self.order.forget();
         if self.config.reuses_in_capture() {
             self.uses
@@ -41,7 +41,7 @@ impl<M: Memory> Lane<M> {
     /// those that the graph's order allows, which are blocks of this stream.
     #[inline(never)]
     pub(super) fn reclaim_for(&mut self, stream: Stream) -> Result<(), AllocError> {
-        if self.captures == 0 || !self.config.reuses_in_capture() {
+        if self.heap.captures == 0 || !self.config.reuses_in_capture() {
             return self.process_events();
         }
         if self.uses.has_ordered(stream)
@@ -56,7 +56,10 @@ impl<M: Memory> Lane<M> {
 
     /// Keeps a block that was freed in a capture.
     pub(super) fn defer(&mut self, id: BlockId) {
-        debug_assert!(self.captures > 0, "outside of captures events are recorded");
+        debug_assert!(
+            self.heap.captures > 0,
+            "outside of captures events are recorded"
+        );
         let domain = self.heap.blocks.get(id).domain;
         let own = self.heap.domains.domain(domain).stream;
         let mut physical = self.memory.physical_mut();
@@ -67,7 +70,7 @@ impl<M: Memory> Lane<M> {
     /// Returns the capture that work goes into which is now put into `stream`. Outside of captures no driver is
     /// asked; in one, other streams may still run.
     pub(super) fn capture_of(&mut self, stream: Stream) -> Option<u64> {
-        if self.captures == 0 {
+        if self.heap.captures == 0 {
             return None;
         }
         self.memory.physical_mut().driver_mut().capture_of(stream)

@@ -126,7 +126,7 @@ impl<M: Memory> Lane<M> {
     fn end_waits(&mut self, pool: PoolIndex, name: MempoolId) -> Result<(), AllocError> {
         let is_pending = |block: &Block| block.state == BlockState::Pending;
         let mut blocks = self.blocks_of_pool(pool).map(|(_, block)| block);
-        if self.captures > 0 {
+        if self.heap.captures > 0 {
             let used = blocks.find(|block| block.used_elsewhere || is_pending(block));
             let used = used.map(|block| AllocError::NotRestorable {
                 pool: name,
@@ -170,8 +170,8 @@ impl<M: Memory> Lane<M> {
         let mut wanted = Vec::new();
         for block in &checkpoint.blocks {
             let segment = self.heap.segments.find(block.segment, block.serial);
-            let has_memory = segment
-                .is_some_and(|segment| segment.has_memory(block.offset, block.size, &self.memory));
+            let has_memory = segment.is_some()
+                && (self.heap).has_memory(block.segment, block.offset, block.size, &self.memory);
             if block.is_held && !has_memory {
                 return Err(AllocError::NotRestorable {
                     pool: checkpoint.pool,

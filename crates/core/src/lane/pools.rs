@@ -321,7 +321,7 @@ impl<M: Memory> Lane<M> {
 
     /// Returns whether a graph is captured, during which no event is asked whether it has passed.
     pub(crate) fn is_capturing(&self) -> bool {
-        self.captures > 0
+        self.heap.captures > 0
     }
 
     /// Refuses to hand out what is away.

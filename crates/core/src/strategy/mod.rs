@@ -20,6 +20,7 @@ mod pool;
 mod recent_blocks;
 mod shared_segment;
 mod slab;
+mod tide;
 
 #[cfg(test)]
 pub(crate) mod test_driver;
@@ -50,6 +51,8 @@ macro_rules! strategies {
             bfc: Bfc(BfcConfig, Bfc);
             /// PyTorch's caching allocator.
             caching: Caching(CachingConfig, Caching);
+            /// Frames that follow the blocks: what the job holds and no more.
+            tide: Tide(TideConfig, Tide);
         }
     };
 }

@@ -1,0 +1,261 @@
+//! Segments whose pages may share frames: what a strategy does with [`Pages`](crate::pages::Pages) changes statistics,
+//! events and the physical memory, too.
+
+use super::{Heap, Segment};
+use crate::block::SegmentId;
+use crate::domain::{DomainId, PoolIndex};
+use crate::driver::{DriverError, Handle};
+use crate::event::Action;
+use crate::pages::{FrameId, PageId};
+use crate::physical::{Memory, Owner};
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress, signed};
+
+impl Heap {
+    /// Reserves addresses for a segment whose pages may share frames, without memory. One driver call.
+    ///
+    /// Private pools do not share: a graph may use their memory at any time.
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::reserve_segment`].
+    pub(crate) fn reserve_pages<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        domain: DomainId,
+        size: Bytes,
+        page_size: Bytes,
+        kind: SizeKind,
+    ) -> Result<SegmentId, DriverError> {
+        let id = self.reserve_segment(memory, domain, size, page_size, kind)?;
+        let range = self.segments.get(id).range();
+        let shares = self.domains.domain(domain).pool == PoolIndex::DEFAULT;
+        self.pages.add_segment(id, range, page_size, shares);
+        Ok(id)
+    }
+
+    /// Releases the addresses of a segment in which no frame is mapped.
+    pub(crate) fn unreserve_pages<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        id: SegmentId,
+    ) -> Result<(), DriverError> {
+        self.unreserve_segment(memory, id)?;
+        self.pages.remove_segment(id);
+        Ok(())
+    }
+
+    /// Counts a block in use on the pages that it touches, each of which has a frame that is idle or in use there.
+    #[inline]
+    pub(crate) fn occupy(&mut self, segment: SegmentId, address: DeviceAddress, size: Bytes) {
+        for at in self.pages.touched(segment, address, size) {
+            if let Some(before) = self.pages.occupy(at) {
+                self.count_shown(before, at);
+            }
+        }
+    }
+
+    /// Counts a block less on the pages that it touches. Returns whether a frame became idle.
+    #[inline]
+    pub(crate) fn vacate(
+        &mut self,
+        segment: SegmentId,
+        address: DeviceAddress,
+        size: Bytes,
+    ) -> bool {
+        let pages = self.pages.touched(segment, address, size);
+        pages.fold(false, |is_idle, at| self.pages.vacate(at) | is_idle)
+    }
+
+    /// Shows an idle frame at a page that it is mapped at.
+    pub(crate) fn show(&mut self, id: FrameId, at: PageId) {
+        if let Some(before) = self.pages.show_idle(id, at) {
+            self.count_shown(before, at);
+        }
+    }
+
+    /// Counts a frame's bytes at another page.
+    #[cold]
+    fn count_shown(&mut self, before: PageId, at: PageId) {
+        self.leave(before);
+        self.arrive(at, 1);
+    }
+
+    fn leave(&mut self, at: PageId) {
+        let (owner, size) = (self.page_owner(at), self.pages.page_size());
+        self.count_reserved(owner, -signed(size));
+        self.record(
+            Action::SegmentUnmap,
+            owner.domain,
+            self.pages.address(at),
+            size,
+        );
+    }
+
+    fn arrive(&mut self, first: PageId, pages: usize) {
+        let owner = self.page_owner(first);
+        let size = Bytes(self.pages.page_size().get() * pages as u64);
+        self.count_reserved(owner, signed(size));
+        self.record(
+            Action::SegmentMap,
+            owner.domain,
+            self.pages.address(first),
+            size,
+        );
+    }
+
+    fn page_owner(&self, at: PageId) -> Owner {
+        let segment = self.segments.get(at.segment);
+        self.owner(segment.domain, segment.kind)
+    }
+
+    fn start_of(&self, at: PageId) -> DeviceAddress {
+        self.segments.get(at.segment).address
+    }
+
+    /// Returns new handles of a page each for a segment: all or none. Nothing counts them before they are mapped.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error.
+    pub(crate) fn create_handles<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        count: usize,
+        for_page: PageId,
+    ) -> Result<Vec<Handle>, DriverError> {
+        let (owner, page_size) = (self.page_owner(for_page), self.pages.page_size());
+        memory
+            .physical_mut()
+            .create_pages(count, page_size, owner, &mut |owner, change| {
+                self.count_reserved(owner, change);
+            })
+    }
+
+    /// Releases handles that are mapped nowhere. Those that the driver refuses become spare.
+    pub(crate) fn release_handles<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        handles: Vec<Handle>,
+        for_page: PageId,
+    ) {
+        let owner = self.page_owner(for_page);
+        memory
+            .physical_mut()
+            .release_pages(handles, owner, &mut |owner, change| {
+                self.count_reserved(owner, change);
+            });
+    }
+
+    /// Maps idle frames, then new handles, at pages one behind the other that have no frame, and shows them there. One
+    /// driver call for each, and one for all.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error; nothing has then changed.
+    pub(crate) fn map_frames<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        first: PageId,
+        frames: &[FrameId],
+        new: &[Handle],
+    ) -> Result<(), DriverError> {
+        let (start, address) = (self.start_of(first), self.pages.address(first));
+        let mut handles: Vec<Handle> = frames.iter().map(|&id| self.pages.handle(id)).collect();
+        handles.extend(new);
+        memory
+            .physical_mut()
+            .map_views(start, address, self.lane, &handles)?;
+        let mut pages = (first.index..).map(|index| PageId { index, ..first });
+        for &id in frames {
+            self.leave(self.pages.shown_at(id));
+            self.pages.add_view(id, pages.next().expect("pages go on"));
+        }
+        for &handle in new {
+            self.pages
+                .add_frame(handle, pages.next().expect("pages go on"));
+        }
+        self.arrive(first, handles.len());
+        self.stats.num_device_alloc += 1;
+        Ok(())
+    }
+
+    /// Unmaps a view that does not show its frame. The work that uses its address has passed. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error; the view is then still mapped.
+    pub(crate) fn unmap_view<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        at: PageId,
+    ) -> Result<(), DriverError> {
+        let (start, address) = (self.start_of(at), self.pages.address(at));
+        let size = self.pages.page_size();
+        // Observers must have heard that the page shows nothing, before its memory goes.
+        self.log.notify();
+        memory.physical_mut().unmap_in_range(start, address, size)?;
+        self.pages.remove_view(at);
+        self.stats.num_device_free += 1;
+        Ok(())
+    }
+
+    /// Unmaps an idle frame everywhere and returns its handle. The work that uses its addresses has passed. One driver
+    /// call for each view.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error; the frame then has fewer views, or as many.
+    pub(crate) fn unmap_frame<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        id: FrameId,
+    ) -> Result<Handle, DriverError> {
+        let shown_at = self.pages.shown_at(id);
+        let hidden = self.pages.views(id).iter().copied();
+        let hidden: Vec<PageId> = hidden.filter(|&at| at != shown_at).collect();
+        for at in hidden {
+            self.unmap_view(memory, at)?;
+        }
+        let (owner, start) = (self.page_owner(shown_at), self.start_of(shown_at));
+        let (address, size) = (self.pages.address(shown_at), self.pages.page_size());
+        let mark = self.record_leaving(Action::SegmentUnmap, owner.domain, address, size);
+        let unmapped = memory.physical_mut().unmap_in_range(start, address, size);
+        unmapped.inspect_err(|_| self.log.take_back(mark))?;
+        self.count_reserved(owner, -signed(size));
+        self.stats.num_device_free += 1;
+        Ok(self.pages.remove_frame(id))
+    }
+
+    /// Returns the bytes of physical memory that count for a segment.
+    pub(crate) fn mapped_bytes<M: Memory>(
+        &self,
+        id: SegmentId,
+        segment: &Segment,
+        memory: &M,
+    ) -> Bytes {
+        if self.pages.contains(id) {
+            return self.pages.shown_bytes(id);
+        }
+        segment.mapped_bytes(memory)
+    }
+
+    /// Returns whether `size` bytes at an offset into a segment have memory behind them that no other address uses.
+    pub(crate) fn has_memory<M: Memory>(
+        &self,
+        id: SegmentId,
+        offset: Bytes,
+        size: Bytes,
+        memory: &M,
+    ) -> bool {
+        let segment = self.segments.get(id);
+        if !self.pages.contains(id) {
+            return segment.has_memory(offset, size, memory);
+        }
+        let mut touched = self.pages.touched(id, segment.address + offset, size);
+        touched.all(|at| {
+            let frame = self.pages.frame_at(at);
+            frame.is_some_and(|frame| self.pages.shown_at(frame) == at)
+        })
+    }
+}

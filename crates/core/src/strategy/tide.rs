@@ -1,0 +1,628 @@
+//! `tide`: reserves what the job holds, in whole pages, and little more.
+//!
+//! 1. Addresses first: best fit with coalescing, in address ranges of each stream. Frames (handles of one page, see
+//!    [`Pages`](crate::pages::Pages)) follow the blocks. They decide only between the tightest free blocks and their
+//!    two ends.
+//! 2. Steal before create: an idle frame, wherever it is mapped, serves before a new one is created.
+//! 3. Views stay: a stolen frame stays mapped where it was. A job that repeats finds its views again and calls no
+//!    driver.
+//!
+//! A stale view is unmapped when its page needs another frame, after the work that used its address. Nothing waits for
+//! that: until then, other addresses serve.
+
+mod fences;
+mod supply;
+
+use fences::{FenceId, Fences};
+
+use super::free_blocks::{FreeBlock, FreeBlocks};
+use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
+use crate::config::error::ConfigError;
+use crate::config::options::Options;
+use crate::config::tokens::Reader;
+use crate::domain::DomainId;
+use crate::driver::{Driver, DriverError, unless_out_of_memory};
+use crate::pages::{FrameId, PageId, PageState};
+use crate::physical::Memory;
+use crate::segment::Heap;
+use crate::stats::SizeKind;
+use crate::units::{Bytes, DeviceAddress};
+
+/// Requests are rounded up to this, as PyTorch rounds them.
+const ROUNDING: Bytes = Bytes(512);
+
+/// Requests up to this have address ranges of their own, so that a small block does not keep a page of large ones. Over
+/// five recorded jobs, 64 KiB costs 0.2 % of memory more than this, 1 MiB 0.15 %.
+const SMALL_MAX: Bytes = Bytes::kib(256);
+
+/// The size of a frame. Larger ones strand more memory: 8 MiB costs 2 % of a job's memory.
+const PAGE: Bytes = Bytes::mib(2);
+
+/// How many of the tightest free blocks are compared. Over five recorded jobs, one costs 0.2 % of memory more than
+/// this, and 32 save 0.04 %.
+const CANDIDATES: usize = 8;
+
+/// What a page costs a window: nothing if it is in use, then as the driver's calls do.
+const READY_COST: u64 = 1;
+const UNMAPPED_COST: u64 = 10;
+const BLOCKED_COST: u64 = 18;
+
+/// The options of `tide`: none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TideConfig;
+
+impl Options for TideConfig {
+    fn read(reader: &mut Reader<'_>) -> Result<TideConfig, ConfigError> {
+        reader.pairs("tide", |_, _| Ok(false))?;
+        Ok(TideConfig)
+    }
+
+    fn pairs(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// The strategy.
+#[derive(Debug, Default)]
+pub(crate) struct Tide {
+    /// By domain: the addresses for small requests, and for large ones.
+    rooms: Vec<[Room; 2]>,
+    fences: Fences,
+    /// The stream of each segment with pages.
+    fence_of: Vec<Option<FenceId>>,
+}
+
+/// The addresses for a domain's requests of a kind.
+#[derive(Debug, Default)]
+struct Room {
+    /// Every free block, whatever is behind it.
+    free: FreeBlocks,
+    /// The addresses behind the last block of the newest segment, which were never used.
+    unused: Option<BlockId>,
+}
+
+/// Where a request may be served.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    block: BlockId,
+    address: DeviceAddress,
+    size: Bytes,
+    segment: SegmentId,
+}
+
+/// What a window needs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+struct Cost {
+    pages: u64,
+    /// Whether the driver must be called.
+    calls_driver: bool,
+}
+
+fn kind_of(size: Bytes) -> SizeKind {
+    if size <= SMALL_MAX {
+        SizeKind::Small
+    } else {
+        SizeKind::Large
+    }
+}
+
+/// Returns the addresses for a domain's requests of a kind.
+#[inline]
+fn room_of(rooms: &mut Vec<[Room; 2]>, domain: DomainId, kind: SizeKind) -> &mut Room {
+    if domain.index() >= rooms.len() {
+        rooms.resize_with(domain.index() + 1, Default::default);
+    }
+    &mut rooms[domain.index()][room_index(kind)]
+}
+
+#[inline]
+fn room_index(kind: SizeKind) -> usize {
+    usize::from(kind == SizeKind::Large)
+}
+
+/// Where a block goes.
+impl Tide {
+    fn room(&mut self, domain: DomainId, kind: SizeKind) -> &mut Room {
+        room_of(&mut self.rooms, domain, kind)
+    }
+
+    /// Returns the stream of a segment with pages.
+    fn fence(&self, segment: SegmentId) -> FenceId {
+        self.fence_of[segment.index()].expect("its stream is known since it was reserved")
+    }
+
+    /// Returns the window that costs least among those in the tightest free blocks; of equal ones, that in the tightest.
+    /// `None` if no free block is large enough, or if none can be used yet.
+    fn best_window(&self, heap: &mut Heap, request: &Request) -> Option<(Window, Cost)> {
+        let rooms = self.rooms.get(request.domain.index())?;
+        let room = &rooms[room_index(kind_of(request.size))];
+        let mut best: Option<(Window, Cost)> = None;
+        for FreeBlock { id, .. } in room.free.iter_from(request.size).take(CANDIDATES) {
+            let block = heap.blocks.get(id);
+            for window in windows_in(heap, id, request).into_iter().flatten() {
+                let is_less =
+                    |(_, least): (Window, Cost)| least > least_cost(heap, &block, &window);
+                if !best.is_none_or(is_less) {
+                    continue;
+                }
+                let cost = self.cost(heap, &window);
+                best = match (cost, best) {
+                    (Some(cost), None) => Some((window, cost)),
+                    (Some(cost), Some((_, least))) if cost < least => Some((window, cost)),
+                    _ => best,
+                };
+                if best.is_some_and(|(_, least)| least == Cost::default()) {
+                    return best;
+                }
+            }
+        }
+        best
+    }
+
+    /// Returns what a window needs. `None` if work may still use the address of a view that would have to go, or if its
+    /// stream would have to wait during a capture. Linear in its pages.
+    fn cost(&self, heap: &mut Heap, window: &Window) -> Option<Cost> {
+        let mut cost = Cost::default();
+        if !heap.pages.contains(window.segment) {
+            return Some(cost);
+        }
+        let own = self.fence(window.segment);
+        heap.pages.begin_window();
+        for at in heap
+            .pages
+            .touched(window.segment, window.address, window.size)
+        {
+            let state = heap.pages.state(at);
+            match state {
+                PageState::InUse => {}
+                PageState::Ready(id) if heap.pages.claim(id) => {
+                    cost.pages += READY_COST;
+                    let is_ordered = self.is_ordered(heap, own, id);
+                    if !is_ordered && heap.captures > 0 {
+                        return None;
+                    }
+                    cost.calls_driver |= !is_ordered;
+                }
+                PageState::Unmapped => {
+                    cost.pages += UNMAPPED_COST;
+                    cost.calls_driver = true;
+                }
+                PageState::Ready(_) | PageState::Blocked => {
+                    if !self.is_unused(heap, at) {
+                        return None;
+                    }
+                    cost.pages += BLOCKED_COST;
+                    cost.calls_driver = true;
+                }
+            }
+        }
+        Some(cost)
+    }
+
+    /// Returns whether later work of a stream comes after the work that used an idle frame.
+    fn is_ordered(&self, heap: &Heap, own: FenceId, id: FrameId) -> bool {
+        let last = self.fence(heap.pages.shown_at(id).segment);
+        last == own || self.fences.has_passed(last, heap.pages.idle_since(id))
+    }
+
+    /// Puts a window into use: what is before and behind it stays free.
+    fn carve(&mut self, heap: &mut Heap, window: &Window) -> BlockId {
+        let mut id = window.block;
+        let block = heap.blocks.get(id);
+        debug_assert_eq!(block.state, BlockState::Free);
+        let room = room_of(&mut self.rooms, block.domain, block.kind);
+        room.free.remove(FreeBlock::of(id, &block));
+        let before = window.address.offset_from(block.address);
+        if !before.is_zero() {
+            id = heap.blocks.split(window.block, before);
+            room.free
+                .insert(FreeBlock::of(window.block, &heap.blocks.get(window.block)));
+        }
+        if window.size < block.size - before {
+            let rest = heap.blocks.split(id, window.size);
+            room.free
+                .insert(FreeBlock::of(rest, &heap.blocks.get(rest)));
+        }
+        if heap.pages.contains(window.segment) {
+            heap.occupy(window.segment, window.address, window.size);
+        }
+        id
+    }
+
+    /// Lists a free block, merged with its free neighbours. Returns the whole.
+    fn merge_and_list(&mut self, heap: &mut Heap, mut id: BlockId) -> BlockId {
+        let block = heap.blocks.get(id);
+        let room = room_of(&mut self.rooms, block.domain, block.kind);
+        let is_free = |id: &BlockId| heap.blocks.state(*id) == BlockState::Free;
+        let (next, previous) = (block.next.filter(is_free), block.previous.filter(is_free));
+        if let Some(next) = next {
+            room.free
+                .remove(FreeBlock::of(next, &heap.blocks.get(next)));
+            heap.blocks.merge_with_next(id);
+        }
+        if let Some(previous) = previous {
+            room.free
+                .remove(FreeBlock::of(previous, &heap.blocks.get(previous)));
+            heap.blocks.merge_with_next(previous);
+            id = previous;
+        }
+        room.free.insert(FreeBlock::of(id, &heap.blocks.get(id)));
+        id
+    }
+
+    /// Returns a window at the end of what was used of the newest segment; of a new segment if that has no room.
+    fn extend<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        request: &Request,
+    ) -> Result<Window, DriverError> {
+        let kind = kind_of(request.size);
+        let newest = self.room(request.domain, kind).unused;
+        let known = newest.and_then(|unused| self.window_before(heap, unused, request));
+        let (unused, mut window) = match known {
+            Some(known) => known,
+            None => {
+                let unused = self.reserve(heap, memory, request)?;
+                (
+                    unused,
+                    window_at(heap, unused, heap.blocks.get(unused).address, request),
+                )
+            }
+        };
+        let block = heap.blocks.get(unused);
+        let used = (window.address + window.size).offset_from(block.address);
+        let rest = (used < block.size).then(|| heap.blocks.split(unused, used));
+        self.room(request.domain, kind).unused = rest;
+        heap.blocks.set_state(unused, BlockState::Free);
+        window.block = self.merge_and_list(heap, unused);
+        Ok(window)
+    }
+
+    /// Returns the first window that reaches into an unused block, of which no view must go that work may still use:
+    /// from the free block in front on, or from the next page on.
+    fn window_before(
+        &self,
+        heap: &mut Heap,
+        unused: BlockId,
+        request: &Request,
+    ) -> Option<(BlockId, Window)> {
+        let block = heap.blocks.get(unused);
+        let segment = heap.segments.get(heap.blocks.segment(unused));
+        let is_free = |&id: &BlockId| heap.blocks.state(id) == BlockState::Free;
+        let before = block.previous.filter(is_free).map(|id| heap.blocks.get(id));
+        let before = before.filter(|before| before.size < request.size);
+        let offset = block.address.offset_from(segment.address);
+        let next_page = segment.address + offset.round_up(heap.pages.page_size());
+        let first = before.map_or(block.address, |before| before.address);
+        [first, next_page].into_iter().find_map(|address| {
+            let window = window_at(heap, unused, address, request);
+            let has_room = address + request.size <= block.end();
+            (has_room && self.cost(heap, &window).is_some()).then_some((unused, window))
+        })
+    }
+
+    /// Reserves a segment for a domain's requests of a kind and returns its unused block.
+    fn reserve<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        request: &Request,
+    ) -> Result<BlockId, DriverError> {
+        let (total, granularity) = {
+            let mut physical = memory.physical_mut();
+            let driver = physical.driver_mut();
+            (driver.memory_info()?.total, driver.granularity())
+        };
+        let page_size = PAGE.round_up(granularity);
+        let size = total.max(request.size).round_up(page_size);
+        let (domain, kind) = (request.domain, kind_of(request.size));
+        let segment = heap.reserve_pages(memory, domain, size, page_size, kind)?;
+        let stream = heap.domains.domain(domain).stream;
+        if segment.index() >= self.fence_of.len() {
+            self.fence_of.resize(segment.index() + 1, None);
+        }
+        self.fence_of[segment.index()] = Some(self.fences.of_stream(stream));
+        let block = heap.insert_whole_block(segment);
+        heap.blocks.set_state(block, BlockState::Unmapped);
+        Ok(block)
+    }
+
+    /// Returns a block of a new segment without pages: from a pool's own source, or on a device that cannot map memory.
+    fn grow_plain<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let size = request.size.round_up(PAGE);
+        let segment = heap.allocate_segment(memory, request.domain, size, kind_of(request.size));
+        let Some(segment) = unless_out_of_memory(segment)? else {
+            return Ok(None);
+        };
+        let block = heap.insert_whole_block(segment);
+        self.merge_and_list(heap, block);
+        let window = Window {
+            block,
+            address: heap.blocks.get(block).address,
+            size: request.size,
+            segment,
+        };
+        Ok(Some(self.carve(heap, &window)))
+    }
+}
+
+impl Configured for Tide {
+    type Options = TideConfig;
+
+    fn new(_options: &TideConfig, heap: &mut Heap) -> Tide {
+        // Free blocks are never looked up by address.
+        heap.blocks.list_when_handed_out();
+        Tide::default()
+    }
+
+    fn size_in(
+        _options: &Self::Options,
+        requested: Bytes,
+        _free: Bytes,
+        _segment: Bytes,
+    ) -> Option<Bytes> {
+        Some(requested.round_up(ROUNDING))
+    }
+}
+
+impl Strategy for Tide {
+    #[inline]
+    fn block_size(&self, requested: Bytes) -> Bytes {
+        requested.round_up(ROUNDING)
+    }
+
+    fn segment_size(&self, request: &Request) -> Bytes {
+        request.size.round_up(PAGE)
+    }
+
+    fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
+        let (window, cost) = self.best_window(heap, request)?;
+        (!cost.calls_driver).then(|| self.carve(heap, &window))
+    }
+
+    fn grow<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        let maps = memory.physical().driver().supports_virtual_memory();
+        if !maps || heap.domains.has_source(request.domain) {
+            return self.grow_plain(heap, memory, request);
+        }
+        if heap.captures == 0 {
+            self.fences.update(memory.physical_mut().driver_mut())?;
+        }
+        let window = match self.best_window(heap, request) {
+            Some((window, _)) => window,
+            None => match unless_out_of_memory(self.extend(heap, memory, request))? {
+                Some(window) => window,
+                None => return Ok(None),
+            },
+        };
+        let filled = unless_out_of_memory(self.fill(heap, memory, &window))?;
+        Ok(filled.map(|()| self.carve(heap, &window)))
+    }
+
+    #[inline(always)]
+    fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
+        let segment = heap.blocks.segment(id);
+        if heap.pages.contains(segment) && heap.vacate(segment, block.address, block.size) {
+            let fence = self.fence(segment);
+            self.fences.freed(fence, heap.pages.now());
+        }
+        self.merge_and_list(heap, id);
+        None
+    }
+
+    fn release<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        wanted: Release<'_>,
+    ) -> Result<bool, DriverError> {
+        match wanted {
+            Release::Idle | Release::For(_) => Ok(false),
+            Release::Domain(domain) => {
+                if let Some(rooms) = self.rooms.get_mut(domain.index()) {
+                    *rooms = Default::default();
+                }
+                Ok(true)
+            }
+            Release::Pool(pool, failing) => {
+                self.release_pool(heap, memory, pool, failing)?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes {
+        let rooms = self.rooms.get(domain.index()).into_iter().flatten();
+        let free = rooms.flat_map(|room| room.free.iter());
+        let usable = free.map(|free| usable_bytes(heap, free.id));
+        usable.max().unwrap_or_default()
+    }
+
+    fn check(&self, heap: &Heap) -> Result<Bytes, String> {
+        self.check_rooms(heap)?;
+        free_bytes(heap)
+    }
+}
+
+/// Returns the windows in a free block: at its two ends and, for a request of a page or more, at the first and the last
+/// page that begins in it. There the request touches a page less. Over five recorded jobs, these save up to 0.36 % of
+/// memory.
+fn windows_in(heap: &Heap, id: BlockId, request: &Request) -> [Option<Window>; 4] {
+    let block = heap.blocks.get(id);
+    let start = window_at(heap, id, block.address, request);
+    let slack = block.size - request.size;
+    let at = |offset: Bytes| {
+        Some(Window {
+            address: block.address + offset,
+            ..start
+        })
+    };
+    if slack.is_zero() {
+        return [Some(start), None, None, None];
+    }
+    let page_size = heap.pages.page_size();
+    if request.size < page_size || !heap.pages.contains(start.segment) {
+        return [Some(start), at(slack), None, None];
+    }
+    let segment = heap.segments.get(start.segment).address;
+    let offset = block.address.offset_from(segment);
+    let to_page = offset.round_up(page_size) - offset;
+    let from_page = (offset + block.size) % page_size;
+    [
+        Some(start),
+        at(slack),
+        at(to_page).filter(|_| to_page <= slack),
+        at(slack.saturating_sub(from_page)).filter(|_| from_page <= slack),
+    ]
+}
+
+/// Returns what a window in a free block costs at least. Constant time.
+fn least_cost(heap: &Heap, block: &Block, window: &Window) -> Cost {
+    let pages = if heap.pages.contains(window.segment) {
+        (heap.pages).unshared(window.segment, (window.address, window.size), block)
+    } else {
+        0
+    };
+    Cost {
+        pages: pages * READY_COST,
+        calls_driver: false,
+    }
+}
+
+fn window_at(heap: &Heap, block: BlockId, address: DeviceAddress, request: &Request) -> Window {
+    Window {
+        block,
+        address,
+        size: request.size,
+        segment: heap.blocks.segment(block),
+    }
+}
+
+/// Returns the bytes of a free block that have a frame which is idle or in use there.
+fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
+    let (block, segment) = (heap.blocks.get(id), heap.blocks.segment(id));
+    if !heap.pages.contains(segment) {
+        return block.size;
+    }
+    let is_usable =
+        |&at: &PageId| matches!(heap.pages.state(at), PageState::InUse | PageState::Ready(_));
+    let touched = heap.pages.touched(segment, block.address, block.size);
+    let overlap = |at: PageId| {
+        let start = heap.pages.address(at);
+        let end = (start + heap.pages.page_size()).min(block.end());
+        end.offset_from(start.max(block.address))
+    };
+    touched.filter(is_usable).map(overlap).sum()
+}
+
+/// Returns the free bytes of all frames and plain segments.
+///
+/// # Errors
+///
+/// If a block in use touches a page that does not show its frame.
+fn free_bytes(heap: &Heap) -> Result<Bytes, String> {
+    let mut held = Bytes::ZERO;
+    for (id, block) in heap.blocks.iter().filter(|(_, block)| block.is_active()) {
+        held += block.size;
+        let segment = heap.blocks.segment(id);
+        let offset = block
+            .address
+            .offset_from(heap.segments.get(segment).address);
+        let is_shown = |at: PageId| {
+            let frame = heap.pages.frame_at(at);
+            frame.is_some_and(|frame| heap.pages.shown_at(frame) == at)
+                && heap.pages.state(at) == PageState::InUse
+        };
+        let has_pages = heap.pages.contains(segment);
+        if has_pages
+            && !heap
+                .pages
+                .touched(segment, block.address, block.size)
+                .all(is_shown)
+        {
+            return Err(format!(
+                "the block at {} has no memory, offset {offset}",
+                block.address
+            ));
+        }
+    }
+    let segments = heap.segments.iter();
+    let mapped = segments.map(|(id, segment)| {
+        let has_pages = heap.pages.contains(id);
+        if has_pages {
+            heap.pages.shown_bytes(id)
+        } else {
+            segment.size
+        }
+    });
+    Ok(mapped.sum::<Bytes>() - held)
+}
+
+impl Tide {
+    /// Checks that each free block is listed once, in its room, and that blocks tile their segments.
+    fn check_rooms(&self, heap: &Heap) -> Result<(), String> {
+        let listed: usize = self
+            .rooms
+            .iter()
+            .flatten()
+            .map(|room| room.free.len())
+            .sum();
+        let blocks = heap.blocks.iter();
+        let free = blocks
+            .filter(|(_, block)| block.state == BlockState::Free)
+            .count();
+        if listed != free {
+            return Err(format!("{listed} blocks are listed as free, {free} are"));
+        }
+        for (room, block) in self
+            .rooms
+            .iter()
+            .flatten()
+            .flat_map(|room| room.free.iter().map(move |free| (room, free)))
+        {
+            let stored = heap.blocks.get(block.id);
+            if stored.state != BlockState::Free || stored.size != block.size {
+                return Err(format!(
+                    "the block at {} is not as it is listed",
+                    stored.address
+                ));
+            }
+            if room.unused == Some(block.id) {
+                return Err(format!(
+                    "the block at {} is unused and free",
+                    stored.address
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Placement for Tide {
+    fn take_again(
+        &mut self,
+        heap: &mut Heap,
+        wanted: &CheckpointBlock,
+        around: Option<BlockId>,
+    ) -> BlockId {
+        let window = Window {
+            block: around.expect("a block that is not in use lies in a free one"),
+            address: wanted.address,
+            size: wanted.size,
+            segment: wanted.segment,
+        };
+        self.carve(heap, &window)
+    }
+}

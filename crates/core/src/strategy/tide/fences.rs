@@ -1,0 +1,138 @@
+//! How far each stream has come: which of its freed memory no queued work uses any more.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::driver::{Driver, DriverError, EventHandle};
+use crate::units::Stream;
+
+/// Events that a stream waits for at most. The host of a job that is bound by its card runs ahead of it by less.
+const EVENTS_MAX: usize = 64;
+
+/// The number of a stream in [`Fences`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct FenceId(usize);
+
+/// The streams in which memory was freed.
+#[derive(Debug, Default)]
+pub(super) struct Fences {
+    fences: Vec<Fence>,
+    by_stream: BTreeMap<Stream, FenceId>,
+}
+
+/// A stream. Times are those of [`Pages::now`](crate::pages::Pages::now).
+#[derive(Debug)]
+struct Fence {
+    stream: Stream,
+    /// When memory was last freed in the stream.
+    freed: u64,
+    /// Work queued before that time is done.
+    passed: u64,
+    /// Events that have not passed, oldest first, each with the time when it was recorded.
+    events: VecDeque<(u64, EventHandle)>,
+}
+
+impl Fences {
+    /// Returns the number of a stream. O(log n) for n streams.
+    pub(super) fn of_stream(&mut self, stream: Stream) -> FenceId {
+        let next = FenceId(self.fences.len());
+        let id = *self.by_stream.entry(stream).or_insert(next);
+        if id == next {
+            self.fences.push(Fence {
+                stream,
+                freed: 0,
+                passed: 0,
+                events: VecDeque::new(),
+            });
+        }
+        id
+    }
+
+    /// Notes that memory was freed in a stream.
+    #[inline]
+    pub(super) fn freed(&mut self, id: FenceId, now: u64) {
+        self.fences[id.0].freed = now;
+    }
+
+    /// Returns whether the work queued in a stream before a time is known to be done. Never calls the driver.
+    #[inline]
+    pub(super) fn has_passed(&self, id: FenceId, time: u64) -> bool {
+        time <= self.fences[id.0].passed
+    }
+
+    /// Records an event in each stream in which memory was freed since its last one, and asks which events have
+    /// passed. Not allowed during a capture.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error.
+    pub(super) fn update(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+        for fence in &mut self.fences {
+            if fence.events.len() < EVENTS_MAX {
+                fence.record(driver)?;
+            }
+            fence.poll(driver)?;
+        }
+        Ok(())
+    }
+
+    /// Makes later work of `stream` wait for the work queued in another before a time. Not allowed during a capture.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error.
+    pub(super) fn wait_in_stream(
+        &mut self,
+        driver: &mut impl Driver,
+        stream: Stream,
+        (id, time): (FenceId, u64),
+    ) -> Result<(), DriverError> {
+        let fence = &mut self.fences[id.0];
+        fence.record(driver)?;
+        match fence.events.iter().find(|&&(recorded, _)| time <= recorded) {
+            Some(&(_, event)) => driver.wait_event(stream, event),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until all work is done in the streams in which memory was freed. Not allowed during a capture.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error.
+    pub(super) fn synchronize(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+        for fence in &mut self.fences {
+            if fence.passed < fence.freed {
+                driver.synchronize_stream(fence.stream)?;
+                fence.passed = fence.freed;
+            }
+            fence
+                .events
+                .drain(..)
+                .for_each(|(_, event)| driver.release_event(event));
+        }
+        Ok(())
+    }
+}
+
+impl Fence {
+    /// Records an event, unless the latest one shows all that was freed.
+    fn record(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+        let recorded = self.events.back().map_or(self.passed, |&(time, _)| time);
+        if recorded < self.freed {
+            let event = driver.record_event(self.stream)?;
+            self.events.push_back((self.freed, event));
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+        while let Some(&(time, event)) = self.events.front()
+            && driver.query_event(event)?
+        {
+            driver.release_event(event);
+            self.events.pop_front();
+            self.passed = time;
+        }
+        Ok(())
+    }
+}

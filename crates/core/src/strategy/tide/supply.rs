@@ -1,0 +1,329 @@
+//! Memory behind a window: idle frames from anywhere, then new ones. And memory back to the driver.
+
+use std::collections::BTreeMap;
+
+use super::fences::FenceId;
+use super::{Tide, Window};
+use crate::block::{BlockId, BlockState, SegmentId};
+use crate::domain::PoolIndex;
+use crate::driver::{DriverError, Handle};
+use crate::pages::{FrameId, PageId, PageState};
+use crate::physical::Memory;
+use crate::segment::Heap;
+use crate::strategy::Request;
+use crate::strategy::free_blocks::FreeBlock;
+use crate::units::Bytes;
+
+/// A frame has at most this many views: more find no more steps that repeat.
+const VIEWS_MAX: usize = 4;
+
+/// Where the pages of a window get their memory.
+#[derive(Debug, Default)]
+struct Supply {
+    /// Idle frames that are mapped at pages of the window.
+    ready: Vec<(FrameId, PageId)>,
+    /// The pages that need another frame.
+    missing: Vec<PageId>,
+    /// Idle frames for those, which keep their other views.
+    frames: Vec<FrameId>,
+    /// Handles for the rest, mapped nowhere.
+    handles: Vec<Handle>,
+}
+
+impl Tide {
+    /// Maps memory behind every page of a window that has none.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::OutOfMemory`] if there is too little, also within the limit; any other error of the driver.
+    /// Frames that were mapped before it stay where they are, idle.
+    pub(super) fn fill<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        window: &Window,
+    ) -> Result<(), DriverError> {
+        let mut supply = claim(heap, window);
+        // A frame changes hands only after the wait, so that nothing has to be undone if the driver refuses it.
+        let result = self
+            .steal(heap, memory, window, &mut supply)
+            .and_then(|()| create(heap, memory, &mut supply))
+            .and_then(|()| self.wait_for_frames(heap, memory, window, &supply))
+            .and_then(|()| self.retire_views(heap, memory, &supply))
+            .and_then(|()| map(heap, memory, &mut supply));
+        if let Some(&page) = supply.missing.first() {
+            heap.release_handles(memory, supply.handles, page);
+        }
+        self.fences
+            .freed(self.fence(window.segment), heap.pages.now());
+        result
+    }
+
+    /// Adds idle frames from elsewhere to a supply. A private pool's frames have one view each: there they are moved.
+    fn steal<M: Memory>(
+        &self,
+        heap: &mut Heap,
+        memory: &mut M,
+        window: &Window,
+        supply: &mut Supply,
+    ) -> Result<(), DriverError> {
+        let domain = heap.segments.get(window.segment).domain;
+        if heap.domains.domain(domain).pool != PoolIndex::DEFAULT {
+            return self.move_frames(heap, memory, supply);
+        }
+        supply.frames = self.stealable(heap, window.segment, supply.missing.len());
+        Ok(())
+    }
+
+    /// Returns up to `count` idle frames for pages of a segment, oldest first: those whose work its stream comes after,
+    /// then, outside of captures, those for which it must wait.
+    fn stealable(&self, heap: &Heap, segment: SegmentId, count: usize) -> Vec<FrameId> {
+        let own = self.fence(segment);
+        let (mut ordered, mut others) = (Vec::new(), Vec::new());
+        for id in heap.pages.idle().filter(|&id| !heap.pages.is_claimed(id)) {
+            if ordered.len() == count {
+                break;
+            }
+            if self.is_ordered(heap, own, id) {
+                ordered.push(id);
+            } else if heap.captures == 0 && others.len() < count {
+                others.push(id);
+            }
+        }
+        others.truncate(count - ordered.len());
+        ordered.extend(others);
+        ordered
+    }
+
+    /// Makes the window's stream wait for the work that uses its frames.
+    fn wait_for_frames<M: Memory>(
+        &mut self,
+        heap: &Heap,
+        memory: &mut M,
+        window: &Window,
+        supply: &Supply,
+    ) -> Result<(), DriverError> {
+        let own = self.fence(window.segment);
+        let ready = supply.ready.iter().map(|&(id, _)| id);
+        let mut waits: BTreeMap<FenceId, u64> = BTreeMap::new();
+        for id in ready.chain(supply.frames.iter().copied()) {
+            if !self.is_ordered(heap, own, id) {
+                let time = waits
+                    .entry(self.fence(heap.pages.shown_at(id).segment))
+                    .or_insert(0);
+                *time = heap.pages.idle_since(id).max(*time);
+            }
+        }
+        let stream = heap
+            .domains
+            .domain(heap.segments.get(window.segment).domain)
+            .stream;
+        for wait in waits {
+            let mut physical = memory.physical_mut();
+            self.fences
+                .wait_in_stream(physical.driver_mut(), stream, wait)?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps the oldest view of each stolen frame that has many, if no work uses its address.
+    fn retire_views<M: Memory>(
+        &self,
+        heap: &mut Heap,
+        memory: &mut M,
+        supply: &Supply,
+    ) -> Result<(), DriverError> {
+        for &id in &supply.frames {
+            let views = heap.pages.views(id);
+            let is_stale = |&at: &PageId| at != heap.pages.shown_at(id) && self.is_unused(heap, at);
+            let stale = views.iter().copied().find(is_stale);
+            if let Some(oldest) = stale.filter(|_| views.len() >= VIEWS_MAX) {
+                heap.unmap_view(memory, oldest)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves idle frames that no work uses into the supply: a private pool's frames have one view each.
+    fn move_frames<M: Memory>(
+        &self,
+        heap: &mut Heap,
+        memory: &mut M,
+        supply: &mut Supply,
+    ) -> Result<(), DriverError> {
+        let is_unused = |&id: &FrameId| {
+            heap.pages
+                .views(id)
+                .iter()
+                .all(|&at| self.is_unused(heap, at))
+        };
+        let unused = heap.pages.idle().filter(is_unused);
+        let unused: Vec<FrameId> = unused.take(supply.missing.len()).collect();
+        for id in unused {
+            let handle = heap.unmap_frame(memory, id)?;
+            supply.handles.push(handle);
+        }
+        Ok(())
+    }
+
+    /// Returns whether no work uses the address of a page that no block in use touches.
+    pub(super) fn is_unused(&self, heap: &Heap, at: PageId) -> bool {
+        self.fences
+            .has_passed(self.fence(at.segment), heap.pages.freed(at))
+    }
+}
+
+/// Claims the idle frames that are mapped at a window's pages.
+fn claim(heap: &mut Heap, window: &Window) -> Supply {
+    let mut supply = Supply::default();
+    heap.pages.begin_window();
+    for at in heap
+        .pages
+        .touched(window.segment, window.address, window.size)
+    {
+        match heap.pages.state(at) {
+            PageState::InUse => {}
+            PageState::Ready(id) if heap.pages.claim(id) => supply.ready.push((id, at)),
+            PageState::Unmapped | PageState::Ready(_) | PageState::Blocked => {
+                supply.missing.push(at)
+            }
+        }
+    }
+    supply
+}
+
+/// Adds new handles to a supply, for the pages for which it has no frames, within the limit.
+fn create<M: Memory>(
+    heap: &mut Heap,
+    memory: &mut M,
+    supply: &mut Supply,
+) -> Result<(), DriverError> {
+    let uncounted = supply.missing.len() - supply.frames.len();
+    let count = uncounted - supply.handles.len();
+    let size = Bytes(heap.pages.page_size().get() * uncounted as u64);
+    let Some(&page) = supply.missing.first().filter(|_| count > 0) else {
+        return Ok(());
+    };
+    if heap.exceeds_limit(size) {
+        return Err(DriverError::OutOfMemory);
+    }
+    supply
+        .handles
+        .extend(heap.create_handles(memory, count, page)?);
+    Ok(())
+}
+
+/// Shows the ready frames in the window, and maps the others behind its missing pages, run by run. What is mapped leaves
+/// the supply.
+fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Result<(), DriverError> {
+    for &(id, at) in &supply.ready {
+        heap.show(id, at);
+    }
+    for run in supply
+        .missing
+        .chunk_by(|before, after| before.index + 1 == after.index)
+    {
+        for &at in run {
+            if heap.pages.frame_at(at).is_some() {
+                heap.unmap_view(memory, at)?;
+            }
+        }
+        let frames = run.len().min(supply.frames.len());
+        let handles = run.len() - frames;
+        heap.map_frames(
+            memory,
+            run[0],
+            &supply.frames[..frames],
+            &supply.handles[..handles],
+        )?;
+        supply.frames.drain(..frames);
+        supply.handles.drain(..handles);
+    }
+    Ok(())
+}
+
+/// Memory back to the driver.
+impl Tide {
+    /// Releases the idle memory of a pool. For a request that fails otherwise, it only waits until all idle frames can
+    /// be mapped anywhere: they serve it as they are, unless it needs memory of another source.
+    pub(super) fn release_pool<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        pool: PoolIndex,
+        failing: Option<&Request>,
+    ) -> Result<(), DriverError> {
+        self.fences
+            .synchronize(memory.physical_mut().driver_mut())?;
+        let can_steal = |request: &Request| !heap.domains.has_source(request.domain);
+        if pool == PoolIndex::DEFAULT && failing.is_some_and(can_steal) {
+            return Ok(());
+        }
+        let segments = heap.segments.iter();
+        let of_pool =
+            segments.filter(|(_, segment)| heap.domains.domain(segment.domain).pool == pool);
+        let segments: Vec<SegmentId> = of_pool.map(|(id, _)| id).collect();
+        for &segment in &segments {
+            self.release_frames(heap, memory, segment)?;
+        }
+        let mut blocks: BTreeMap<SegmentId, Vec<BlockId>> = BTreeMap::new();
+        for (id, _) in heap.blocks.iter() {
+            blocks.entry(heap.blocks.segment(id)).or_default().push(id);
+        }
+        for segment in segments {
+            let blocks = blocks.remove(&segment).unwrap_or_default();
+            self.release_segment(heap, memory, segment, &blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Releases the idle frames that a segment shows.
+    fn release_frames<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        segment: SegmentId,
+    ) -> Result<(), DriverError> {
+        if !heap.pages.contains(segment) {
+            return Ok(());
+        }
+        for id in heap.pages.idle_in(segment) {
+            let at = heap.pages.shown_at(id);
+            let handle = heap.unmap_frame(memory, id)?;
+            heap.release_handles(memory, vec![handle], at);
+        }
+        Ok(())
+    }
+
+    /// Releases a segment with its blocks, if none of its bytes is in use and no frame is mapped in it.
+    fn release_segment<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        segment: SegmentId,
+        blocks: &[BlockId],
+    ) -> Result<(), DriverError> {
+        let has_pages = heap.pages.contains(segment);
+        let is_used = blocks.iter().any(|&id| heap.blocks.get(id).is_active());
+        if is_used || has_pages && heap.pages.has_views(segment) {
+            return Ok(());
+        }
+        if has_pages {
+            heap.unreserve_pages(memory, segment)?;
+            self.fence_of[segment.index()] = None;
+        } else {
+            heap.free_segment(memory, segment)?;
+        }
+        for &id in blocks {
+            let block = heap.blocks.get(id);
+            let room = self.room(block.domain, block.kind);
+            match block.state {
+                BlockState::Free => room.free.remove(FreeBlock::of(id, &block)),
+                _ if room.unused == Some(id) => room.unused = None,
+                _ => {}
+            }
+            heap.blocks.remove(id);
+        }
+        Ok(())
+    }
+}
