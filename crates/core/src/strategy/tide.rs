@@ -315,10 +315,22 @@ impl Tide {
             let driver = physical.driver_mut();
             (driver.memory_info()?.total, driver.granularity())
         };
+        if request.size > total {
+            return Err(DriverError::OutOfMemory);
+        }
         let page_size = PAGE.round_up(granularity);
-        let size = total.max(request.size).round_up(page_size);
+        let least = request.size.round_up(page_size);
         let (domain, kind) = (request.domain, kind_of(request.size));
-        let segment = heap.reserve_pages(memory, domain, size, page_size, kind)?;
+        // Many streams and pools can use up the addresses of a process: then segments are smaller.
+        let mut size = total.round_up(page_size);
+        let segment = loop {
+            match heap.reserve_pages(memory, domain, size, page_size, kind) {
+                Err(DriverError::OutOfMemory) if size > least => {
+                    size = Bytes(size.get() / 2).round_up(page_size).max(least);
+                }
+                answer => break answer?,
+            }
+        };
         let stream = heap.domains.domain(domain).stream;
         if segment.index() >= self.fence_of.len() {
             self.fence_of.resize(segment.index() + 1, None);
@@ -398,7 +410,7 @@ impl Strategy for Tide {
             return self.grow_plain(heap, memory, request);
         }
         if heap.captures == 0 {
-            self.fences.update(memory.physical_mut().driver_mut())?;
+            self.fences.update(memory.physical_mut().driver_mut());
         }
         let window = match self.best_window(heap, request) {
             Some((window, _)) => window,
@@ -571,7 +583,7 @@ fn free_bytes(heap: &Heap) -> Result<Bytes, String> {
 }
 
 impl Tide {
-    /// Checks that each free block is listed once, in its room, and that blocks tile their segments.
+    /// Checks that as many blocks are listed as are free, each as it is in the table.
     fn check_rooms(&self, heap: &Heap) -> Result<(), String> {
         let listed: usize = self
             .rooms

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::driver::{Driver, DriverError, EventHandle};
 use crate::units::Stream;
 
-/// Events that a stream waits for at most. The host of a job that is bound by its card runs ahead of it by less.
+/// From this many events on, a stream gets one only if another waits for it. The host of a job that is bound by its card runs ahead of it by less.
 const EVENTS_MAX: usize = 64;
 
 /// The number of a stream in [`Fences`].
@@ -27,6 +27,8 @@ struct Fence {
     freed: u64,
     /// Work queued before that time is done.
     passed: u64,
+    /// What was freed when the driver last refused an event; zero if it did not.
+    refused: u64,
     /// Events that have not passed, oldest first, each with the time when it was recorded.
     events: VecDeque<(u64, EventHandle)>,
 }
@@ -41,6 +43,7 @@ impl Fences {
                 stream,
                 freed: 0,
                 passed: 0,
+                refused: 0,
                 events: VecDeque::new(),
             });
         }
@@ -62,17 +65,15 @@ impl Fences {
     /// Records an event in each stream in which memory was freed since its last one, and asks which events have
     /// passed. Not allowed during a capture.
     ///
-    /// # Errors
-    ///
-    /// The driver's error.
-    pub(super) fn update(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+    /// A stream that the driver refuses an event is left as it is: the program may have destroyed it, and others need
+    /// not fail for that.
+    pub(super) fn update(&mut self, driver: &mut impl Driver) {
         for fence in &mut self.fences {
-            if fence.events.len() < EVENTS_MAX {
-                fence.record(driver)?;
+            if fence.events.len() < EVENTS_MAX && fence.refused < fence.freed {
+                fence.refused = fence.record(driver).map_or(fence.freed, |()| 0);
             }
-            fence.poll(driver)?;
+            while fence.poll(driver) == Ok(true) {}
         }
-        Ok(())
     }
 
     /// Makes later work of `stream` wait for the work queued in another before a time. Not allowed during a capture.
@@ -94,22 +95,22 @@ impl Fences {
         }
     }
 
-    /// Waits until all work is done in the streams in which memory was freed. Not allowed during a capture.
+    /// Waits until all work of a stream is done. Not allowed during a capture.
     ///
     /// # Errors
     ///
     /// The driver's error.
-    pub(super) fn synchronize(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
-        for fence in &mut self.fences {
-            if fence.passed < fence.freed {
-                driver.synchronize_stream(fence.stream)?;
-                fence.passed = fence.freed;
-            }
-            fence
-                .events
-                .drain(..)
-                .for_each(|(_, event)| driver.release_event(event));
-        }
+    pub(super) fn synchronize(
+        &mut self,
+        driver: &mut impl Driver,
+        id: FenceId,
+    ) -> Result<(), DriverError> {
+        let fence = &mut self.fences[id.0];
+        // Also if everything that was freed has passed: a graph may use a pool's memory later.
+        driver.synchronize_stream(fence.stream)?;
+        fence.passed = fence.freed;
+        let events = fence.events.drain(..);
+        events.for_each(|(_, event)| driver.release_event(event));
         Ok(())
     }
 }
@@ -125,14 +126,17 @@ impl Fence {
         Ok(())
     }
 
-    fn poll(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
-        while let Some(&(time, event)) = self.events.front()
-            && driver.query_event(event)?
-        {
+    /// Asks for the oldest event. Returns whether it has passed.
+    fn poll(&mut self, driver: &mut impl Driver) -> Result<bool, DriverError> {
+        let Some(&(time, event)) = self.events.front() else {
+            return Ok(false);
+        };
+        let has_passed = driver.query_event(event)?;
+        if has_passed {
             driver.release_event(event);
             self.events.pop_front();
             self.passed = time;
         }
-        Ok(())
+        Ok(has_passed)
     }
 }

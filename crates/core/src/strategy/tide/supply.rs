@@ -1,12 +1,12 @@
 //! Memory behind a window: idle frames from anywhere, then new ones. And memory back to the driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::fences::FenceId;
 use super::{Tide, Window};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
-use crate::driver::{DriverError, Handle};
+use crate::driver::{Driver, DriverError, Handle};
 use crate::pages::{FrameId, PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
@@ -14,7 +14,7 @@ use crate::strategy::Request;
 use crate::strategy::free_blocks::FreeBlock;
 use crate::units::Bytes;
 
-/// A frame has at most this many views: more find no more steps that repeat.
+/// A stolen frame that has this many views loses the oldest one that no work uses: more find no more steps that repeat.
 const VIEWS_MAX: usize = 4;
 
 /// Where the pages of a window get their memory.
@@ -204,7 +204,10 @@ fn create<M: Memory>(
     let Some(&page) = supply.missing.first().filter(|_| count > 0) else {
         return Ok(());
     };
-    if heap.exceeds_limit(size) {
+    // Without this, a request that is too large would first take what other programs may need.
+    let free = memory.physical_mut().driver_mut().memory_info()?.free;
+    let new = Bytes(heap.pages.page_size().get() * count as u64);
+    if heap.exceeds_limit(size) || new > free {
         return Err(DriverError::OutOfMemory);
     }
     supply
@@ -253,18 +256,20 @@ impl Tide {
         pool: PoolIndex,
         failing: Option<&Request>,
     ) -> Result<(), DriverError> {
-        self.fences
-            .synchronize(memory.physical_mut().driver_mut())?;
-        let can_steal = |request: &Request| !heap.domains.has_source(request.domain);
-        if pool == PoolIndex::DEFAULT && failing.is_some_and(can_steal) {
-            return Ok(());
-        }
         let segments = heap.segments.iter();
         let of_pool =
             segments.filter(|(_, segment)| heap.domains.domain(segment.domain).pool == pool);
         let segments: Vec<SegmentId> = of_pool.map(|(id, _)| id).collect();
-        for &segment in &segments {
-            self.release_frames(heap, memory, segment)?;
+        // Frames stay in a capture, in which nothing may be waited for.
+        if heap.captures == 0 {
+            self.synchronize(heap, memory, &segments)?;
+            let can_steal = |request: &Request| !heap.domains.has_source(request.domain);
+            if pool == PoolIndex::DEFAULT && failing.is_some_and(can_steal) {
+                return Ok(());
+            }
+            for &segment in &segments {
+                self.release_frames(heap, memory, segment)?;
+            }
         }
         let mut blocks: BTreeMap<SegmentId, Vec<BlockId>> = BTreeMap::new();
         for (id, _) in heap.blocks.iter() {
@@ -273,6 +278,22 @@ impl Tide {
         for segment in segments {
             let blocks = blocks.remove(&segment).unwrap_or_default();
             self.release_segment(heap, memory, segment, &blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all work in the streams of those segments that have pages.
+    fn synchronize<M: Memory>(
+        &mut self,
+        heap: &Heap,
+        memory: &mut M,
+        segments: &[SegmentId],
+    ) -> Result<(), DriverError> {
+        let paged = segments.iter().filter(|&&id| heap.pages.contains(id));
+        let fences: BTreeSet<FenceId> = paged.map(|&id| self.fence(id)).collect();
+        for fence in fences {
+            let mut physical = memory.physical_mut();
+            self.fences.synchronize(physical.driver_mut(), fence)?;
         }
         Ok(())
     }
