@@ -403,7 +403,7 @@ mod tests {
         check(
             nothing,
             &[strategy, ours],
-            "bfc, caching (LOWTIDE_STRATEGY)",
+            "caching, tide (LOWTIDE_STRATEGY)",
         );
         let refused = "stoull: 'many' is not a whole number in range";
         check(
@@ -416,7 +416,7 @@ mod tests {
             &[pytorch],
             &format!("{refused} (PYTORCH_ALLOC_CONF)"),
         );
-        check((Some("best"), None), &[strategy, ours], "bfc, caching");
+        check((Some("best"), None), &[strategy, ours], "caching, tide");
         let conf = (None, Some("max_split_size_mb:many"));
         check(conf, &[pytorch], refused);
         let alone = Choice::of_environment_alone(in_environment(&[ours]));

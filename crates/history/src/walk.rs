@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, BlockStatus, Bytes, Cause, Config, Event, Gap, MempoolId, Stream};
+use lowtide_core::{
+    Action, BlockStatus, Bytes, Cause, Config, Event, FreeBytes, Gap, MempoolId, Stream,
+};
 use lowtide_trace::{RecordedStr, RecordedText, StackId, Trace, TraceEvent};
 
 use crate::changes::{GAP_PARTS, GapChanges};
@@ -204,7 +206,7 @@ impl<'a> Walk<'a> {
             let domain = Domain {
                 stream: segment.stream,
                 pool: segment.pool.unwrap_or_default(),
-                is_large: segment.is_large,
+                is_large: segment.is_large || segment.is_expandable && self.pages_are_alike(),
                 is_expandable: segment.is_expandable,
             };
             self.add_segment(segment.address.get(), segment.size, domain, StackId::NONE);
@@ -388,6 +390,12 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Returns whether large expandable segments have the pages of small ones. No event then shows which they are, and
+    /// all count as large.
+    fn pages_are_alike(&self) -> bool {
+        self.large_page == FreeBytes::SMALL_PAGE
+    }
+
     /// Returns the domain of the memory that an event allocates.
     fn domain_of(&self, recorded: &TraceEvent) -> Domain {
         let event = recorded.event;
@@ -397,7 +405,8 @@ impl<'a> Walk<'a> {
         let domain = Domain {
             stream: event.stream,
             pool: event.pool,
-            is_large: event.size > Bytes::mib(2) && has_large_pages,
+            is_large: self.pages_are_alike() && is_expandable
+                || event.size > Bytes::mib(2) && has_large_pages,
             is_expandable,
         };
         // Adjacent pages show best whether pages are for large requests.
