@@ -32,6 +32,7 @@ impl<M: Memory> Lane<M> {
             check_blocks(&self.heap)?;
             let free = self.strategy.check(&self.heap)?;
             check_sums(&self.heap, &self.memory, free)?;
+            self.heap.check_pages(&self.memory)?;
             ensure(self.memory.physical().counts_views(), || {
                 "a handle is mapped at more or fewer addresses than it counts".to_owned()
             })?;

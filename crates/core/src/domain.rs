@@ -525,7 +525,7 @@ mod tests {
     /// Programs capture graphs and drop them without emptying the cache.
     #[test]
     fn pools_that_nothing_holds_make_room_for_others() {
-        for strategy in ["direct", "caching", "slab"] {
+        for strategy in ["direct", "caching", "slab", "tide"] {
             let mut allocator = allocator(strategy);
             for number in 1..=2 * FULL {
                 let pool = MempoolId(0, number);
@@ -543,7 +543,7 @@ mod tests {
 
     #[test]
     fn streams_that_hold_nothing_make_room_for_others() {
-        for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching"] {
+        for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching", "tide"] {
             let mut allocator = allocator(strategy);
             let held = allocator.allocate(Bytes(1_000), Stream(3)).unwrap();
             let before = allocator.lane().allocation(held);

@@ -4,6 +4,7 @@
 //! mapped last *shows* it: there its bytes count. A frame is idle while no block in use touches a page that it is
 //! behind.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use crate::block::{Block, SegmentId};
@@ -11,7 +12,7 @@ use crate::driver::Handle;
 use crate::units::{Bytes, DeviceAddress};
 
 /// The number of a frame in [`Pages`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct FrameId(NonZeroU32);
 
 impl FrameId {
@@ -21,7 +22,7 @@ impl FrameId {
 }
 
 /// A page of a segment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct PageId {
     pub(crate) segment: SegmentId,
     pub(crate) index: u32,
@@ -55,10 +56,10 @@ struct Frame {
     handle: Handle,
     /// The pages that it is mapped at, in the order of mapping.
     views: Vec<PageId>,
+    /// It is in use if this page is.
     shown_at: PageId,
     /// When it was last freed, or given to the stream of the page that shows it.
     freed: u64,
-    is_idle: bool,
     /// The latest window that is to use the frame: [`Pages::claim`].
     window: u64,
     /// The neighbours among the idle frames that may be stolen.
@@ -74,7 +75,7 @@ struct SegmentPages {
     /// Whether other segments may use its idle frames.
     shares: bool,
     /// The number of pages that show a frame.
-    shown: u32,
+    shown: usize,
 }
 
 /// Every page and every frame of a lane.
@@ -99,24 +100,21 @@ impl Pages {
     pub(crate) fn add_segment(
         &mut self,
         id: SegmentId,
-        (start, size): (DeviceAddress, Bytes),
+        start: DeviceAddress,
         page_size: Bytes,
         shares: bool,
     ) {
         debug_assert!(self.page_size.is_zero() || self.page_size == page_size);
         self.page_size = page_size;
-        let count = usize::try_from(size.get() / page_size.get()).expect("pages fit a usize");
         let index = id.index();
         if index >= self.segments.len() {
             self.segments.resize_with(index + 1, || None);
         }
         debug_assert!(self.segments[index].is_none(), "a segment is added once");
-        // Pages are added as the segment is used: addresses are reserved for all memory of the device.
-        let pages = Vec::new();
-        debug_assert!(u32::try_from(count).is_ok());
         self.segments[index] = Some(SegmentPages {
             start,
-            pages,
+            // Pages are added as they are used: addresses are reserved for all memory of the device.
+            pages: Vec::new(),
             shares,
             shown: 0,
         });
@@ -139,6 +137,11 @@ impl Pages {
     /// Returns the size of a page.
     pub(crate) fn page_size(&self) -> Bytes {
         self.page_size
+    }
+
+    /// Returns the size of some pages.
+    pub(crate) fn bytes(&self, pages: usize) -> Bytes {
+        Bytes(self.page_size.get() * pages as u64)
     }
 
     /// Returns the time: how often a frame became idle or was given to another page.
@@ -183,7 +186,7 @@ impl Pages {
 
     /// Returns the address of a page.
     pub(crate) fn address(&self, page: PageId) -> DeviceAddress {
-        self.segment(page.segment).start + Bytes(self.page_size.get() * u64::from(page.index))
+        self.segment(page.segment).start + self.bytes(page.index as usize)
     }
 
     /// Returns how a page can serve a block.
@@ -193,7 +196,7 @@ impl Pages {
         match page.frame {
             _ if page.users > 0 => PageState::InUse,
             None => PageState::Unmapped,
-            Some(id) if self.frame(id).is_idle => PageState::Ready(id),
+            Some(id) if self.is_idle(id) => PageState::Ready(id),
             Some(_) => PageState::Blocked,
         }
     }
@@ -216,10 +219,9 @@ impl Pages {
 
     /// Claims an idle frame for the window. Returns `false` if it is already claimed: two pages of the window have it.
     pub(crate) fn claim(&mut self, id: FrameId) -> bool {
+        debug_assert!(self.is_idle(id));
         let window = self.windows;
-        let frame = self.frame_mut(id);
-        debug_assert!(frame.is_idle);
-        std::mem::replace(&mut frame.window, window) != window
+        std::mem::replace(&mut self.frame_mut(id).window, window) != window
     }
 
     /// Returns whether a frame is claimed for the window.
@@ -255,7 +257,7 @@ impl Pages {
     /// Returns the idle frames that a segment shows, by rising addresses. Linear in its pages.
     pub(crate) fn idle_in(&self, segment: SegmentId) -> Vec<FrameId> {
         let frames = self.shown_in(segment).map(|(_, id)| id);
-        frames.filter(|&id| self.frame(id).is_idle).collect()
+        frames.filter(|&id| self.is_idle(id)).collect()
     }
 
     /// Returns the frames that a segment shows, with their addresses, by rising addresses. Linear in its pages.
@@ -279,7 +281,7 @@ impl Pages {
 
     /// Returns the bytes of the frames that a segment shows.
     pub(crate) fn shown_bytes(&self, segment: SegmentId) -> Bytes {
-        Bytes(self.page_size.get() * u64::from(self.segment(segment).shown))
+        self.bytes(self.segment(segment).shown)
     }
 
     /// Counts a block in use that touches a page, whose frame is idle or in use there. Returns the page that showed the
@@ -292,11 +294,12 @@ impl Pages {
             return None;
         }
         let id = page.frame.expect("a block in use has memory");
+        let before = self.shown_at(id);
+        debug_assert!(
+            before == at || self.is_idle(id),
+            "the frame is in use at another page"
+        );
         self.unlist(id);
-        let frame = self.frame_mut(id);
-        debug_assert!(frame.is_idle, "the frame is in use at another page");
-        frame.is_idle = false;
-        let before = frame.shown_at;
         (before != at).then(|| self.show(id, at)).map(|()| before)
     }
 
@@ -313,9 +316,8 @@ impl Pages {
         self.now += 1;
         let now = self.now;
         self.page_mut(at).freed = now;
-        let frame = self.frame_mut(id);
-        (frame.is_idle, frame.freed) = (true, now);
-        debug_assert_eq!(self.frame(id).shown_at, at);
+        self.frame_mut(id).freed = now;
+        debug_assert_eq!(self.shown_at(id), at);
         self.list(id);
         true
     }
@@ -327,7 +329,6 @@ impl Pages {
             views: vec![at],
             shown_at: at,
             freed: 0,
-            is_idle: true,
             window: 0,
             older: None,
             younger: None,
@@ -341,7 +342,7 @@ impl Pages {
 
     /// Adds a view of an idle frame at a page where no frame is mapped, and shows it there.
     pub(crate) fn add_view(&mut self, id: FrameId, at: PageId) {
-        debug_assert!(self.frame(id).is_idle);
+        debug_assert!(self.is_idle(id));
         self.frame_mut(id).views.push(at);
         self.place(id, at);
         self.give(id, at);
@@ -372,13 +373,20 @@ impl Pages {
 
     /// Removes an idle frame, which has one view. Returns the handle.
     pub(crate) fn remove_frame(&mut self, id: FrameId) -> Handle {
+        debug_assert!(self.is_idle(id));
         self.unlist(id);
         let frame = self.frames[id.index()].take().expect("the frame exists");
-        debug_assert!(frame.is_idle && frame.views == [frame.shown_at]);
+        debug_assert_eq!(frame.views, [frame.shown_at]);
         self.page_mut(frame.shown_at).frame = None;
         self.segment_mut(frame.shown_at.segment).shown -= 1;
         self.vacant.push(id);
         frame.handle
+    }
+
+    /// Returns whether no block in use touches a page that a frame is behind.
+    #[inline]
+    fn is_idle(&self, id: FrameId) -> bool {
+        self.page(self.frame(id).shown_at).users == 0
     }
 
     /// Shows an idle frame at another page, whose stream comes after the work that uses it.
@@ -490,5 +498,106 @@ impl Pages {
     #[inline]
     fn frame_mut(&mut self, id: FrameId) -> &mut Frame {
         self.frames[id.index()].as_mut().expect("the frame exists")
+    }
+}
+
+/// What is stored in more than one place.
+impl Pages {
+    /// Checks that pages, frames and the list of idle frames agree with each other, with the blocks and with what is
+    /// mapped. `users` has the number of blocks in use for each page that any touches; `mapped` returns the handle that
+    /// is mapped at an address. O(n log n) for n pages.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that says what disagrees, and where.
+    pub(crate) fn check(
+        &self,
+        users: &BTreeMap<PageId, u32>,
+        mapped: impl Fn(DeviceAddress) -> Option<Handle>,
+    ) -> Result<(), String> {
+        let mut views: BTreeMap<FrameId, BTreeSet<PageId>> = BTreeMap::new();
+        for (at, page) in self.all_pages() {
+            let address = self.address(at);
+            let handle = page.frame.map(|id| self.frame(id).handle);
+            if page.users != users.get(&at).copied().unwrap_or(0) {
+                return Err(format!(
+                    "the page at {address} counts {} blocks",
+                    page.users
+                ));
+            }
+            if handle != mapped(address) {
+                return Err(format!(
+                    "the page at {address} has {handle:?}, which is not mapped"
+                ));
+            }
+            if let Some(id) = page.frame {
+                views.entry(id).or_default().insert(at);
+            }
+        }
+        for (id, views) in &views {
+            self.check_frame(*id, views)?;
+        }
+        self.check_shown()?;
+        self.check_idle(views.keys().copied())
+    }
+
+    /// Checks that a frame knows its views, and that only the page that shows it is in use.
+    fn check_frame(&self, id: FrameId, views: &BTreeSet<PageId>) -> Result<(), String> {
+        let frame = self.frame(id);
+        let known: BTreeSet<PageId> = frame.views.iter().copied().collect();
+        let mut hidden = views.iter().filter(|&&at| at != frame.shown_at);
+        if known != *views || frame.views.len() != views.len() || !views.contains(&frame.shown_at) {
+            return Err(format!("{frame:?} is mapped at {views:?}"));
+        }
+        match hidden.find(|&&at| self.page(at).users > 0) {
+            Some(at) => Err(format!("{frame:?} is in use at {at:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks each segment's count of pages that show a frame.
+    fn check_shown(&self) -> Result<(), String> {
+        let mut segments = (0..)
+            .zip(&self.segments)
+            .filter_map(|(number, segment)| Some((SegmentId(number), segment.as_ref()?.shown)));
+        match segments.find(|&(id, shown)| self.shown_in(id).count() != shown) {
+            Some((id, shown)) => Err(format!("{id:?} does not show {shown} frames")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the list has each idle frame of a segment that shares, once.
+    fn check_idle(&self, frames: impl Iterator<Item = FrameId>) -> Result<(), String> {
+        let shares = |&id: &FrameId| self.segment(self.shown_at(id).segment).shares;
+        let expected: Vec<FrameId> = frames
+            .filter(|&id| self.is_idle(id))
+            .filter(shares)
+            .collect();
+        let mut listed: Vec<FrameId> = self.idle().take(expected.len() + 1).collect();
+        let backwards = std::iter::successors(self.youngest, |&id| self.frame(id).older);
+        let is_linked = backwards
+            .take(listed.len() + 1)
+            .eq(listed.iter().rev().copied());
+        listed.sort_unstable();
+        if is_linked && listed == expected {
+            return Ok(());
+        }
+        Err(format!("{listed:?} are listed as idle, {expected:?} are"))
+    }
+
+    /// Returns every page that was ever used.
+    fn all_pages(&self) -> impl Iterator<Item = (PageId, Page)> {
+        let segments = (0..).zip(&self.segments);
+        segments.flat_map(|(number, segment)| {
+            let segment_id = SegmentId(number);
+            let pages = segment.iter().flat_map(|segment| &segment.pages);
+            (0..).zip(pages).map(move |(index, page)| {
+                let at = PageId {
+                    segment: segment_id,
+                    index,
+                };
+                (at, *page)
+            })
+        })
     }
 }

@@ -1,9 +1,11 @@
 //! Segments whose pages may share frames: what a strategy does with [`Pages`](crate::pages::Pages) changes statistics,
 //! events and the physical memory, too.
 
+use std::collections::BTreeMap;
+
 use super::{Heap, Segment};
 use crate::block::SegmentId;
-use crate::domain::{DomainId, PoolIndex};
+use crate::domain::{Domain, DomainId, PoolIndex};
 use crate::driver::{DriverError, Handle};
 use crate::event::Action;
 use crate::pages::{FrameId, PageId};
@@ -28,9 +30,9 @@ impl Heap {
         kind: SizeKind,
     ) -> Result<SegmentId, DriverError> {
         let id = self.reserve_segment(memory, domain, size, page_size, kind)?;
-        let range = self.segments.get(id).range();
+        let start = self.segments.get(id).address;
         let shares = self.domains.domain(domain).pool == PoolIndex::DEFAULT;
-        self.pages.add_segment(id, range, page_size, shares);
+        self.pages.add_segment(id, start, page_size, shares);
         Ok(id)
     }
 
@@ -94,7 +96,7 @@ impl Heap {
 
     fn arrive(&mut self, first: PageId, pages: usize) {
         let owner = self.page_owner(first);
-        let size = Bytes(self.pages.page_size().get() * pages as u64);
+        let size = self.pages.bytes(pages);
         self.count_reserved(owner, signed(size));
         self.record(
             Action::SegmentMap,
@@ -225,6 +227,31 @@ impl Heap {
         self.count_reserved(owner, -signed(size));
         self.stats.num_device_free += 1;
         Ok(self.pages.remove_frame(id))
+    }
+
+    /// Returns the pool and stream of a segment.
+    pub(crate) fn domain_of(&self, id: SegmentId) -> Domain {
+        self.domains.domain(self.segments.get(id).domain)
+    }
+
+    /// Checks the pages against the blocks and against what is mapped. O(n log n) for n blocks and pages.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pages::check`](crate::pages::Pages::check).
+    pub(crate) fn check_pages<M: Memory>(&self, memory: &M) -> Result<(), String> {
+        let mut users = BTreeMap::new();
+        for (id, block) in self.blocks.iter().filter(|(_, block)| block.is_active()) {
+            let segment = self.blocks.segment(id);
+            if self.pages.contains(segment) {
+                for at in self.pages.touched(segment, block.address, block.size) {
+                    *users.entry(at).or_insert(0) += 1;
+                }
+            }
+        }
+        let physical = memory.physical();
+        let mapped = |address| physical.view(address).map(|view| view.handle);
+        self.pages.check(&users, mapped)
     }
 
     /// Returns the bytes of physical memory that count for a segment.

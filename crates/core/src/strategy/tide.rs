@@ -13,6 +13,8 @@
 mod fences;
 mod supply;
 
+use std::collections::BTreeSet;
+
 use fences::{FenceId, Fences};
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
@@ -140,7 +142,10 @@ impl Tide {
         let mut best: Option<(Window, Cost)> = None;
         for FreeBlock { id, .. } in room.free.iter_from(request.size).take(CANDIDATES) {
             let block = heap.blocks.get(id);
-            for window in windows_in(heap, id, request).into_iter().flatten() {
+            for window in windows_in(heap, (id, &block), request)
+                .into_iter()
+                .flatten()
+            {
                 let is_less =
                     |(_, least): (Window, Cost)| least > least_cost(heap, &block, &window);
                 if !best.is_none_or(is_less) {
@@ -267,7 +272,7 @@ impl Tide {
                 let unused = self.reserve(heap, memory, request)?;
                 (
                     unused,
-                    window_at(heap, unused, heap.blocks.get(unused).address, request),
+                    window_at(heap, unused, heap.blocks.get(unused).address, request.size),
                 )
             }
         };
@@ -297,7 +302,7 @@ impl Tide {
         let next_page = segment.address + offset.round_up(heap.pages.page_size());
         let first = before.map_or(block.address, |before| before.address);
         [first, next_page].into_iter().find_map(|address| {
-            let window = window_at(heap, unused, address, request);
+            let window = window_at(heap, unused, address, request.size);
             let has_room = address + request.size <= block.end();
             (has_room && self.cost(heap, &window).is_some()).then_some((unused, window))
         })
@@ -355,12 +360,7 @@ impl Tide {
         };
         let block = heap.insert_whole_block(segment);
         self.merge_and_list(heap, block);
-        let window = Window {
-            block,
-            address: heap.blocks.get(block).address,
-            size: request.size,
-            segment,
-        };
+        let window = window_at(heap, block, heap.blocks.get(block).address, request.size);
         Ok(Some(self.carve(heap, &window)))
     }
 }
@@ -464,16 +464,29 @@ impl Strategy for Tide {
 
     fn check(&self, heap: &Heap) -> Result<Bytes, String> {
         self.check_rooms(heap)?;
-        free_bytes(heap)
+        let segments = heap.segments.iter();
+        let mapped = segments.map(|(id, segment)| {
+            let has_pages = heap.pages.contains(id);
+            if has_pages {
+                heap.pages.shown_bytes(id)
+            } else {
+                segment.size
+            }
+        });
+        let active = heap.blocks.iter().filter(|(_, block)| block.is_active());
+        Ok(mapped.sum::<Bytes>() - active.map(|(_, block)| block.size).sum())
     }
 }
 
 /// Returns the windows in a free block: at its two ends and, for a request of a page or more, at the first and the last
 /// page that begins in it. There the request touches a page less. Over five recorded jobs, these save up to 0.36 % of
 /// memory.
-fn windows_in(heap: &Heap, id: BlockId, request: &Request) -> [Option<Window>; 4] {
-    let block = heap.blocks.get(id);
-    let start = window_at(heap, id, block.address, request);
+fn windows_in(
+    heap: &Heap,
+    (id, block): (BlockId, &Block),
+    request: &Request,
+) -> [Option<Window>; 4] {
+    let start = window_at(heap, id, block.address, request.size);
     let slack = block.size - request.size;
     let at = |offset: Bytes| {
         Some(Window {
@@ -513,11 +526,11 @@ fn least_cost(heap: &Heap, block: &Block, window: &Window) -> Cost {
     }
 }
 
-fn window_at(heap: &Heap, block: BlockId, address: DeviceAddress, request: &Request) -> Window {
+fn window_at(heap: &Heap, block: BlockId, address: DeviceAddress, size: Bytes) -> Window {
     Window {
         block,
         address,
-        size: request.size,
+        size,
         segment: heap.blocks.segment(block),
     }
 }
@@ -539,86 +552,41 @@ fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
     touched.filter(is_usable).map(overlap).sum()
 }
 
-/// Returns the free bytes of all frames and plain segments.
-///
-/// # Errors
-///
-/// If a block in use touches a page that does not show its frame.
-fn free_bytes(heap: &Heap) -> Result<Bytes, String> {
-    let mut held = Bytes::ZERO;
-    for (id, block) in heap.blocks.iter().filter(|(_, block)| block.is_active()) {
-        held += block.size;
-        let segment = heap.blocks.segment(id);
-        let offset = block
-            .address
-            .offset_from(heap.segments.get(segment).address);
-        let is_shown = |at: PageId| {
-            let frame = heap.pages.frame_at(at);
-            frame.is_some_and(|frame| heap.pages.shown_at(frame) == at)
-                && heap.pages.state(at) == PageState::InUse
-        };
-        let has_pages = heap.pages.contains(segment);
-        if has_pages
-            && !heap
-                .pages
-                .touched(segment, block.address, block.size)
-                .all(is_shown)
-        {
-            return Err(format!(
-                "the block at {} has no memory, offset {offset}",
-                block.address
-            ));
-        }
-    }
-    let segments = heap.segments.iter();
-    let mapped = segments.map(|(id, segment)| {
-        let has_pages = heap.pages.contains(id);
-        if has_pages {
-            heap.pages.shown_bytes(id)
-        } else {
-            segment.size
-        }
-    });
-    Ok(mapped.sum::<Bytes>() - held)
-}
-
 impl Tide {
-    /// Checks that as many blocks are listed as are free, each as it is in the table.
+    /// Checks that each free block is listed once, as it is, in its domain's room for its kind.
     fn check_rooms(&self, heap: &Heap) -> Result<(), String> {
-        let listed: usize = self
+        let mut listed = BTreeSet::new();
+        for (domain, rooms) in self.rooms.iter().enumerate() {
+            for (index, room) in rooms.iter().enumerate() {
+                for free in room.free.iter() {
+                    let block = heap.blocks.get(free.id);
+                    let place = (block.domain.index(), room_index(block.kind));
+                    if block.size != free.size || place != (domain, index) {
+                        return Err(format!(
+                            "the block at {} is listed elsewhere",
+                            block.address
+                        ));
+                    }
+                    listed.insert(free.id);
+                }
+            }
+        }
+        let blocks = heap.blocks.iter();
+        let free = blocks.filter(|(_, block)| block.state == BlockState::Free);
+        let free: BTreeSet<BlockId> = free.map(|(id, _)| id).collect();
+        let count: usize = self
             .rooms
             .iter()
             .flatten()
             .map(|room| room.free.len())
             .sum();
-        let blocks = heap.blocks.iter();
-        let free = blocks
-            .filter(|(_, block)| block.state == BlockState::Free)
-            .count();
-        if listed != free {
-            return Err(format!("{listed} blocks are listed as free, {free} are"));
+        if listed == free && count == free.len() {
+            return Ok(());
         }
-        for (room, block) in self
-            .rooms
-            .iter()
-            .flatten()
-            .flat_map(|room| room.free.iter().map(move |free| (room, free)))
-        {
-            let stored = heap.blocks.get(block.id);
-            if stored.state != BlockState::Free || stored.size != block.size {
-                return Err(format!(
-                    "the block at {} is not as it is listed",
-                    stored.address
-                ));
-            }
-            if room.unused == Some(block.id) {
-                return Err(format!(
-                    "the block at {} is unused and free",
-                    stored.address
-                ));
-            }
-        }
-        Ok(())
+        Err(format!(
+            "{count} blocks are listed as free, {} are",
+            free.len()
+        ))
     }
 }
 
@@ -629,12 +597,8 @@ impl Placement for Tide {
         wanted: &CheckpointBlock,
         around: Option<BlockId>,
     ) -> BlockId {
-        let window = Window {
-            block: around.expect("a block that is not in use lies in a free one"),
-            address: wanted.address,
-            size: wanted.size,
-            segment: wanted.segment,
-        };
+        let around = around.expect("a block that is not in use lies in a free one");
+        let window = window_at(heap, around, wanted.address, wanted.size);
         self.carve(heap, &window)
     }
 }

@@ -550,6 +550,12 @@ impl Runner {
         driver.stats(Call::QueryEvent).count + driver.stats(Call::SynchronizeEvent).count
     }
 
+    /// Follows the calls of the driver since this was last done.
+    pub(super) fn follow_steps(&mut self) -> Result<(), String> {
+        let steps = self.allocator.lane_mut().driver_mut().take_steps();
+        steps.iter().try_for_each(|step| self.shadow.follow(step))
+    }
+
     pub(super) fn read_events(&mut self) -> Result<(), String> {
         self.follow_steps()?;
         self.events.extend(self.allocator.lane_mut().take_events());
@@ -559,14 +565,6 @@ impl Runner {
             self.shadow.witness(&event, now_ns)?;
         }
         Ok(())
-    }
-}
-
-impl Runner {
-    /// Follows the calls of the driver since this was last done.
-    pub(super) fn follow_steps(&mut self) -> Result<(), String> {
-        let steps = self.allocator.lane_mut().driver_mut().take_steps();
-        steps.iter().try_for_each(|step| self.shadow.follow(step))
     }
 }
 

@@ -401,3 +401,99 @@ fn end_of_handle(piece: &Piece) -> Piece {
         end: u64::MAX,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{EventHandle, Handle};
+
+    use super::*;
+
+    const PAGE: Bytes = Bytes::mib(2);
+    /// Two addresses that show the same handle.
+    const VIEWS: [DeviceAddress; 2] = [DeviceAddress(1 << 30), DeviceAddress(1 << 31)];
+
+    fn step(kind: StepKind) -> Step {
+        Step { now_ns: 0, kind }
+    }
+
+    fn shadow() -> Shadow {
+        let mut shadow = Shadow::default();
+        for address in VIEWS {
+            let (size, handle) = (PAGE, Handle(7));
+            let map = StepKind::Map {
+                address,
+                size,
+                handle,
+            };
+            shadow.follow(&step(map)).unwrap();
+        }
+        shadow
+    }
+
+    fn allocation(address: DeviceAddress, stream: Stream) -> Allocation {
+        Allocation {
+            address,
+            size: Bytes(512),
+            requested: Bytes(512),
+            stream,
+            pool: MempoolId::DEFAULT,
+            is_expandable: true,
+            is_watched: false,
+        }
+    }
+
+    /// A block at the first view, freed while work of stream 1 uses it until 100 ns.
+    fn freed() -> Shadow {
+        let mut shadow = shadow();
+        shadow.hand_out(allocation(VIEWS[0], Stream(1)), 0).unwrap();
+        shadow.launch(Stream(1), 0, 100);
+        shadow.let_go(VIEWS[0]);
+        shadow.complete(VIEWS[0], 0).unwrap();
+        shadow
+    }
+
+    #[test]
+    fn two_blocks_with_a_byte_in_common_are_found() {
+        let mut shadow = shadow();
+        shadow.hand_out(allocation(VIEWS[0], Stream(1)), 0).unwrap();
+        let beside = allocation(VIEWS[1] + Bytes(512), Stream(1));
+        assert_eq!(shadow.hand_out(beside, 0), Ok(()));
+        let error = shadow.hand_out(allocation(VIEWS[1], Stream(1)), 0);
+        assert!(error.unwrap_err().contains("has bytes of"));
+    }
+
+    #[test]
+    fn memory_under_work_needs_its_stream_or_a_wait_or_time() {
+        let other = allocation(VIEWS[1], Stream(2));
+        let error = freed().hand_out(other, 99).unwrap_err();
+        assert!(error.contains("overlaps memory used in"), "{error}");
+        assert_eq!(freed().hand_out(other, 100), Ok(()));
+        let own = allocation(VIEWS[1], Stream(1));
+        assert_eq!(freed().hand_out(own, 0), Ok(()));
+        let (event, stream) = (EventHandle(1), Stream(1));
+        let record = StepKind::Record { event, stream };
+        let wait = |stream| StepKind::Wait { stream, event };
+        let mut waited = freed();
+        waited.follow(&step(record)).unwrap();
+        waited.follow(&step(wait(Stream(3)))).unwrap();
+        assert!(waited.hand_out(other, 0).is_err(), "another stream waited");
+        waited.follow(&step(wait(Stream(2)))).unwrap();
+        assert_eq!(waited.hand_out(other, 0), Ok(()));
+    }
+
+    #[test]
+    fn what_a_block_or_work_uses_is_not_unmapped() {
+        let unmap = |address| {
+            let size = PAGE;
+            step(StepKind::Unmap { address, size })
+        };
+        let mut held = shadow();
+        held.hand_out(allocation(VIEWS[0], Stream(1)), 0).unwrap();
+        let error = held.follow(&unmap(VIEWS[0])).unwrap_err();
+        assert!(error.contains("takes the memory of"), "{error}");
+        assert_eq!(held.follow(&unmap(VIEWS[1])), Ok(()));
+        let error = freed().follow(&unmap(VIEWS[0])).unwrap_err();
+        assert!(error.contains("under work"), "{error}");
+        assert_eq!(freed().follow(&unmap(VIEWS[1])), Ok(()));
+    }
+}

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::driver::{Driver, DriverError, EventHandle};
 use crate::units::Stream;
 
-/// From this many events on, a stream gets one only if another waits for it. The host of a job that is bound by its card runs ahead of it by less.
+/// From this many events on, a stream gets one only if another waits for it. The host of a job that is bound by its
+/// card runs ahead of it by less.
 const EVENTS_MAX: usize = 64;
 
 /// The number of a stream in [`Fences`].

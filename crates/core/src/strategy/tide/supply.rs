@@ -12,7 +12,6 @@ use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::strategy::free_blocks::FreeBlock;
-use crate::units::Bytes;
 
 /// A stolen frame that has this many views loses the oldest one that no work uses: more find no more steps that repeat.
 const VIEWS_MAX: usize = 4;
@@ -67,8 +66,7 @@ impl Tide {
         window: &Window,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
-        let domain = heap.segments.get(window.segment).domain;
-        if heap.domains.domain(domain).pool != PoolIndex::DEFAULT {
+        if heap.domain_of(window.segment).pool != PoolIndex::DEFAULT {
             return self.move_frames(heap, memory, supply);
         }
         supply.frames = self.stealable(heap, window.segment, supply.missing.len());
@@ -114,10 +112,7 @@ impl Tide {
                 *time = heap.pages.idle_since(id).max(*time);
             }
         }
-        let stream = heap
-            .domains
-            .domain(heap.segments.get(window.segment).domain)
-            .stream;
+        let stream = heap.domain_of(window.segment).stream;
         for wait in waits {
             let mut physical = memory.physical_mut();
             self.fences
@@ -200,14 +195,12 @@ fn create<M: Memory>(
 ) -> Result<(), DriverError> {
     let uncounted = supply.missing.len() - supply.frames.len();
     let count = uncounted - supply.handles.len();
-    let size = Bytes(heap.pages.page_size().get() * uncounted as u64);
     let Some(&page) = supply.missing.first().filter(|_| count > 0) else {
         return Ok(());
     };
     // Without this, a request that is too large would first take what other programs may need.
     let free = memory.physical_mut().driver_mut().memory_info()?.free;
-    let new = Bytes(heap.pages.page_size().get() * count as u64);
-    if heap.exceeds_limit(size) || new > free {
+    if heap.exceeds_limit(heap.pages.bytes(uncounted)) || heap.pages.bytes(count) > free {
         return Err(DriverError::OutOfMemory);
     }
     supply
@@ -256,10 +249,10 @@ impl Tide {
         pool: PoolIndex,
         failing: Option<&Request>,
     ) -> Result<(), DriverError> {
-        let segments = heap.segments.iter();
-        let of_pool =
-            segments.filter(|(_, segment)| heap.domains.domain(segment.domain).pool == pool);
-        let segments: Vec<SegmentId> = of_pool.map(|(id, _)| id).collect();
+        let segments = heap.segments.iter().map(|(id, _)| id);
+        let segments: Vec<SegmentId> = segments
+            .filter(|&id| heap.domain_of(id).pool == pool)
+            .collect();
         // Frames stay in a capture, in which nothing may be waited for.
         if heap.captures == 0 {
             self.synchronize(heap, memory, &segments)?;
