@@ -8,7 +8,7 @@ use crate::block::SegmentId;
 use crate::domain::{Domain, DomainId, PoolIndex};
 use crate::driver::{DriverError, Handle};
 use crate::event::Action;
-use crate::pages::{FrameId, PageId};
+use crate::pages::{FrameId, PageId, PageRange};
 use crate::physical::{Memory, Owner};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
@@ -50,8 +50,17 @@ impl Heap {
     /// Counts a block in use on the pages that it touches, each of which has a frame that is idle or in use there.
     #[inline]
     pub(crate) fn occupy(&mut self, segment: SegmentId, address: DeviceAddress, size: Bytes) {
-        for at in self.pages.touched(segment, address, size) {
-            if let Some(before) = self.pages.occupy(at) {
+        let range = self.pages.touched(segment, address, size);
+        if self.pages.occupy(range) {
+            self.show_in_use(range);
+        }
+    }
+
+    /// Shows the frames that came into use.
+    #[cold]
+    fn show_in_use(&mut self, range: PageRange) {
+        for at in range.pages() {
+            if let Some(before) = self.pages.show_in_use(at) {
                 self.count_shown(before, at);
             }
         }
@@ -65,8 +74,8 @@ impl Heap {
         address: DeviceAddress,
         size: Bytes,
     ) -> bool {
-        let pages = self.pages.touched(segment, address, size);
-        pages.fold(false, |is_idle, at| self.pages.vacate(at) | is_idle)
+        let range = self.pages.touched(segment, address, size);
+        self.pages.vacate(range)
     }
 
     /// Shows an idle frame at a page that it is mapped at.
@@ -77,7 +86,6 @@ impl Heap {
     }
 
     /// Counts a frame's bytes at another page.
-    #[cold]
     fn count_shown(&mut self, before: PageId, at: PageId) {
         self.leave(before);
         self.arrive(at, 1);
@@ -244,7 +252,8 @@ impl Heap {
         for (id, block) in self.blocks.iter().filter(|(_, block)| block.is_active()) {
             let segment = self.blocks.segment(id);
             if self.pages.contains(segment) {
-                for at in self.pages.touched(segment, block.address, block.size) {
+                let touched = self.pages.touched(segment, block.address, block.size);
+                for at in touched.pages() {
                     *users.entry(at).or_insert(0) += 1;
                 }
             }
@@ -279,8 +288,8 @@ impl Heap {
         if !self.pages.contains(id) {
             return segment.has_memory(offset, size, memory);
         }
-        let mut touched = self.pages.touched(id, segment.address + offset, size);
-        touched.all(|at| {
+        let touched = self.pages.touched(id, segment.address + offset, size);
+        touched.pages().all(|at| {
             let frame = self.pages.frame_at(at);
             frame.is_some_and(|frame| self.pages.shown_at(frame) == at)
         })

@@ -172,12 +172,14 @@ impl Tide {
         if !heap.pages.contains(window.segment) {
             return Some(cost);
         }
+        let range = (heap.pages).touched(window.segment, window.address, window.size);
+        if let Some(idle) = heap.pages.idle_with_one_view(range) {
+            cost.pages = idle * READY_COST;
+            return Some(cost);
+        }
         let own = self.fence(window.segment);
         heap.pages.begin_window();
-        for at in heap
-            .pages
-            .touched(window.segment, window.address, window.size)
-        {
+        for at in range.pages() {
             let state = heap.pages.state(at);
             match state {
                 PageState::InUse => {}
@@ -549,7 +551,7 @@ fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
         let end = (start + heap.pages.page_size()).min(block.end());
         end.offset_from(start.max(block.address))
     };
-    touched.filter(is_usable).map(overlap).sum()
+    touched.pages().filter(is_usable).map(overlap).sum()
 }
 
 impl Tide {

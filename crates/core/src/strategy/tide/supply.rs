@@ -172,10 +172,8 @@ impl Tide {
 fn claim(heap: &mut Heap, window: &Window) -> Supply {
     let mut supply = Supply::default();
     heap.pages.begin_window();
-    for at in heap
-        .pages
-        .touched(window.segment, window.address, window.size)
-    {
+    let range = (heap.pages).touched(window.segment, window.address, window.size);
+    for at in range.pages() {
         match heap.pages.state(at) {
             PageState::InUse => {}
             PageState::Ready(id) if heap.pages.claim(id) => supply.ready.push((id, at)),
