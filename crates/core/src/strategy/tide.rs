@@ -142,6 +142,7 @@ impl Tide {
         let mut best: Option<(Window, Cost)> = None;
         for FreeBlock { id, .. } in room.free.iter_from(request.size).take(CANDIDATES) {
             let block = heap.blocks.get(id);
+            let fewest = fewest_pages(request.size, block.size);
             for window in windows_in(heap, (id, &block), request)
                 .into_iter()
                 .flatten()
@@ -157,7 +158,7 @@ impl Tide {
                     (Some(cost), Some((_, least))) if cost < least => Some((window, cost)),
                     _ => best,
                 };
-                if best.is_some_and(|(_, least)| least == Cost::default()) {
+                if best.is_some_and(|(_, cost)| !cost.calls_driver && cost.pages <= fewest) {
                     return best;
                 }
             }
@@ -513,6 +514,12 @@ fn windows_in(
         at(to_page).filter(|_| to_page <= slack),
         at(slack.saturating_sub(from_page)).filter(|_| from_page <= slack),
     ]
+}
+
+/// Returns how many pages a window adds at least to those in use, in a free block of a size and in all that are larger.
+fn fewest_pages(size: Bytes, block: Bytes) -> u64 {
+    // Only a window that fills its block shares a page at each of its ends.
+    (size.get() / PAGE.get()).saturating_sub(u64::from(size == block))
 }
 
 /// Returns what a window in a free block costs at least. Constant time.
