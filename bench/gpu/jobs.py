@@ -151,7 +151,196 @@ def llama_generate() -> tuple[Step, int]:
     return step, 16
 
 
-JOBS = {job.__name__: job for job in (mnist_mlp, gpt2_train, llama_varlen, resnet_multiscale, llama_generate)}
+def rlhf() -> tuple[Step, int]:
+    """A policy writes answers, a frozen reference scores them, and the policy learns from the scores."""
+    policy, reference = llama(1024, 12, 8), llama(1024, 12, 8).eval().requires_grad_(False)
+    optimizer = torch.optim.AdamW(policy.parameters(), 1e-5)
+    draw = random.Random(4)
+
+    def score(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+        logits = model(input_ids=tokens[:, :-1]).logits.float()
+        return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
+
+    def step(_: int) -> torch.Tensor:
+        shape = draw.choice([4, 8, 16]), draw.randrange(32, 700)
+        prompt = torch.randint(0, 32000, shape, device=DEVICE)
+        with torch.no_grad():
+            policy.eval()
+            tokens = policy.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
+            reward = score(reference, tokens).sum(-1) / 1000
+        policy.train()
+        for part in tokens.split(4):
+            optimizer.zero_grad(set_to_none=True)
+            loss = -(score(policy, part).mean(-1) * reward[: len(part)]).mean()
+            loss.backward()
+            optimizer.step()
+        return loss
+
+    return step, 24
+
+
+class Experts(nn.Module):
+    """Eight feed-forward networks, of which each token uses two."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(hidden, 8, bias=False)
+        network = lambda: nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.SiLU(), nn.Linear(4 * hidden, hidden))  # noqa: E731
+        self.experts = nn.ModuleList(network() for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(tokens).softmax(-1).topk(2)
+        out = torch.zeros_like(tokens)
+        for index, expert in enumerate(self.experts):
+            rows, place = (chosen == index).nonzero(as_tuple=True)
+            out.index_add_(0, rows, expert(tokens[rows]) * weights[rows, place, None])
+        return x + out.view_as(x)
+
+
+def mixtral_moe() -> tuple[Step, int]:
+    """A mixture of experts, whose batches for each expert have other sizes in each step."""
+    with torch.device(DEVICE):
+        attention = lambda: nn.TransformerEncoderLayer(1024, 16, 1024, 0.0, batch_first=True)  # noqa: E731
+        layers = [layer for _ in range(8) for layer in (attention(), Experts(1024))]
+        model = nn.Sequential(nn.Embedding(32000, 1024), *layers, nn.Linear(1024, 32000)).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, foreach=True)
+    draw = random.Random(5)
+
+    def step(_: int) -> torch.Tensor:
+        tokens = torch.randint(0, 32000, (4, draw.randrange(256, 1024)), device=DEVICE)
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, 40
+
+
+def bert_dynpad() -> tuple[Step, int]:
+    """BERT, whose batches are padded to their longest text."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    with torch.device(DEVICE):
+        model = BertForMaskedLM(BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, foreach=True)
+    draw = random.Random(6)
+
+    def step(_: int) -> torch.Tensor:
+        lengths = torch.tensor([min(512, int(draw.lognormvariate(4.6, 0.6)) + 8) for _ in range(32)])
+        length = int(lengths.max())
+        tokens = torch.randint(0, 30000, (32, length), device=DEVICE)
+        mask = (torch.arange(length) < lengths[:, None]).to(DEVICE)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(input_ids=tokens, attention_mask=mask, labels=tokens.masked_fill(~mask, -100)).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, 60
+
+
+def gnn() -> tuple[Step, int]:
+    """Messages along the edges of graphs of any size."""
+    with torch.device(DEVICE):
+        layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+    optimizer = torch.optim.Adam(layers.parameters())
+    draw = random.Random(7)
+
+    def step(_: int) -> torch.Tensor:
+        nodes = draw.randrange(10_000, 120_000)
+        edges = torch.randint(0, nodes, (2, nodes * draw.randrange(3, 9)), device=DEVICE)
+        x = target = torch.randn(nodes, 256, device=DEVICE)
+        optimizer.zero_grad(set_to_none=True)
+        for layer in layers:
+            messages = F.relu(layer(x))[edges[0]]
+            x = x + torch.zeros_like(x).index_add(0, edges[1], messages)
+        loss = F.mse_loss(x, target)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, 60
+
+
+def vit_streams() -> tuple[Step, int]:
+    """A vision transformer; another stream brings and changes the next pictures, a third averages the weights."""
+    import torchvision
+
+    model = torchvision.models.vit_b_16().to(DEVICE)
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, foreach=True)
+    loading, averaging = torch.cuda.Stream(), torch.cuda.Stream()
+    draw = random.Random(8)
+
+    def load() -> torch.Tensor:
+        host = torch.rand(draw.choice([16, 24, 32, 48, 64]), 3, 256, 256).pin_memory()
+        with torch.cuda.stream(loading):
+            x = host.to(DEVICE, non_blocking=True)
+            return F.interpolate(x.flip(-1) * 2 - 1, size=224, mode="nearest")
+
+    batch = load()
+
+    def step(_: int) -> torch.Tensor:
+        nonlocal batch
+        now = torch.cuda.current_stream()
+        now.wait_stream(loading)
+        x, batch = batch, load()
+        x.record_stream(now)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), torch.arange(len(x), device=DEVICE))
+        loss.backward()
+        now.wait_stream(averaging)
+        optimizer.step()
+        averaging.wait_stream(now)
+        with torch.cuda.stream(averaging):
+            for mean, parameter in zip(average, model.parameters(), strict=True):
+                mean.lerp_(parameter.detach().float() * 1.0, 0.01)
+        return loss
+
+    return step, 60
+
+
+def graphs() -> tuple[Step, int]:
+    """A Llama that answers from graphs of six batch sizes, which share a pool, between steps without graphs."""
+    model = llama(1024, 12, 8).eval().requires_grad_(False)
+    recorded: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+    pool = torch.cuda.graph_pool_handle()
+    draw = random.Random(9)
+
+    def record(count: int) -> None:
+        tokens = torch.zeros(count, 128, dtype=torch.long, device=DEVICE)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            model(input_ids=tokens, use_cache=False)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            logits = model(input_ids=tokens, use_cache=False).logits
+        recorded[count] = graph, tokens, logits
+
+    @torch.no_grad()
+    def step(index: int) -> torch.Tensor:
+        if index == 0:
+            for count in (32, 16, 8, 4, 2, 1):
+                record(count)
+        graph, tokens, logits = recorded[draw.choice([1, 2, 4, 8, 16, 32])]
+        tokens.copy_(torch.randint(0, 32000, tokens.shape, device=DEVICE))
+        graph.replay()
+        best = logits.float().log_softmax(-1).amax(-1).mean()
+        prompt = torch.randint(0, 32000, (draw.randrange(1, 24), draw.randrange(16, 512)), device=DEVICE)
+        return best + model(input_ids=prompt, use_cache=False).logits.float().mean()
+
+    return step, 120
+
+
+ALL = (
+    mnist_mlp, gpt2_train, llama_varlen, resnet_multiscale, llama_generate, rlhf, mixtral_moe, bert_dynpad, gnn,
+    vit_streams, graphs,
+)  # fmt: skip
+JOBS = {job.__name__: job for job in ALL}
 
 
 def run(step: Step, steps: int) -> tuple[list[float], list[str]]:

@@ -311,6 +311,14 @@ impl Pages {
         self.page(at).frame
     }
 
+    /// Drops the ranges at the front of which no page is idle any more, so that [`Pages::idle`] does not begin with them.
+    /// Constant amortized time for each range that is listed.
+    pub(crate) fn drop_stale_front(&mut self) {
+        let is_stale = |&idle: &IdleRange| self.still_idle(idle).next().is_none();
+        let stale = self.idle.iter().copied().take_while(is_stale).count();
+        self.idle.drain(..stale);
+    }
+
     /// Returns the idle frames that may be stolen, the longest idle first.
     pub(crate) fn idle(&self) -> impl Iterator<Item = FrameId> {
         let ranges = self.idle.iter();

@@ -69,7 +69,10 @@ impl Tide {
         if heap.domain_of(window.segment).pool != PoolIndex::DEFAULT {
             return self.move_frames(heap, memory, supply);
         }
-        supply.frames = self.stealable(heap, window.segment, supply.missing.len());
+        if !supply.missing.is_empty() {
+            heap.pages.drop_stale_front();
+            supply.frames = self.stealable(heap, window.segment, supply.missing.len());
+        }
         Ok(())
     }
 
