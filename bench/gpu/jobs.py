@@ -179,14 +179,14 @@ def rlhf() -> tuple[Step, int]:
     return step, 24
 
 
-class Experts(nn.Module):
+class Experts(nn.Module):  # type: ignore[misc]
     """Eight feed-forward networks, of which each token uses two."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.router = nn.Linear(hidden, 8, bias=False)
-        network = lambda: nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.SiLU(), nn.Linear(4 * hidden, hidden))  # noqa: E731
-        self.experts = nn.ModuleList(network() for _ in range(8))
+        networks = [(nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)) for _ in range(8)]
+        self.experts = nn.ModuleList(nn.Sequential(up, nn.SiLU(), down) for up, down in networks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, x.shape[-1])
@@ -201,8 +201,9 @@ class Experts(nn.Module):
 def mixtral_moe() -> tuple[Step, int]:
     """A mixture of experts, whose batches for each expert have other sizes in each step."""
     with torch.device(DEVICE):
-        attention = lambda: nn.TransformerEncoderLayer(1024, 16, 1024, 0.0, batch_first=True)  # noqa: E731
-        layers = [layer for _ in range(8) for layer in (attention(), Experts(1024))]
+        layers: list[nn.Module] = []
+        for _ in range(8):
+            layers += [nn.TransformerEncoderLayer(1024, 16, 1024, 0.0, batch_first=True), Experts(1024)]
         model = nn.Sequential(nn.Embedding(32000, 1024), *layers, nn.Linear(1024, 32000)).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, foreach=True)
     draw = random.Random(5)
