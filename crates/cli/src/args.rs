@@ -49,8 +49,8 @@ pub(crate) struct ReplayArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
 
-    /// An allocator to try: `direct`, `pool`, `buddy`, `slab`, `bfc`, `caching` (PyTorch's own) or `all`. May be
-    /// repeated [default: all]
+    /// An allocator to try: `tide`, `direct`, `pool`, `buddy`, `slab`, `bfc`, `caching` (PyTorch's own) or `all`.
+    /// May be repeated [default: all]
     ///
     /// CONF is everything after the first colon, in the syntax of PYTORCH_CUDA_ALLOC_CONF:
     /// `caching:expandable_segments:True,roundup_power2_divisions:4`. `all` is every allocator, and
@@ -189,7 +189,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) preload: bool,
 
-    /// The allocator: `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` [default: LOWTIDE_STRATEGY and
+    /// The allocator: `tide`, `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` [default: LOWTIDE_STRATEGY and
     /// LOWTIDE_CONF, else caching]
     #[arg(long, value_name = "NAME[:CONF]", value_parser = configuration)]
     pub(crate) strategy: Option<String>,

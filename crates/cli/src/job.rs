@@ -7,8 +7,11 @@ use lowtide_history::History;
 use lowtide_trace::Trace;
 use serde::Serialize;
 
-use crate::format;
+use crate::format::{self, SizeUnit};
 use crate::recording::{LostBeginning, Recording};
+
+/// The size of a page: the least memory that the driver maps at once.
+const PAGE: Bytes = Bytes::mib(2);
 
 /// The figures of a recorded job, before any strategy is tried.
 #[derive(Clone, Debug, Serialize)]
@@ -26,6 +29,9 @@ pub(crate) struct Job {
     /// Peak live bytes, each request rounded up to 512 bytes.
     #[serde(serialize_with = "crate::format::bytes")]
     pub(crate) peak_live_bytes: Bytes,
+    /// Peak live bytes in whole pages of 2 MiB.
+    #[serde(serialize_with = "crate::format::bytes")]
+    pub(crate) peak_live_pages_bytes: Bytes,
     /// Peak requested bytes.
     #[serde(serialize_with = "crate::format::bytes")]
     pub(crate) peak_requested_bytes: Bytes,
@@ -44,13 +50,15 @@ impl Job {
     /// Returns the figures of a recording. Linear time.
     pub(crate) fn new(recording: &Recording) -> Job {
         let trace = &recording.trace;
+        let peak_live_bytes = trace.peak_live_bytes();
         Job {
             path: recording.path.display().to_string(),
             device: trace.device,
             events: trace.events.len(),
             allocs: trace.allocs(),
             streams: trace.streams(),
-            peak_live_bytes: trace.peak_live_bytes(),
+            peak_live_bytes,
+            peak_live_pages_bytes: whole_pages(peak_live_bytes),
             peak_requested_bytes: trace.peak_requested_bytes(),
             lost_beginning: LostBeginning::of(trace),
             is_cut_off: recording.is_cut_off,
@@ -61,8 +69,10 @@ impl Job {
 
     /// Returns the figures of a recording by its history, which does not count paused memory.
     pub(crate) fn of_history(recording: &Recording, history: &History) -> Job {
+        let peak_live_bytes = history.peak_live.gap.live;
         Job {
-            peak_live_bytes: history.peak_live.gap.live,
+            peak_live_bytes,
+            peak_live_pages_bytes: whole_pages(peak_live_bytes),
             peak_requested_bytes: history.peak_requested,
             ..Job::new(recording)
         }
@@ -82,6 +92,21 @@ impl Job {
     }
 }
 
+/// Returns the least bytes in whole pages that hold `live` bytes. A file may claim any sum up to 2^64 - 1.
+fn whole_pages(live: Bytes) -> Bytes {
+    live.saturating_add(PAGE - Bytes(1)).round_down(PAGE)
+}
+
+/// Returns a line about the least memory that any allocator reserves for a job with this peak of live bytes.
+pub(crate) fn at_least(peak_live: Bytes) -> String {
+    let unit = SizeUnit::for_sizes_up_to(peak_live);
+    let [live, pages] = [peak_live, whole_pages(peak_live)].map(|size| unit.number(size));
+    let unit = unit.name();
+    format!(
+        "any allocator reserves at least {live} {unit}, the peak of live bytes; {pages} {unit} in whole pages of 2 MiB"
+    )
+}
+
 /// Returns the time from the first event to the last, in microseconds; `None` if the recording has no times.
 fn duration_us(trace: &Trace) -> Option<f64> {
     let first = trace.events.first()?.time_us;
@@ -97,6 +122,14 @@ fn duration_us(trace: &Trace) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_pages_hold_the_live_bytes() {
+        for (live, pages) in [(0, 0), (1, 2), (2 << 20, 2), ((2 << 20) + 512, 4)] {
+            assert_eq!(whole_pages(Bytes(live)), Bytes::mib(pages), "{live}");
+        }
+        assert_eq!(whole_pages(Bytes(u64::MAX)) % PAGE, Bytes::ZERO);
+    }
 
     #[test]
     fn a_recording_without_times_has_no_duration() {

@@ -15,6 +15,7 @@ use lowtide_replay::{Options, Outcome};
 use lowtide_trace::{OneLine, Trace};
 
 use crate::args::{self, ReportArgs};
+use crate::job;
 use crate::page::{self, Findings, TIMELINE_POINTS};
 use crate::progress::Progress;
 use crate::recording::{self, RecordedFile};
@@ -132,6 +133,8 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         for note in &notes {
             output::note(&format!("{label}: {note}"));
         }
+        let at_least = (!replayed.is_empty()).then(|| job::at_least(trace.peak_live_bytes()));
+        let notes: Vec<String> = at_least.into_iter().chain(notes).collect();
         let trace = PageTrace {
             name: &label,
             trace,

@@ -16,6 +16,7 @@ pub(crate) fn job() -> Job {
         allocs: 1000,
         streams: 1,
         peak_live_bytes: Bytes::gib(1),
+        peak_live_pages_bytes: Bytes::gib(1),
         peak_requested_bytes: Bytes::gib(1),
         lost_beginning: None,
         is_cut_off: false,

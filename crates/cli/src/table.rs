@@ -10,7 +10,7 @@ use lowtide_core::{Bytes, StrategyName};
 use lowtide_replay::Outcome;
 
 use crate::format::{self, SizeUnit};
-use crate::job::Job;
+use crate::job::{self, Job};
 use crate::ranking;
 use crate::replays::Failure;
 
@@ -53,7 +53,8 @@ pub(crate) fn remarks(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Ve
         let notes = notes(job, outcome);
         (!notes.is_empty()).then(|| format!("{}: {notes}", ranking::label(outcome)))
     });
-    let lines = { lost_beginning(job, ranked).into_iter() }.chain(notes);
+    let lines = [job::at_least(job.peak_live_bytes)].into_iter();
+    let lines = lines.chain(lost_beginning(job, ranked)).chain(notes);
     let lines = lines.chain(failures.iter().map(ToString::to_string));
     lines.chain(verifications(ranked)).collect()
 }

@@ -106,8 +106,8 @@ fn json_has_the_documented_keys() {
     assert_eq!(
         keys(&report["trace"]),
         sorted(
-            "path device events allocs streams peak_live_bytes peak_requested_bytes lost_beginning \
-             is_cut_off missed_events"
+            "path device events allocs streams peak_live_bytes peak_live_pages_bytes \
+             peak_requested_bytes lost_beginning is_cut_off missed_events"
         )
     );
     assert_eq!(
@@ -400,7 +400,9 @@ fn by_default_every_strategy_is_compared() {
             "direct", "pool", "buddy", "slab", "bfc", "caching", "tide", "caching"
         ]
     );
-    let live = report["trace"]["peak_live_bytes"].as_u64().unwrap();
+    let [live, pages] = ["peak_live_bytes", "peak_live_pages_bytes"]
+        .map(|peak| report["trace"][peak].as_u64().unwrap());
+    assert_eq!(pages, live.next_multiple_of(2 << 20));
     for result in results {
         assert_eq!(result["completed"], true, "{result}");
         // Reserved bytes are never below live bytes.

@@ -319,8 +319,12 @@ fn what_replays_leave_out_is_in_the_page_and_said() {
     let page = Page::read(&output);
     let trace = &page.summary["traces"][0];
     let notes = trace["replay_notes"].as_array().unwrap();
-    let [lost, refused] = [0, 1].map(|number| notes[number].as_str().unwrap());
-    assert_eq!(notes.len(), 2);
+    let [at_least, lost, refused] = [0, 1, 2].map(|number| notes[number].as_str().unwrap());
+    assert_eq!(notes.len(), 3);
+    assert!(
+        at_least.starts_with("any allocator reserves at least "),
+        "{at_least}"
+    );
     assert!(
         lost.starts_with("the recording's beginning is missing: the job had "),
         "{lost}"
