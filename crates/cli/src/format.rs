@@ -63,6 +63,11 @@ pub(crate) fn list(pairs: &[RecordedStr<'_>]) -> String {
     pairs.join(",")
 }
 
+/// Returns `share` in percent.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
 /// Returns how far `size` is above or below `base`, in percent with a sign; empty if `base` is 0.
 pub(crate) fn percent_change(size: Bytes, base: Bytes) -> String {
     if base.is_zero() {

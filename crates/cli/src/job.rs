@@ -41,8 +41,7 @@ pub(crate) struct Job {
     pub(crate) is_cut_off: bool,
     /// The least number of events missing at its end, because other threads went on while the snapshot was taken.
     pub(crate) missed_events: u64,
-    /// The duration of the recording, if it has times.
-    #[serde(skip)]
+    /// The duration of the recording in microseconds, if it has times.
     pub(crate) duration_us: Option<f64>,
 }
 

@@ -94,6 +94,13 @@ impl Ranking {
     }
 }
 
+/// Returns the share of the job's time that the driver's calls would take; `None` if the recording has no times, or
+/// the job does not complete.
+pub(crate) fn driver_share(job: &Job, outcome: &Outcome) -> Option<f64> {
+    let duration_us = job.duration_us.filter(|_| outcome.completed)?;
+    Some(Burden::of(outcome, duration_us).share)
+}
+
 /// Returns a few words about the cost of the driver's calls, if that is high.
 pub(crate) fn driver_note(job: &Job, outcome: &Outcome) -> Option<String> {
     let duration_us = job.duration_us?;

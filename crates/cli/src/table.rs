@@ -20,6 +20,9 @@ const WIDE_COLUMNS: u16 = 120;
 /// The most columns that a configuration gets on a narrow terminal.
 const CONFIG_COLUMNS_MAX: usize = 40;
 
+/// The title of the column with the driver's share of the job's time.
+const SHARE: &str = "of job";
+
 /// Stands for a missing figure.
 const NONE: &str = "–";
 
@@ -43,7 +46,7 @@ pub(crate) fn report(
     for line in remarks.chain(out_of_memory_messages(ranked)) {
         let _ = writeln!(text, "{line}");
     }
-    let _ = writeln!(text, "\n{}", legend(ranked));
+    let _ = writeln!(text, "\n{}", legend(job, ranked));
     text
 }
 
@@ -70,7 +73,11 @@ fn outcomes_table(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Table 
     if baseline.is_some() {
         header.push("vs default".into());
     }
-    header.extend(["driver calls", "driver time", "host ns/op"].map(str::to_owned));
+    header.extend(["driver calls", "driver time"].map(str::to_owned));
+    if job.duration_us.is_some() {
+        header.push(SHARE.into());
+    }
+    header.push("host ns/op".into());
     let row = |outcome: &Outcome| {
         let mut row = vec![ranking::label(outcome)];
         row.extend(reserved_and_ratio(outcome, unit));
@@ -84,6 +91,10 @@ fn outcomes_table(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Table 
         }
         row.push(format::count(driver_calls(outcome)));
         row.push(format::duration(outcome.driver_time_us));
+        if job.duration_us.is_some() {
+            let share = ranking::driver_share(job, outcome).map(format::percent);
+            row.push(share.unwrap_or_else(|| NONE.into()));
+        }
         row.push(format!("{:.0}", outcome.ns_per_op));
         row
     };
@@ -211,12 +222,18 @@ fn out_of_memory_messages(ranked: &[Outcome]) -> impl Iterator<Item = String> {
     single.filter_map(|outcome| outcome.oom_message.clone())
 }
 
-fn legend(ranked: &[Outcome]) -> String {
+fn legend(job: &Job, ranked: &[Outcome]) -> String {
     let mut lines = vec!["ratio: peak reserved / peak live bytes; 1.00 is perfect".to_owned()];
     if ranking::baseline(ranked).is_some() {
         lines.push("default: PyTorch's own allocator without settings, caching".into());
     }
     lines.push("driver time: by the simulated device's cost of each call".into());
+    if let Some(duration_us) = job.duration_us {
+        let duration = format::duration(duration_us);
+        lines.push(format!(
+            "{SHARE}: driver time as a share of the {duration} that the job took"
+        ));
+    }
     let at_once = ranked.len().min(rayon::current_num_threads());
     lines.push(match at_once {
         0 | 1 => "host ns/op: this machine's time for one allocation or free".into(),
