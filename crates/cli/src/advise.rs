@@ -5,7 +5,7 @@ mod report;
 mod settings;
 
 use anyhow::{Context, Result, anyhow};
-use lowtide_core::{CachingConfig, Config};
+use lowtide_core::{CachingConfig, Config, TideConfig};
 use lowtide_replay::{Options, Outcome};
 use lowtide_trace::Trace;
 
@@ -14,7 +14,7 @@ use crate::job::Job;
 use crate::progress::Progress;
 use crate::ranking::Ranking;
 use crate::recording::{self, Recording};
-use crate::replays::replay_all;
+use crate::replays::{Failure, replay_all};
 use crate::{format, json, output};
 use advice::{Advice, Attempt, Tried, saves};
 use settings::{Axes, Candidate, Kept, Setting};
@@ -88,7 +88,10 @@ impl<'a> Search<'a> {
     ///
     /// If the recording cannot be replayed with any candidate.
     fn advise(&self) -> Result<Advice<'a>> {
-        let now = self.try_each(vec![self.now()]).remove(0);
+        let (now, tide) = rayon::join(
+            || self.try_each(vec![self.now()]).remove(0),
+            || self.replay_each(&[Config::Tide(TideConfig)]).remove(0),
+        );
         let ranking = Ranking::new(self.job, now.result.as_ref().ok());
         let axes = Axes::new(self.trace, self.options.capacity.is_some());
         let mut tried = Vec::new();
@@ -104,7 +107,7 @@ impl<'a> Search<'a> {
         }
         match &now.result {
             Err(failure) if tried.is_empty() => Err(anyhow!("{failure}")),
-            _ => Ok(self.conclude(ranking, now, tried)),
+            _ => Ok(self.conclude(ranking, now, tried, tide)),
         }
     }
 
@@ -184,16 +187,25 @@ impl<'a> Search<'a> {
     fn try_each(&self, candidates: Vec<Candidate>) -> Vec<Attempt> {
         let configs = candidates.iter().map(|candidate| candidate.config.clone());
         let configs: Vec<Config> = configs.collect();
-        self.progress
-            .extend(self.trace.events.len() as u64 * configs.len() as u64);
-        let results = replay_all(&self.steps, &configs, self.options, &self.progress);
-        let attempts = candidates.into_iter().zip(results);
+        let attempts = candidates.into_iter().zip(self.replay_each(&configs));
         attempts
             .map(|(candidate, result)| Attempt { candidate, result })
             .collect()
     }
 
-    fn conclude(&self, ranking: Ranking, now: Attempt, mut tried: Vec<Tried>) -> Advice<'a> {
+    fn replay_each(&self, configs: &[Config]) -> Vec<Result<Outcome, Box<Failure>>> {
+        self.progress
+            .extend(self.trace.events.len() as u64 * configs.len() as u64);
+        replay_all(&self.steps, configs, self.options, &self.progress)
+    }
+
+    fn conclude(
+        &self,
+        ranking: Ranking,
+        now: Attempt,
+        mut tried: Vec<Tried>,
+        tide: Result<Outcome, Box<Failure>>,
+    ) -> Advice<'a> {
         tried.retain(|tried| tried.candidate.config != now.candidate.config);
         tried.sort_by(|left, right| ranking.compare(&left.outcome, &right.outcome));
         let best = choose(ranking, now.clone().tried().as_ref(), &tried).cloned();
@@ -206,6 +218,7 @@ impl<'a> Search<'a> {
             now,
             best,
             others: tried,
+            tide,
         }
     }
 }

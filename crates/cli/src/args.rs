@@ -81,7 +81,7 @@ pub(crate) struct ReplayArgs {
 ///
 /// Replays PyTorch's own allocator with different settings: expandable segments, rounding, split sizes, segment
 /// sizes, and with --capacity also garbage collection. Prints the best, what it saves and what it costs. A setting
-/// that saves less than 1 % more than a simpler one is not recommended.
+/// that saves less than 1 % more than a simpler one is not recommended. Also prints what lowtide's own `tide` takes.
 #[derive(Args, Debug)]
 pub(crate) struct AdviseArgs {
     #[command(flatten)]

@@ -49,6 +49,7 @@ fn json_has_now_and_best_and_all_others() {
             "now",
             "others",
             "saved_bytes",
+            "tide",
             "trace"
         ]
     );

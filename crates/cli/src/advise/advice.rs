@@ -44,6 +44,8 @@ pub(super) struct Advice<'a> {
     pub(super) best: Option<Tried>,
     /// Every other candidate, the best first.
     pub(super) others: Vec<Tried>,
+    /// The result with lowtide's own strategy `tide`.
+    pub(super) tide: Result<Outcome, Box<Failure>>,
 }
 
 impl Advice<'_> {

@@ -34,6 +34,7 @@ pub(super) fn text(advice: &Advice<'_>) -> String {
         }
         Some(best) => text.push_str(&recommendation(advice, best)),
     }
+    let _ = writeln!(text, "\n{}", tide(advice));
     let _ = writeln!(text, "\n{}", others(advice));
     text
 }
@@ -140,6 +141,32 @@ fn costs(advice: &Advice<'_>, best: &Tried) -> [String; 3] {
     ]
 }
 
+/// Returns what lowtide's own strategy `tide` would take, and how to use it.
+fn tide(advice: &Advice<'_>) -> String {
+    let outcome = match &advice.tide {
+        Ok(outcome) => outcome,
+        Err(failure) => {
+            return format!(
+                "With lowtide's `tide` this job cannot be replayed: {}.",
+                failure.error
+            );
+        }
+    };
+    if let Some(event) = outcome.oom_at_event {
+        let event = format::count(event as u64);
+        return format!("With lowtide's `tide` this job runs out of memory at event {event}.");
+    }
+    let share = ranking::driver_share(advice.job, outcome).map(format::percent);
+    let share = share.map(|share| format!("; driver calls take {share} of the job's time"));
+    format!(
+        "With lowtide's `tide` this job takes {}, {:.3} times its peak of live bytes{}:\n\n    {}",
+        outcome.peak_reserved_bytes,
+        outcome.reserved_ratio,
+        share.unwrap_or_default(),
+        style("LOWTIDE_STRATEGY=tide python -m lowtide run SCRIPT").bold()
+    )
+}
+
 fn cautions(best: &Tried) -> impl Iterator<Item = String> {
     let settings = best.candidate.settings.iter();
     let cautions = settings.flat_map(|setting| setting.cautions());
@@ -195,6 +222,8 @@ pub(super) struct Json<'a> {
     cautions: Vec<String>,
     /// All others, the best first.
     others: Vec<Entry<'a>>,
+    /// The result with lowtide's own strategy `tide`.
+    tide: ResultRow<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -233,6 +262,7 @@ impl<'a> Json<'a> {
             saved_bytes: best.and_then(saved),
             cautions: best.into_iter().flat_map(cautions).collect(),
             others: advice.others.iter().map(Entry::new).collect(),
+            tide: ResultRow::new(&advice.tide),
         }
     }
 }

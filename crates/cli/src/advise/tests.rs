@@ -5,6 +5,7 @@ use super::advice::{Advice, Attempt, Tried};
 use super::settings::{Candidate, Kept, Setting};
 use super::{choose, report};
 use crate::ranking::Ranking;
+use crate::replays::Failure;
 use crate::samples;
 
 fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
@@ -19,6 +20,14 @@ fn tried(settings: &[Setting], peak_mib: u64) -> Tried {
 fn attempt(Tried { candidate, outcome }: Tried) -> Attempt {
     let result = Ok(outcome);
     Attempt { candidate, result }
+}
+
+/// Returns the result with `tide`: 1 GiB, and 2 s of the job's 100 s in the driver.
+fn tide() -> Result<Outcome, Box<Failure>> {
+    Ok(Outcome {
+        driver_time_us: 2e6,
+        ..samples::outcome("tide", Bytes::gib(1))
+    })
 }
 
 /// Asserts which configuration is chosen; `None` for none.
@@ -136,6 +145,7 @@ fn what_takes_less_and_is_passed_over_is_said_to_be_slow() {
             best: Some(now.clone()),
             now: attempt(now),
             others,
+            tide: tide(),
         };
         let text = report::text(&advice);
         assert!(text.contains(expected), "{text}");
@@ -162,6 +172,7 @@ fn what_is_slow_and_advised_says_so() {
         now: attempt(refused(tried(&[], 400))),
         best: Some(slow),
         others: Vec::new(),
+        tide: tide(),
     };
     let text = report::text(&advice);
     assert!(
@@ -190,6 +201,7 @@ fn what_cannot_be_replayed_now_is_said_and_the_others_are_compared() {
         },
         best: Some(best),
         others: vec![tried(&[ROUNDUP], 1500)],
+        tide: tide(),
     };
     let text = report::text(&advice);
     let now = format!("With PyTorch's default settings this job cannot be replayed: {reason}.");
@@ -199,4 +211,40 @@ fn what_cannot_be_replayed_now_is_said_and_the_others_are_compared() {
     assert_eq!(json["now"]["error"], reason);
     assert_eq!(json["now"]["completed"], false);
     assert_eq!(json["saved_bytes"], serde_json::Value::Null);
+}
+
+#[test]
+fn what_tide_takes_is_said_beside_the_advice() {
+    let job = samples::job();
+    let check = |tide, expected: &str| {
+        let advice = Advice {
+            job: &job,
+            capacity: None,
+            now: attempt(tried(&[], 2000)),
+            best: Some(tried(&[EXPANDABLE], 1100)),
+            others: Vec::new(),
+            tide,
+        };
+        let text = report::text(&advice);
+        assert!(text.contains(expected), "{text}");
+        serde_json::to_value(report::Json::new(&advice)).unwrap()["tide"].clone()
+    };
+    let json = check(
+        tide(),
+        "\nWith lowtide's `tide` this job takes 1.00 GiB, 1.000 times its peak of live bytes; driver calls take 2.0 % of \
+         the job's time:\n\n    LOWTIDE_STRATEGY=tide python -m lowtide run SCRIPT\n",
+    );
+    assert_eq!(json["peak_reserved_bytes"], 1u64 << 30);
+    let json = check(
+        Ok(samples::refused("tide", 1234)),
+        "\nWith lowtide's `tide` this job runs out of memory at event 1,234.\n",
+    );
+    assert_eq!(json["completed"], false);
+    let failure = samples::failure("tide");
+    let reason = failure.error.to_string();
+    let json = check(
+        Err(Box::new(failure)),
+        &format!("\nWith lowtide's `tide` this job cannot be replayed: {reason}.\n"),
+    );
+    assert_eq!(json["error"], reason);
 }
