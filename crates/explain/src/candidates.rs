@@ -1,6 +1,6 @@
 //! The settings that are tried for a failed request.
 
-use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig};
+use lowtide_core::{BfcConfig, Bytes, CachingConfig, Config, PoolConfig, SlabConfig, TideConfig};
 use lowtide_trace::ShellWord;
 
 /// Where a program sets its strategy and options, and so where its user changes them.
@@ -36,6 +36,7 @@ pub(crate) fn of(running: &Config, configured: Configured) -> Vec<(String, Confi
         }
     });
     let others = [
+        Config::Tide(TideConfig),
         Config::Bfc(BfcConfig::default()),
         Config::Slab(SlabConfig::default()),
         Config::Pool(PoolConfig::default()),
@@ -55,6 +56,15 @@ pub(crate) fn in_effect(config: &Config, is_limited: bool) -> Config {
             ..options.clone()
         }),
         config => config.clone(),
+    }
+}
+
+/// Returns whether `config` maps and unmaps memory by the page.
+pub(crate) fn maps_pages(config: &Config) -> bool {
+    match config {
+        Config::Caching(options) => options.expandable_segments,
+        Config::Tide(_) => true,
+        _ => false,
     }
 }
 

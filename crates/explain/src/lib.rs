@@ -111,7 +111,8 @@ impl Trial {
 
 impl Shortfall {
     /// Returns why the request failed. No replay begins after `budget` has passed. Each replay takes about a
-    /// microsecond per event and per block that was held before the first event.
+    /// microsecond per event and per block that was held before the first event; that of `tide` also a few microseconds
+    /// per 2 MiB of the peak.
     pub fn explain(self, budget: Duration) -> Explanation {
         let gap = Gap::of(&self.segments, self.stream, self.config.large_page());
         let others = self.kept_pools.iter().filter(|pool| pool.id != self.pool);
@@ -148,11 +149,10 @@ impl Shortfall {
         for (_, config) in &mut candidates {
             *config = in_effect(config);
         }
-        // A replay lends less of a pool than a job does with expandable segments, so such a replay would run out of
-        // memory.
+        // A replay lends less of a pool than a job does with pages, so such a replay would run out of memory.
         let lends = self.kept_pools.iter().any(|pool| pool.use_on_oom);
-        let is_expandable = |config: &Config| matches!(config, Config::Caching(options) if options.expandable_segments);
-        candidates.retain(|(_, config)| *config != running && !(lends && is_expandable(config)));
+        candidates
+            .retain(|(_, config)| *config != running && !(lends && candidates::maps_pages(config)));
         let running = ("the settings in use".to_owned(), running);
         let mut trial = Trial {
             events: self.events.len(),

@@ -115,8 +115,8 @@ fn what_would_have_fitted_is_replayed() {
         lines,
         "Reserved and not live: 36.00 MiB of 80.00 MiB: 36.00 MiB free between blocks of segments in use.\n\
          Would have fitted, by a replay of the last 11 events: \
-         PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), --strategy pool (92.00 MiB \
-         reserved); 5 others not."
+         PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), --strategy tide (80.00 MiB \
+         reserved), --strategy pool (92.00 MiB reserved); 5 others not."
     );
 }
 
@@ -133,6 +133,7 @@ fn what_the_program_gave_is_changed_in_the_program() {
     };
     let lines = shortfall(by_arguments).explain(NO_HURRY).to_string();
     let expected = "lowtide.install(config=\"expandable_segments:True\") (80.00 MiB reserved), \
+                    lowtide.install(strategy=\"tide\") (80.00 MiB reserved), \
                     lowtide.install(strategy=\"pool\") (92.00 MiB reserved); 5 others not.";
     assert!(lines.ends_with(expected), "{lines}");
     let by_name_alone = Configured {
@@ -141,6 +142,7 @@ fn what_the_program_gave_is_changed_in_the_program() {
     };
     let lines = shortfall(by_name_alone).explain(NO_HURRY).to_string();
     let expected = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (80.00 MiB reserved), \
+                    lowtide.install(strategy=\"tide\") (80.00 MiB reserved), \
                     lowtide.install(strategy=\"pool\") (92.00 MiB reserved); 5 others not.";
     assert!(lines.ends_with(expected), "{lines}");
 }
@@ -206,7 +208,7 @@ fn what_a_live_pool_keeps_free_is_held_in_every_replay_and_named() {
                 );
                 assert!(lines.contains(&named), "{events} events: {lines}");
                 assert!(
-                    lines.ends_with(": nothing of 7 tried."),
+                    lines.ends_with(": nothing of 8 tried."),
                     "{events} events: {lines}"
                 );
             }
@@ -289,9 +291,9 @@ fn no_threshold_is_proposed_to_a_job_without_a_limit() {
     }
 }
 
-/// A replay lends less of a pool than a job does with expandable segments.
+/// A replay lends less of a pool than a job does with pages.
 #[test]
-fn no_expandable_segments_are_proposed_while_a_pool_lends() {
+fn no_strategy_with_pages_is_proposed_while_a_pool_lends() {
     let (job, error) = fragmented();
     for lends in [false, true] {
         let pool = KeptPool {
@@ -303,11 +305,9 @@ fn no_expandable_segments_are_proposed_while_a_pool_lends() {
             ..job.shortfall(&error, usize::MAX)
         };
         let lines = shortfall.explain(NO_HURRY).to_string();
-        assert_eq!(
-            lines.contains("expandable_segments:True"),
-            !lends,
-            "{lines}"
-        );
+        for setting in ["expandable_segments:True", "--strategy tide"] {
+            assert_eq!(lines.contains(setting), !lends, "{lines}");
+        }
     }
 }
 
@@ -361,7 +361,7 @@ fn what_there_is_no_time_for_is_said() {
         .to_string();
     let untried = [
         "Would have fitted: not known, as there was no time to try other settings.",
-        "no time for 7 more.",
+        "no time for 8 more.",
     ];
     assert!(
         untried.iter().any(|words| lines.ends_with(words)),
@@ -423,7 +423,7 @@ proptest! {
             1..300,
         ),
         repeats in prop_oneof![4 => Just(1), 1 => Just(60)],
-        config in prop_oneof![Just("caching"), Just("caching:expandable_segments:True"), Just("bfc:retry_ms:0"), Just("slab")],
+        config in prop_oneof![Just("caching"), Just("caching:expandable_segments:True"), Just("bfc:retry_ms:0"), Just("slab"), Just("tide")],
     ) {
         let config: Config = config.parse().unwrap();
         let driver = SimDriver::new(SimConfig {
