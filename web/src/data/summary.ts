@@ -106,6 +106,19 @@ export interface Failure {
   largest_free: number | null;
 }
 
+/** The memory of a job that ran under `tide`: pieces of one size, each shown at one address at a time. */
+export interface Frames {
+  size: number;
+  /** The most that there were at once. */
+  peak: number;
+  /** How often one moved to another address. */
+  moved: number;
+  /** In how many steps any did. */
+  moving_steps: number;
+  /** The step with the most moves, counted from 1, and its first event; `null` where no step has any. */
+  busiest: { number: number; event: number; moved: number } | null;
+}
+
 export interface TraceSummary {
   name: string;
   /** `null` for the host's pinned memory. */
@@ -137,6 +150,8 @@ export interface TraceSummary {
   peak_reserved: Point;
   /** The most bytes that were paused at once. */
   peak_paused: number;
+  /** `null` unless the job ran under `tide`. */
+  frames: Frames | null;
   ooms: Failure[];
   instants: NamedInstant[];
   /** Blocks that are in all sums and curves, but not listed. */

@@ -1,7 +1,7 @@
 // What a trace comes to: its name, its highest points, what other strategies would have needed, and what is to
 // be known about the numbers.
 
-import type { Failure, TraceSummary } from "../data/summary.ts";
+import type { Failure, Frames, Growth, TraceSummary } from "../data/summary.ts";
 import { bytesOf, type Child, countOf, fill, h, percentOf, ratioOf } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -34,7 +34,7 @@ export class Overview implements View {
 
   #facts(): Child[] {
     const { summary, blockCount } = this.#model.trace;
-    const { peak_live, peak_reserved, ooms } = summary;
+    const { peak_live, peak_reserved, ooms, growth } = summary;
     const ratio = peak_reserved.bytes / peak_live.bytes;
     const at = this.#model.named(peak_live.event);
     const fact = (name: string, value: Node, more: Child, event?: number) =>
@@ -52,6 +52,8 @@ export class Overview implements View {
         ? fact(name, h("span", {}, "not known"), "no events are recorded")
         : fact(name, h("span", {}, "never"), "no request failed");
     };
+    const framesMoved = (frames: Frames) =>
+      fact("Frames moved", countOf(frames.moved), movesText(frames, growth), frames.busiest?.event);
     return [
       fact("Peak live", bytesOf(peak_live.bytes), "show this instant", peak_live.event),
       fact("Peak reserved", bytesOf(peak_reserved.bytes), "show this instant", peak_reserved.event),
@@ -69,6 +71,7 @@ export class Overview implements View {
         h("span", {}, countOf(summary.initial_blocks), " from before it began"),
       ),
       outOfMemory(),
+      summary.frames === null ? null : framesMoved(summary.frames),
     ];
   }
 
@@ -119,7 +122,16 @@ export class Overview implements View {
   }
 }
 
+/** Says in which steps frames moved to other addresses. */
+function movesText({ moved, moving_steps, busiest }: Frames, { found_by, steps }: Growth): string {
+  if (busiest === null) return moved === 0 ? "none" : "in no whole step";
+  const step = found_by === "parts" ? "part" : "step";
+  const most = `most in ${step} ${format.whole(busiest.number)}: ${format.whole(busiest.moved)}`;
+  return `in ${format.whole(moving_steps)} of ${format.counted(steps, step)}, ${most}`;
+}
+
 function subtitle(summary: TraceSummary): string {
+  const { frames } = summary;
   return [
     ...(summary.device === null
       ? ["pinned memory of the host, as cudaHostAlloc gave it"]
@@ -129,6 +141,9 @@ function subtitle(summary: TraceSummary): string {
     format.counted(summary.events, "event"),
     summary.duration_us === null ? "no times recorded" : format.duration(summary.duration_us),
     format.counted(summary.streams.length, "stream"),
+    ...(frames === null
+      ? []
+      : [`up to ${format.counted(frames.peak, "frame")} of ${format.bytes(frames.size)}`]),
     summary.has_stacks ? "with stacks" : "no stacks recorded",
   ].join(" · ");
 }

@@ -422,6 +422,28 @@ test("what replays leave out is said beside them", async () => {
   assertQuiet();
 });
 
+test("frames of tide are counted, and the step that moved most is a click away", async () => {
+  const frames = {
+    size: 2 * MIB,
+    peak: 6131,
+    moved: 3016,
+    moving_steps: 1,
+    busiest: { number: 2, event: first.steps[1], moved: 3016 },
+  };
+  const page = await session.open([{ ...first, frames }]);
+  const facts = page.locator("#overview .facts");
+  const text = (await facts.innerText()).replace(/\s+/g, " ");
+  const step = first.growth.found_by === "parts" ? "part" : "step";
+  const moves = `Frames moved 3,016 in 1 of ${first.growth.steps} ${step}s, most in ${step} 2: 3,016`;
+  assert.match(text, new RegExp(moves));
+  assert.match(await page.locator("#overview > p").innerText(), / · up to 6,131 frames of 2 MiB · /);
+  await facts.getByRole("button", { name: /most in/ }).click();
+  assert.equal(await shownInstant(page), first.steps[1]);
+  const without = await session.open([first]);
+  assert.doesNotMatch(await without.locator("#overview").innerText(), /frames/i);
+  assertQuiet();
+});
+
 /** Has a page keep what its pictures write: the text, and where it begins and ends, in pixels. */
 async function keepTexts(page: Page): Promise<() => Promise<{ text: string; from: number; to: number }[]>> {
   await page.addInitScript(() => {

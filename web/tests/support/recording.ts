@@ -4,6 +4,7 @@ import {
   CAUSES,
   type Cause,
   type Failure,
+  type Frames,
   type Growth,
   type Strategy,
   type Summary,
@@ -72,6 +73,7 @@ export interface Recording {
   growth: Growth;
   strategies?: Strategy[];
   replay_notes?: string[];
+  frames?: Frames;
   /** Whether its end is missing. */
   is_cut_off?: boolean;
   /** How many events came after its last, of which its segments tell; none where it is left out. */
@@ -264,6 +266,7 @@ function summaryOf(recording: Recording): TraceSummary {
     peak_live: peak("live"),
     peak_reserved: peak("reserved"),
     peak_paused: Math.max(...curves.paused),
+    frames: recording.frames ?? null,
     // Of the first three it is known what was free for them.
     ooms: recording.ooms.map((oom, i) => {
       return { stream: 0, device_free: 0, largest_free: i < 3 ? 0 : null, ...oom };

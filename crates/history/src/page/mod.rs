@@ -11,6 +11,7 @@
 
 mod columns;
 mod fold;
+mod frames;
 mod html;
 mod stacks;
 mod summary;
@@ -29,6 +30,7 @@ use crate::walk::large_page;
 use columns::Columns;
 use fold::Folded;
 pub use fold::FoldedBlocks;
+use frames::Frames;
 use stacks::{Stacks, Strings};
 use summary::{
     GrowthSummary, Instant, Oom, Peak, SiteSummary, StrategySummary, Summary, TraceSummary,
@@ -437,6 +439,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
         peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
         peak_paused: peak_paused(history),
+        frames: Frames::of(trace, &page.leaks.steps),
         ooms: ooms(history),
         instants: instants(history),
         aggregated: None,

@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use crate::growth::{Growth, Leaks, Site, StepSource, TrainingState, Trend};
 use crate::history::Moment;
 use crate::page::fold::FoldedBlocks;
+use crate::page::frames::Frames;
 
 /// The most call sites that are listed for growth at many sites.
 const SPREAD_PLACES: usize = 10;
@@ -51,6 +52,8 @@ pub(super) struct TraceSummary {
     pub(super) peak_reserved: Peak,
     /// The peak paused bytes.
     pub(super) peak_paused: u64,
+    /// `None` unless the job ran under `tide`.
+    pub(super) frames: Option<Frames>,
     pub(super) ooms: Vec<Oom>,
     pub(super) instants: Vec<Instant>,
     pub(super) aggregated: Option<FoldedBlocks>,

@@ -1,0 +1,221 @@
+//! The frames of a job that ran under `tide`, and when they moved between addresses.
+
+use lowtide_core::{Action, Bytes, Config};
+use lowtide_trace::Trace;
+use serde::Serialize;
+
+use crate::growth::Steps;
+
+/// The frames: pieces of memory of one size, each shown at one address at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(super) struct Frames {
+    /// The size of each.
+    size: u64,
+    /// The most that there were at once.
+    peak: u64,
+    /// How often one moved to another address.
+    moved: u64,
+    /// The number of steps in which any did.
+    moving_steps: usize,
+    /// The step with the most moves; `None` if no step has any.
+    busiest: Option<Step>,
+}
+
+/// A step of the job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+struct Step {
+    /// Its number, counted from 1.
+    number: usize,
+    /// Its first instant.
+    event: u32,
+    moved: u64,
+}
+
+/// The instants at which frames moved, ascending, with their numbers.
+type Moves = Vec<(u32, u64)>;
+
+impl Frames {
+    /// Returns the frames of a recording; `None` unless it is of `tide` and has any. Linear in the events.
+    pub(super) fn of(trace: &Trace, steps: &Steps) -> Option<Frames> {
+        let strategy = trace.settings.strategy.raw().parse().ok()?;
+        let Config::Tide(_) = strategy else {
+            return None;
+        };
+        let size = strategy.large_page();
+        let (peak, moves) = walk(trace, size);
+        let steps = moving_steps(&moves, &steps.boundaries);
+        (peak > 0).then(|| Frames {
+            size: size.get(),
+            peak,
+            moved: sum(moves.iter().map(|&(_, moved)| moved)),
+            moving_steps: steps.len(),
+            // Among equals, the first.
+            busiest: steps.into_iter().rev().max_by_key(|step| step.moved),
+        })
+    }
+}
+
+/// Returns the peak number of frames of this size, and their moves.
+///
+/// A move is an unmap whose frame the next map takes: `tide` records both for one request, and nothing between. A map
+/// takes at most its own size from elsewhere, so unmaps of more are a release. A release right before a map of as much
+/// looks like a move and counts as one.
+fn walk(trace: &Trace, size: Bytes) -> (u64, Moves) {
+    let frames = |bytes: Bytes| bytes.get() / size.get();
+    let initial = trace.initial.segments.iter();
+    let initial = initial.filter(|segment| segment.is_expandable);
+    let mut present = sum(initial.map(|segment| frames(segment.size)));
+    let (mut peak, mut unmapped, mut moves) = (present, 0_u64, Moves::new());
+    for (instant, recorded) in (1..).zip(&trace.events) {
+        let count = frames(recorded.event.size);
+        match recorded.event.action {
+            Action::SegmentUnmap => {
+                present = present.saturating_sub(count);
+                unmapped = unmapped.saturating_add(count);
+            }
+            Action::SegmentMap => {
+                present = present.saturating_add(count);
+                peak = peak.max(present);
+                if (1..=count).contains(&unmapped) {
+                    moves.push((instant, unmapped));
+                }
+                unmapped = 0;
+            }
+            _ => unmapped = 0,
+        }
+    }
+    (peak, moves)
+}
+
+/// Returns the steps in which frames moved.
+fn moving_steps(moves: &Moves, boundaries: &[u32]) -> Vec<Step> {
+    let steps = { boundaries.windows(2) }.zip(1..).map(|(step, number)| {
+        let first = moves.partition_point(|&(instant, _)| instant < step[0]);
+        let end = moves.partition_point(|&(instant, _)| instant < step[1]);
+        Step {
+            number,
+            event: step[0],
+            moved: sum(moves[first..end].iter().map(|&(_, moved)| moved)),
+        }
+    });
+    steps.filter(|step| step.moved > 0).collect()
+}
+
+/// Returns the sum, as far as it can be counted: a file may claim any sizes.
+fn sum(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{DeviceAddress, DeviceAllocator, Event, MempoolId, Stream};
+    use lowtide_sim::{SimConfig, SimDriver};
+    use lowtide_trace::{NoteId, StackId, TraceEvent};
+
+    use super::*;
+    use crate::growth::StepSource;
+
+    /// A job that is recorded under `tide`.
+    struct Job(DeviceAllocator<SimDriver>);
+
+    impl Job {
+        fn new() -> Job {
+            let driver = SimDriver::new(SimConfig {
+                capacity: Some(Bytes::mib(100)),
+                ..SimConfig::default()
+            });
+            let config: Config = "tide".parse().unwrap();
+            let mut allocator = DeviceAllocator::new(driver, 0, &config);
+            allocator.lane_mut().record_events(true);
+            Job(allocator)
+        }
+
+        fn allocate(&mut self, mib: u64) -> DeviceAddress {
+            let pool = MempoolId::DEFAULT;
+            let block = self.0.allocate_in(pool, Bytes::mib(mib), Stream::DEFAULT);
+            block.unwrap()
+        }
+
+        fn finish(&mut self) -> Trace {
+            let events = self.0.lane_mut().take_events();
+            let mut trace = Trace {
+                events: events.map(recorded).collect(),
+                ..Trace::default()
+            };
+            trace.settings.strategy = "tide".into();
+            trace
+        }
+    }
+
+    fn recorded(event: Event) -> TraceEvent {
+        TraceEvent {
+            event,
+            time_us: 0,
+            stack: StackId::NONE,
+            pool_known: true,
+            note: NoteId::NONE,
+        }
+    }
+
+    fn steps(boundaries: Vec<u32>) -> Steps {
+        Steps {
+            boundaries,
+            source: StepSource::Period(1.0),
+        }
+    }
+
+    /// A request of 40 MiB follows two freed blocks of 20 MiB that do not touch: it takes the addresses of the second
+    /// and those after it, to which the frames of the first move.
+    #[test]
+    fn frames_that_move_are_counted_in_their_step() {
+        let mut job = Job::new();
+        let blocks = [20, 2, 20].map(|mib| job.allocate(mib));
+        for block in [blocks[0], blocks[2]] {
+            job.0.free(block).unwrap();
+        }
+        job.allocate(40);
+        let trace = job.finish();
+        let end = u32::try_from(trace.events.len()).unwrap();
+        let frames = Frames::of(&trace, &steps(vec![0, 3, 7, end + 1, end + 2])).unwrap();
+        let busiest = Step {
+            number: 3,
+            event: 7,
+            moved: 10,
+        };
+        let expected = Frames {
+            size: 2 << 20,
+            peak: 21,
+            moved: 10,
+            moving_steps: 1,
+            busiest: Some(busiest),
+        };
+        assert_eq!(frames, expected);
+        // A job without steps has moves, too.
+        let frames = Frames::of(&trace, &steps(Vec::new())).unwrap();
+        assert_eq!((frames.moved, frames.busiest), (10, None));
+    }
+
+    #[test]
+    fn a_release_is_no_move() {
+        let mut job = Job::new();
+        let block = job.allocate(40);
+        job.0.free(block).unwrap();
+        job.0.empty_cache().unwrap();
+        job.allocate(20);
+        let frames = Frames::of(&job.finish(), &steps(Vec::new())).unwrap();
+        assert_eq!((frames.peak, frames.moved), (20, 0));
+    }
+
+    #[test]
+    fn only_tide_has_frames() {
+        let mut job = Job::new();
+        job.allocate(20);
+        let mut trace = job.finish();
+        assert!(Frames::of(&trace, &steps(Vec::new())).is_some());
+        trace.settings.strategy = "caching:expandable_segments:True".into();
+        assert_eq!(Frames::of(&trace, &steps(Vec::new())), None);
+        trace.settings.strategy = "tide".into();
+        trace.events.clear();
+        assert_eq!(Frames::of(&trace, &steps(Vec::new())), None);
+    }
+}
