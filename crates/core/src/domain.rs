@@ -634,7 +634,7 @@ mod tests {
         let mut allocator = allocator("caching");
         let clock = Arc::new(EventClock::default());
         clock.start();
-        allocator.lane_mut().keep_recent_events(clock);
+        allocator.lane_mut().event_log().keep_recent(clock);
         use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL + 5);
         let past = allocator.lane().recent_past();
         let known = past

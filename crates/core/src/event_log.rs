@@ -4,23 +4,23 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::event::{Action, Event};
-use crate::recent_events::RecentEvents;
+use crate::recent_events::{EventClock, RecentEvents};
 
 /// A function that is notified of events, in order, by the thread whose call caused them. Events of one call are
 /// reported together. Releases are reported before the memory is released; other events when the allocator's owner
 /// asks for it.
 pub type Observer = Arc<dyn Fn(&[Event]) + Send + Sync>;
 
-/// Events in their order.
+/// The events of a lane, in their order.
 #[derive(Default)]
-pub(crate) struct EventLog {
-    /// Whether events are enabled.
+pub struct EventLog {
+    /// Whether events are recorded.
     pub(crate) enabled: bool,
     events: Vec<Event>,
     /// How many of them, from the first, were already reported to the observer.
     notified: usize,
     observer: Option<Observer>,
-    /// The last events, which are kept even if events are not enabled.
+    /// The last events, which are kept even if events are not recorded.
     pub(crate) recent: RecentEvents,
 }
 
@@ -42,8 +42,23 @@ pub(crate) struct LogMark {
 }
 
 impl EventLog {
-    /// Sets the observer that is notified of every event from now on. Without one, no events are kept either.
-    pub(crate) fn observe(&mut self, observer: Option<Observer>) {
+    /// Starts or stops recording events.
+    pub fn record(&mut self, enabled: bool) {
+        self.enabled = enabled;
+    }
+
+    /// Keeps the last events, some thousands, for [`Device::recent_past`](crate::Device::recent_past), while
+    /// `clock` is running. Lanes of one device share a clock, which orders their events.
+    pub fn keep_recent(&mut self, clock: Arc<EventClock>) {
+        self.recent.keep(clock);
+    }
+
+    /// Sets the observer that is notified of every event from now on; `None` removes it, and no events are recorded.
+    /// A release to the driver or to a pool's source is reported just before it happens, with all earlier events.
+    /// Other events are reported when [`Lane::settle`](crate::Lane::settle) or
+    /// [`Device::sync_peaks`](crate::Device::sync_peaks) is called. If the driver refuses a release, the observer is
+    /// notified of events that undo those of the call.
+    pub fn observe(&mut self, observer: Option<Observer>) {
         self.enabled = observer.is_some();
         self.observer = observer;
     }
@@ -70,8 +85,8 @@ impl EventLog {
         }
     }
 
-    /// Returns the events that no observer was notified of, and removes all.
-    pub(crate) fn take(&mut self) -> std::vec::Drain<'_, Event> {
+    /// Returns the recorded events that no observer was notified of, and removes all.
+    pub fn take(&mut self) -> std::vec::Drain<'_, Event> {
         debug_assert!(self.notified <= self.events.len());
         self.events.drain(..std::mem::take(&mut self.notified));
         self.events.drain(..)

@@ -83,7 +83,7 @@ pub use domain::SegmentSource;
 pub use driver::{CapturePoint, Driver, DriverError, EventHandle, GraphNode, Handle, MemoryInfo};
 pub use error::{AllocError, Holder, OutOfMemory};
 pub use event::{Action, Event};
-pub use event_log::Observer;
+pub use event_log::{EventLog, Observer};
 pub use gap::{Cause, FreeBytes, Gap};
 pub use lane::{
     Allocation, Checkpoint, HeldPool, KeptPool, Lane, LaneNews, Pending, PoolSetting, Request,

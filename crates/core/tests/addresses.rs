@@ -68,12 +68,12 @@ fn a_request_is_served_within_a_free_block() -> Outcome {
 fn what_lies_before_is_taken_for_the_moment() -> Outcome {
     let mut allocator = caching("caching");
     let start = freed(&mut allocator, 8)?;
-    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().event_log().record(true);
     let address = start + Bytes::mib(4);
     allocator
         .lane_mut()
         .allocate_where(address, Bytes::mib(2), Stream::DEFAULT)?;
-    let events = allocator.lane_mut().take_events();
+    let events = allocator.lane_mut().event_log().take();
     let seen: Vec<_> = events
         .map(|event| (event.action, event.address, event.size))
         .collect();

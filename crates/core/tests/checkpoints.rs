@@ -131,13 +131,13 @@ fn the_events_are_those_of_pytorch() -> Outcome {
     let checkpoint = allocator.lane().checkpoint(POOL)?;
     allocator.free(held[0])?;
     allocator.reset_peak_stats();
-    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().event_log().record(true);
     allocator.lane_mut().restore(&checkpoint)?;
     let kib = |event: lowtide_core::Event| {
         let offset = event.address.offset_from(held[0]);
         (event.action, offset.get() >> 10, event.size.get() >> 10)
     };
-    let events: Vec<_> = allocator.lane_mut().take_events().map(kib).collect();
+    let events: Vec<_> = allocator.lane_mut().event_log().take().map(kib).collect();
     let (alloc, requested, completed) =
         (Action::Alloc, Action::FreeRequested, Action::FreeCompleted);
     let expected = [

@@ -103,7 +103,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
 
     // The program may set another limit; the configured one stays in force.
     allocator.set_memory_fraction(1.0).unwrap();
-    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().event_log().record(true);
     let refused = allocator.allocate(Bytes::gib(3), Stream::DEFAULT);
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("preemptively rejected"), "{text}");
@@ -111,7 +111,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
     let stats = allocator.stats();
     assert_eq!((stats.num_device_free, stats.num_oom_rejections), (1, 1));
     assert_eq!(stats.num_ooms, 0);
-    assert_eq!(allocator.lane_mut().take_events().count(), 0);
+    assert_eq!(allocator.lane_mut().event_log().take().count(), 0);
 }
 
 /// The error says whether the request was rejected, not whether it would be now, with an empty cache.

@@ -405,9 +405,9 @@ fn small_segments_of_a_pool_go_first() -> Outcome {
             allocator.free(block)?;
         }
         allocator.lane_mut().release_pool(pool)?;
-        allocator.lane_mut().record_events(true);
+        allocator.lane_mut().event_log().record(true);
         allocator.empty_cache()?;
-        let events = allocator.lane_mut().take_events();
+        let events = allocator.lane_mut().event_log().take();
         let freed = events.filter(|event| event.action == Action::SegmentFree);
         let sizes: Vec<u64> = freed.map(|event| event.size.get() >> 20).collect();
         assert_eq!(sizes, expected, "{pool}");

@@ -124,10 +124,14 @@ fn what_is_oversize_goes_back_beside_expandable_segments() -> Outcome {
     for block in blocks {
         allocator.free(block)?;
     }
-    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().event_log().record(true);
     take(&mut allocator, 450)?;
     let is_of_segments = |event: &Event| event.action.is_segment();
-    let events = allocator.lane_mut().take_events().filter(is_of_segments);
+    let events = allocator
+        .lane_mut()
+        .event_log()
+        .take()
+        .filter(is_of_segments);
     let seen: Vec<_> = events
         .map(|event| (event.action, event.size.get() >> 20))
         .collect();

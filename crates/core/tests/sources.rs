@@ -153,7 +153,8 @@ fn the_source_holds_its_memory_still_when_its_release_is_notified() -> Outcome {
         let (count, held) = (Arc::clone(&notified), Arc::clone(&seen));
         allocator
             .lane_mut()
-            .observe_events(Some(Arc::new(move |events: &[Event]| {
+            .event_log()
+            .observe(Some(Arc::new(move |events: &[Event]| {
                 let leaves = |event: &&Event| event.action == Action::SegmentFree;
                 for event in events.iter().filter(leaves) {
                     let memory = (event.address, event.size);
@@ -320,7 +321,7 @@ fn the_last_events_have_the_pauses_of_pools() {
     let mut allocator = allocator(&Config::default());
     let clock = Arc::new(EventClock::default());
     clock.start();
-    allocator.lane_mut().keep_recent_events(clock);
+    allocator.lane_mut().event_log().keep_recent(clock);
     let (_seen, source) = source(Bytes::gib(8));
     allocator.lane_mut().create_or_retain_pool(POOL);
     set(&mut allocator, PoolSetting::Source(source));

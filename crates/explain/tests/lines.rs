@@ -30,7 +30,7 @@ impl Job {
             ..SimConfig::default()
         });
         let mut allocator = DeviceAllocator::new(driver, 0, &config);
-        allocator.lane_mut().record_events(true);
+        allocator.lane_mut().event_log().record(true);
         Job {
             allocator,
             capacity,
@@ -49,7 +49,8 @@ impl Job {
         size: Bytes,
     ) -> Result<DeviceAddress, Box<OutOfMemory>> {
         let result = self.allocator.allocate_in(pool, size, Stream::DEFAULT);
-        self.events.extend(self.allocator.lane_mut().take_events());
+        self.events
+            .extend(self.allocator.lane_mut().event_log().take());
         result.map_err(|error| match error {
             AllocError::OutOfMemory(figures) => figures,
             other => panic!("{other}"),
@@ -58,7 +59,8 @@ impl Job {
 
     fn free(&mut self, address: DeviceAddress) {
         self.allocator.free(address).unwrap();
-        self.events.extend(self.allocator.lane_mut().take_events());
+        self.events
+            .extend(self.allocator.lane_mut().event_log().take());
     }
 
     /// Returns the state when `error` occurred, with the last `events` events before it.

@@ -90,7 +90,7 @@ impl Job {
             ..SimConfig::default()
         });
         let mut allocator = DeviceAllocator::new(driver, 0, config);
-        allocator.lane_mut().record_events(true);
+        allocator.lane_mut().event_log().record(true);
         allocator.lane_mut().create_or_retain_pool(POOL);
         Job {
             allocator,
@@ -144,7 +144,7 @@ impl Job {
             Op::EmptyCache => self.allocator.empty_cache().expect("the device answers"),
             Op::PauseOrResume => self.pause_or_resume(),
         }
-        let events: Vec<Event> = self.allocator.lane_mut().take_events().collect();
+        let events: Vec<Event> = self.allocator.lane_mut().event_log().take().collect();
         let block = events.iter().find(|event| event.action == Action::Alloc);
         if let Some(block) = block {
             let block = self

@@ -126,7 +126,7 @@ impl<'a> Run<'a> {
         if options.capacity.is_some() && !has_fraction {
             allocator.set_limit(options.capacity);
         }
-        allocator.lane_mut().record_events(options.verify);
+        allocator.lane_mut().event_log().record(options.verify);
         Run {
             trace,
             peak_live_bytes: *peak_live_bytes,
@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
                 return Ok(0);
             }
         }
-        self.allocator.lane_mut().take_events();
+        self.allocator.lane_mut().event_log().take();
         self.allocator.lane_mut().order_blocks(&self.ages.blocks);
         for (slot, block) in (self.program.initial_slots.iter()).zip(&self.trace.initial.blocks) {
             self.addresses[slot.index()] = block.address;
@@ -276,7 +276,7 @@ impl<'a> Run<'a> {
             .act(step, end)
             .map_err(|error| ReplayError::at(end, error))?;
         if let Some(comparison) = &mut self.comparison {
-            let replayed = self.allocator.lane_mut().take_events();
+            let replayed = self.allocator.lane_mut().event_log().take();
             // Events from before the first recorded one have no counterpart.
             comparison.add(replayed.filter(|_| index >= self.program.initial_steps));
             let next_end = self.program.event_ends.get(index + 1);

@@ -20,10 +20,10 @@ fn recordings(act: impl FnOnce(&mut Allocator) -> Result<(), AllocError>) -> Vec
         ..SimConfig::default()
     });
     let mut allocator = DeviceAllocator::new(driver, 0, &Config::default());
-    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().event_log().record(true);
     act(&mut allocator).expect("the job goes on");
     let segments = allocator.segments();
-    let events: Vec<Event> = allocator.lane_mut().take_events().collect();
+    let events: Vec<Event> = allocator.lane_mut().event_log().take().collect();
     let last = |count| events[events.len() - count..].iter().copied();
     let recorded = |count| Trace::recovered(0, last(count), segments.clone());
     (1..=events.len())

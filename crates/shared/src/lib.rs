@@ -120,7 +120,7 @@ impl<D: Driver> SharedAllocator<D> {
         let lane = |lane| {
             let memory = SharedMemory(Arc::clone(&physical));
             let mut allocator = Lane::new(memory, lane, device.into(), config);
-            allocator.keep_recent_events(Arc::clone(&clock));
+            allocator.event_log().keep_recent(Arc::clone(&clock));
             SharedLane(LaneLock::new(LaneState {
                 lane: allocator,
                 visits: 0,
@@ -347,8 +347,9 @@ impl<D: Driver> SharedAllocator<D> {
     /// Notifies `observer` of every event from now on, or nobody. No miss runs meanwhile, and an earlier observer is not
     /// called any more when this returns.
     ///
-    /// The thread whose call caused an event calls the observer, as [`Lane::observe_events`] says, under the lock of the
-    /// event's lane: several threads may call it at once for different streams. It must not use the allocator.
+    /// The thread whose call caused an event calls the observer, as
+    /// [`EventLog::observe`](lowtide_core::EventLog::observe) says, under the lock of the event's lane: several threads
+    /// may call it at once for different streams. It must not use the allocator.
     ///
     /// # Errors
     ///
@@ -358,7 +359,7 @@ impl<D: Driver> SharedAllocator<D> {
         for index in 0..self.lanes.len() {
             // Nothing is left to be reported from before: each thread that left the lane has done that.
             let mut guard = self.enter(index)?;
-            guard.state.lane.observe_events(observer.cloned());
+            guard.state.lane.event_log().observe(observer.cloned());
             guard.end();
         }
         Ok(())

@@ -261,7 +261,7 @@ fn an_observer_hears_of_every_event() {
         .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
         .unwrap();
     assert_eq!(take(), []);
-    let kept = allocator.with_all(|lanes| lanes.lane_mut().take_events().count());
+    let kept = allocator.with_all(|lanes| lanes.lane_mut().event_log().take().count());
     assert_eq!(kept, Ok(0), "nobody is notified later");
 }
 

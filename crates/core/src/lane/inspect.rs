@@ -1,17 +1,14 @@
 //! Limits, statistics and events: queries about memory, rather than requests for it.
 
-use std::sync::Arc;
-
 use super::{Allocation, Lane};
 use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::AllocError;
-use crate::event::Event;
-use crate::event_log::Observer;
+use crate::event_log::EventLog;
 use crate::figures::gauge::Gauge;
 use crate::number_table::SearchHint;
 use crate::physical::{Memory, Physical};
-use crate::recent_events::{EventClock, RecentPast};
+use crate::recent_events::RecentPast;
 use crate::snapshot::SegmentSnapshot;
 use crate::strategy::{Placement, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
@@ -92,33 +89,14 @@ impl<M: Memory> Lane<M> {
         self.heap.stats.has_new_peak()
     }
 
-    /// Starts or stops recording events.
-    pub fn record_events(&mut self, enabled: bool) {
-        self.heap.log.enabled = enabled;
-    }
-
-    /// Keeps the last events, some thousands, for [`Device::recent_past`](crate::Device::recent_past), while
-    /// `clock` is running. Lanes of one device share a clock, which orders their events.
-    pub fn keep_recent_events(&mut self, clock: Arc<EventClock>) {
-        self.heap.log.recent.keep(clock);
+    /// Returns the log of the lane's events.
+    pub fn event_log(&mut self) -> &mut EventLog {
+        &mut self.heap.log
     }
 
     /// Returns the last events, if they are kept.
     pub(crate) fn recent_past(&self) -> RecentPast {
         self.heap.log.recent.past(&self.heap.domains)
-    }
-
-    /// Returns the events since the last call and removes them.
-    pub fn take_events(&mut self) -> std::vec::Drain<'_, Event> {
-        self.heap.log.take()
-    }
-
-    /// Sets the observer that is notified of every event from now on; `None` removes it. A release to the driver or
-    /// to a pool's source is reported just before it happens, with all earlier events. Other events are reported
-    /// when [`Lane::settle`] or [`Device::sync_peaks`](crate::Device::sync_peaks) is called. If the driver refuses
-    /// a release, the observer is notified of events that undo those of the call.
-    pub fn observe_events(&mut self, observer: Option<Observer>) {
-        self.heap.log.observe(observer);
     }
 
     /// Returns whether there is an observer.

@@ -126,7 +126,7 @@ mod tests {
             });
             let config: Config = "tide".parse().unwrap();
             let mut allocator = DeviceAllocator::new(driver, 0, &config);
-            allocator.lane_mut().record_events(true);
+            allocator.lane_mut().event_log().record(true);
             Job(allocator)
         }
 
@@ -137,7 +137,7 @@ mod tests {
         }
 
         fn finish(&mut self) -> Trace {
-            let events = self.0.lane_mut().take_events();
+            let events = self.0.lane_mut().event_log().take();
             let mut trace = Trace {
                 events: events.map(recorded).collect(),
                 ..Trace::default()

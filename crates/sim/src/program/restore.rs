@@ -60,7 +60,7 @@ impl Runner {
             self.shadow.let_go(block.address);
         }
         self.follow_steps()?;
-        let events: Vec<_> = self.allocator.lane_mut().take_events().collect();
+        let events: Vec<_> = self.allocator.lane_mut().event_log().take().collect();
         let now_ns = self.now_ns();
         let mut hands_out = false;
         for event in &events {

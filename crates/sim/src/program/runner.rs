@@ -77,7 +77,7 @@ impl Runner {
             ..SimConfig::default()
         });
         let mut allocator = DeviceAllocator::new(driver, 0, config);
-        allocator.lane_mut().record_events(true);
+        allocator.lane_mut().event_log().record(true);
         allocator.lane_mut().driver_mut().keep_steps();
         Runner {
             allocator,
@@ -558,7 +558,8 @@ impl Runner {
 
     pub(super) fn read_events(&mut self) -> Result<(), String> {
         self.follow_steps()?;
-        self.events.extend(self.allocator.lane_mut().take_events());
+        self.events
+            .extend(self.allocator.lane_mut().event_log().take());
         let now_ns = self.allocator.lane().driver().now_ns();
         for event in self.events.drain(..) {
             self.ledger.apply(&event)?;

@@ -301,7 +301,7 @@ fn without_garbage_collection_free_regions_go_back_only_when_told() {
 #[test]
 fn each_region_goes_back_by_itself() {
     let mut allocator = with_region(2);
-    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().event_log().record(true);
     let blocks = [2, 4].map(|mib| allocate(&mut allocator, mib * MIB));
     for block in blocks {
         free(&mut allocator, block);
@@ -311,7 +311,7 @@ fn each_region_goes_back_by_itself() {
     // The driver checks addresses and sizes.
     assert_eq!(held(&allocator), [0; 0]);
     assert_eq!(allocator.stats().segment.all.current, 0);
-    let went_back = allocator.lane_mut().take_events();
+    let went_back = allocator.lane_mut().event_log().take();
     let went_back = went_back.filter(|event| event.action == Action::SegmentFree);
     let went_back: Vec<_> = went_back.map(|event| (event.address, event.size)).collect();
     assert_eq!(
@@ -472,7 +472,7 @@ fn the_wait_is_what_is_configured() {
 #[test]
 fn a_failed_try_leaves_no_trace_in_the_figures() {
     let mut allocator = allocator(TestDriver::new(Bytes::mib(2)), "");
-    allocator.lane_mut().record_events(true);
+    allocator.lane_mut().event_log().record(true);
     let attempt = |allocator: &mut DeviceAllocator<_>, mib| {
         let request = allocator
             .lane_mut()
@@ -485,7 +485,7 @@ fn a_failed_try_leaves_no_trace_in_the_figures() {
     };
     assert_eq!(attempt(&mut allocator, 3), Ok(None));
     assert_eq!(allocator.stats().num_ooms, 0);
-    assert_eq!(allocator.lane_mut().take_events().count(), 0);
+    assert_eq!(allocator.lane_mut().event_log().take().count(), 0);
     let found = attempt(&mut allocator, 2);
     let held = allocator.lane().driver().held.keys().next().copied();
     assert!(held.is_some() && found == Ok(held));
