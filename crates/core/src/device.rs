@@ -193,6 +193,11 @@ impl<D: Driver> Device<OneLane<D>> {
     pub fn free(&mut self, address: DeviceAddress) -> Result<(), AllocError> {
         self.lanes.lane.free(address)
     }
+
+    /// Returns the driver.
+    pub fn driver(&mut self) -> &mut D {
+        self.lanes.lane.memory.driver_mut()
+    }
 }
 
 impl<L: Lanes> Device<L> {

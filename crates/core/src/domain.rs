@@ -610,7 +610,7 @@ mod tests {
         let blocks: Vec<_> = (0..FULL)
             .map(|stream| allocator.allocate(Bytes(1), Stream(stream)).unwrap())
             .collect();
-        allocator.lane_mut().driver_mut().busy = true;
+        allocator.driver().busy = true;
         allocator
             .lane_mut()
             .record_stream(blocks[7], Stream(8))
@@ -618,7 +618,7 @@ mod tests {
         allocator.free(blocks[7]).unwrap();
         let refused = allocator.allocate(Bytes(1), Stream(FULL));
         assert_eq!(refused, Err(AllocError::TooManyStreams));
-        allocator.lane_mut().driver_mut().busy = false;
+        allocator.driver().busy = false;
         allocator.allocate(Bytes(1), Stream(FULL)).unwrap();
         let refused = allocator.allocate(Bytes(1), Stream(7));
         assert_eq!(refused, Err(AllocError::TooManyStreams));

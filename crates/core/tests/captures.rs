@@ -29,11 +29,11 @@ fn reusing() -> DeviceAllocator<SimDriver> {
 
 fn begin(allocator: &mut DeviceAllocator<SimDriver>) {
     allocator.lane_mut().capture_begin();
-    assert!(allocator.lane_mut().driver_mut().begin_capture(OWN));
+    assert!(allocator.driver().begin_capture(OWN));
 }
 
 fn end(allocator: &mut DeviceAllocator<SimDriver>) -> Outcome {
-    assert!(allocator.lane_mut().driver_mut().end_capture(OWN));
+    assert!(allocator.driver().end_capture(OWN));
     allocator.lane_mut().capture_end()
 }
 
@@ -54,10 +54,10 @@ fn share(
     block: DeviceAddress,
     streams: &[Stream],
 ) -> Outcome {
-    allocator.lane_mut().driver_mut().launch(OWN, 1);
+    allocator.driver().launch(OWN, 1);
     for &stream in streams {
-        assert!(allocator.lane_mut().driver_mut().wait(stream, OWN));
-        allocator.lane_mut().driver_mut().launch(stream, 1);
+        assert!(allocator.driver().wait(stream, OWN));
+        allocator.driver().launch(stream, 1);
         allocator.lane_mut().record_stream(block, stream)?;
     }
     Ok(())
@@ -79,10 +79,10 @@ fn what_only_a_capture_shared_is_free_when_it_ends() -> Outcome {
     let mut allocator = allocator("caching");
     begin(&mut allocator);
     let block = use_in(&mut allocator, &[SIDE])?;
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    assert!(allocator.driver().wait(OWN, SIDE));
     assert!(!is_free(&mut allocator, block)?);
     end(&mut allocator)?;
-    allocator.lane_mut().driver_mut().launch(SIDE, u64::MAX / 4);
+    allocator.driver().launch(SIDE, u64::MAX / 4);
     assert!(is_free(&mut allocator, block)?);
     Ok(())
 }
@@ -93,17 +93,14 @@ fn work_that_is_not_captured_is_waited_for_after_the_capture() -> Outcome {
     for mut allocator in [allocator("caching"), reusing()] {
         let block = allocator.allocate(SIZE, OWN)?;
         allocator.lane_mut().capture_begin();
-        allocator.lane_mut().driver_mut().begin_capture(THIRD);
-        allocator
-            .lane_mut()
-            .driver_mut()
-            .launch(SIDE, 1_000_000_000);
+        allocator.driver().begin_capture(THIRD);
+        allocator.driver().launch(SIDE, 1_000_000_000);
         allocator.lane_mut().record_stream(block, SIDE)?;
         allocator.free(block)?;
-        allocator.lane_mut().driver_mut().end_capture(THIRD);
+        allocator.driver().end_capture(THIRD);
         allocator.lane_mut().capture_end()?;
         assert!(!is_free(&mut allocator, block)?);
-        allocator.lane_mut().driver_mut().advance(1_000_000_000);
+        allocator.driver().advance(1_000_000_000);
         assert!(is_free(&mut allocator, block)?);
     }
     Ok(())
@@ -115,10 +112,10 @@ fn a_block_serves_its_capture_again_once_all_streams_are_joined() -> Outcome {
     begin(&mut allocator);
     let block = use_in(&mut allocator, &[SIDE, THIRD])?;
     assert!(!is_free(&mut allocator, block)?);
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
-    allocator.lane_mut().driver_mut().launch(OWN, 1);
+    assert!(allocator.driver().wait(OWN, SIDE));
+    allocator.driver().launch(OWN, 1);
     assert!(!is_free(&mut allocator, block)?);
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, THIRD));
+    assert!(allocator.driver().wait(OWN, THIRD));
     assert!(is_free(&mut allocator, block)?);
     end(&mut allocator)
 }
@@ -128,7 +125,7 @@ fn without_the_option_a_block_serves_its_capture_once() -> Outcome {
     let mut allocator = allocator("caching");
     begin(&mut allocator);
     let block = use_in(&mut allocator, &[SIDE])?;
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    assert!(allocator.driver().wait(OWN, SIDE));
     assert!(!is_free(&mut allocator, block)?);
     end(&mut allocator)
 }
@@ -139,7 +136,7 @@ fn the_next_capture_finds_what_the_last_one_freed() -> Outcome {
     for (mut allocator, is_expected) in [(reusing(), true), (allocator("caching"), false)] {
         begin(&mut allocator);
         let block = use_in(&mut allocator, &[SIDE])?;
-        assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+        assert!(allocator.driver().wait(OWN, SIDE));
         end(&mut allocator)?;
         begin(&mut allocator);
         assert_eq!(is_free(&mut allocator, block)?, is_expected);
@@ -153,19 +150,16 @@ fn the_next_capture_finds_what_the_last_one_freed() -> Outcome {
 fn what_work_outside_the_capture_used_waits_for_an_event() -> Outcome {
     let mut allocator = reusing();
     let block = allocator.allocate(SIZE, OWN)?;
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .launch(SIDE, 1_000_000_000);
+    allocator.driver().launch(SIDE, 1_000_000_000);
     allocator.lane_mut().record_stream(block, SIDE)?;
     begin(&mut allocator);
     share(&mut allocator, block, &[SIDE])?;
     allocator.free(block)?;
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    assert!(allocator.driver().wait(OWN, SIDE));
     assert!(!is_free(&mut allocator, block)?);
     end(&mut allocator)?;
     assert!(!is_free(&mut allocator, block)?);
-    allocator.lane_mut().driver_mut().advance(1_000_000_000);
+    allocator.driver().advance(1_000_000_000);
     assert!(is_free(&mut allocator, block)?);
     Ok(())
 }
@@ -182,26 +176,23 @@ fn what_a_stream_did_between_two_captures_waits_for_an_event() -> Outcome {
         begin(&mut allocator);
         let block = allocator.allocate(SIZE, OWN)?;
         share(&mut allocator, block, &[SIDE])?;
-        assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+        assert!(allocator.driver().wait(OWN, SIDE));
         end(&mut allocator)?;
-        allocator
-            .lane_mut()
-            .driver_mut()
-            .launch(SIDE, 1_000_000_000);
+        allocator.driver().launch(SIDE, 1_000_000_000);
         begin(&mut allocator);
-        allocator.lane_mut().driver_mut().launch(OWN, 1);
+        allocator.driver().launch(OWN, 1);
         if joins {
-            assert!(allocator.lane_mut().driver_mut().wait(SIDE, OWN));
-            allocator.lane_mut().driver_mut().launch(SIDE, 1);
+            assert!(allocator.driver().wait(SIDE, OWN));
+            allocator.driver().launch(SIDE, 1);
         }
         allocator.free(block)?;
         if joins {
-            assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+            assert!(allocator.driver().wait(OWN, SIDE));
         }
         assert!(!is_free(&mut allocator, block)?);
         end(&mut allocator)?;
         assert!(!is_free(&mut allocator, block)?);
-        allocator.lane_mut().driver_mut().advance(1_000_000_000);
+        allocator.driver().advance(1_000_000_000);
         assert!(is_free(&mut allocator, block)?);
     }
     Ok(())
@@ -213,11 +204,11 @@ fn what_is_freed_before_any_captured_work_waits_for_the_end() -> Outcome {
     let mut allocator = reusing();
     begin(&mut allocator);
     let block = allocator.allocate(SIZE, OWN)?;
-    assert!(allocator.lane_mut().driver_mut().wait(SIDE, OWN));
+    assert!(allocator.driver().wait(SIDE, OWN));
     allocator.lane_mut().record_stream(block, SIDE)?;
     allocator.free(block)?;
-    allocator.lane_mut().driver_mut().launch(SIDE, 1);
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    allocator.driver().launch(SIDE, 1);
+    assert!(allocator.driver().wait(OWN, SIDE));
     assert!(!is_free(&mut allocator, block)?);
     end(&mut allocator)?;
     assert!(is_free(&mut allocator, block)?);
@@ -229,24 +220,24 @@ fn what_is_freed_before_any_captured_work_waits_for_the_end() -> Outcome {
 fn names_of_nodes_mean_what_they_do_in_their_capture() -> Outcome {
     let mut allocator = reusing();
     allocator.lane_mut().capture_begin();
-    assert!(allocator.lane_mut().driver_mut().begin_capture(THIRD));
+    assert!(allocator.driver().begin_capture(THIRD));
     begin(&mut allocator);
     let block = use_in(&mut allocator, &[SIDE])?;
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    assert!(allocator.driver().wait(OWN, SIDE));
     // The next capture's first node has the name of this one's last.
-    allocator.lane_mut().driver_mut().launch(OWN, 1);
+    allocator.driver().launch(OWN, 1);
     assert!(is_free(&mut allocator, block)?);
     end(&mut allocator)?;
 
     begin(&mut allocator);
     let block = use_in(&mut allocator, &[SIDE])?;
     assert!(!is_free(&mut allocator, block)?);
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    assert!(allocator.driver().wait(OWN, SIDE));
     assert!(is_free(&mut allocator, block)?);
     end(&mut allocator)?;
-    assert!(allocator.lane_mut().driver_mut().end_capture(THIRD));
+    assert!(allocator.driver().end_capture(THIRD));
     allocator.lane_mut().capture_end()?;
-    assert!(allocator.lane().driver().violations().is_empty());
+    assert!(allocator.driver().violations().is_empty());
     Ok(())
 }
 
@@ -256,16 +247,16 @@ fn a_stream_of_another_capture_keeps_a_block_until_both_have_ended() -> Outcome 
     let mut allocator = reusing();
     begin(&mut allocator);
     allocator.lane_mut().capture_begin();
-    assert!(allocator.lane_mut().driver_mut().begin_capture(SIDE));
+    assert!(allocator.driver().begin_capture(SIDE));
     let block = allocator.allocate(SIZE, OWN)?;
-    allocator.lane_mut().driver_mut().launch(OWN, 1);
-    allocator.lane_mut().driver_mut().launch(SIDE, 1);
+    allocator.driver().launch(OWN, 1);
+    allocator.driver().launch(SIDE, 1);
     allocator.lane_mut().record_stream(block, SIDE)?;
     allocator.free(block)?;
     assert!(!is_free(&mut allocator, block)?);
     end(&mut allocator)?;
     assert!(!is_free(&mut allocator, block)?);
-    assert!(allocator.lane_mut().driver_mut().end_capture(SIDE));
+    assert!(allocator.driver().end_capture(SIDE));
     allocator.lane_mut().capture_end()?;
     assert!(is_free(&mut allocator, block)?);
     Ok(())
@@ -277,25 +268,17 @@ fn a_stream_whose_order_is_set_anew_comes_after_less() -> Outcome {
     let mut allocator = reusing();
     begin(&mut allocator);
     let block = allocator.allocate(SIZE, OWN)?;
-    allocator.lane_mut().driver_mut().launch(OWN, 1);
-    let start = allocator
-        .lane_mut()
-        .driver_mut()
-        .capture_point(OWN)
-        .unwrap()
-        .after;
+    allocator.driver().launch(OWN, 1);
+    let start = allocator.driver().capture_point(OWN).unwrap().after;
     let first = use_in(&mut allocator, &[SIDE])?;
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    assert!(allocator.driver().wait(OWN, SIDE));
     assert!(is_free(&mut allocator, first)?);
     // From here on the stream's work no longer comes after that of the other stream.
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .set_capture_order(OWN, &start);
+    allocator.driver().set_capture_order(OWN, &start);
     allocator.lane_mut().record_stream(block, SIDE)?;
     allocator.free(block)?;
     assert!(!is_free(&mut allocator, block)?);
-    assert!(allocator.lane_mut().driver_mut().wait(OWN, SIDE));
+    assert!(allocator.driver().wait(OWN, SIDE));
     let both = [
         allocator.allocate(SIZE, OWN)?,
         allocator.allocate(SIZE, OWN)?,
@@ -314,18 +297,10 @@ fn a_stream_whose_order_is_set_anew_may_not_come_after_its_own_work() -> Outcome
     begin(&mut allocator);
     let block = allocator.allocate(SIZE, OWN)?;
     share(&mut allocator, block, &[SIDE])?;
-    let side = allocator
-        .lane_mut()
-        .driver_mut()
-        .capture_point(SIDE)
-        .unwrap()
-        .after;
-    allocator.lane_mut().driver_mut().launch(OWN, 1);
+    let side = allocator.driver().capture_point(SIDE).unwrap().after;
+    allocator.driver().launch(OWN, 1);
     allocator.free(block)?;
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .set_capture_order(OWN, &side);
+    allocator.driver().set_capture_order(OWN, &side);
     assert!(!is_free(&mut allocator, block)?);
     end(&mut allocator)
 }
@@ -373,7 +348,7 @@ fn a_failure_at_the_end_of_a_capture_loses_nothing() -> Outcome {
     allocator.free(block)?;
     let fault = DriverError::Unsupported { call: "event" };
     let plan = FaultPlan::nth(Call::RecordEvent, 1, fault.clone());
-    allocator.lane_mut().driver_mut().set_faults(plan);
+    allocator.driver().set_faults(plan);
     assert_eq!(end(&mut allocator), Err(AllocError::Driver(fault)));
     assert!(is_free(&mut allocator, block)?);
     assert_eq!(allocator.stats().active_bytes.all.current, 0);

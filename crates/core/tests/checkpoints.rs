@@ -214,8 +214,7 @@ fn direct_restores_what_is_still_held() -> Outcome {
         message: "not now".to_owned(),
     };
     allocator
-        .lane_mut()
-        .driver_mut()
+        .driver()
         .set_faults(FaultPlan::nth_of_any(1, lost));
     let restored = allocator.lane_mut().restore(&checkpoint)?;
     assert_eq!(addresses(&restored.allocated).len(), held.len());
@@ -242,8 +241,8 @@ fn other_streams_are_waited_for_unless_a_capture_forbids_it() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let held = take(&mut allocator, &[8, 8])?;
     let checkpoint = allocator.lane().checkpoint(POOL)?;
-    let done_ns = allocator.lane().driver().now_ns() + 1_000_000;
-    allocator.lane_mut().driver_mut().launch(OTHER, 1_000_000);
+    let done_ns = allocator.driver().now_ns() + 1_000_000;
+    allocator.driver().launch(OTHER, 1_000_000);
     allocator.lane_mut().record_stream(held[0], OTHER)?;
     allocator.lane_mut().record_stream(held[1], OTHER)?;
 
@@ -252,9 +251,9 @@ fn other_streams_are_waited_for_unless_a_capture_forbids_it() -> Outcome {
     assert!(matches!(refused, AllocError::NotRestorable { .. }));
     allocator.lane_mut().capture_end()?;
     allocator.free(held[1])?;
-    assert!(allocator.lane().driver().now_ns() < done_ns);
+    assert!(allocator.driver().now_ns() < done_ns);
     let restored = allocator.lane_mut().restore(&checkpoint)?;
-    assert!(allocator.lane().driver().now_ns() >= done_ns);
+    assert!(allocator.driver().now_ns() >= done_ns);
     assert_eq!(addresses(&restored.allocated), held);
     // Restored blocks are used by no other stream, like new ones.
     allocator.free(held[0])?;
@@ -271,8 +270,7 @@ fn a_wait_that_fails_changes_nothing() -> Outcome {
     allocator.lane_mut().record_stream(held[0], OTHER)?;
     let fault = DriverError::Unsupported { call: "wait" };
     allocator
-        .lane_mut()
-        .driver_mut()
+        .driver()
         .set_faults(FaultPlan::nth_of_any(1, fault.clone()));
     let before = allocator.stats();
     assert_eq!(
@@ -280,7 +278,7 @@ fn a_wait_that_fails_changes_nothing() -> Outcome {
         Err(AllocError::Driver(fault))
     );
     assert_eq!(allocator.stats(), before);
-    allocator.lane_mut().driver_mut().launch(OTHER, 1_000_000);
+    allocator.driver().launch(OTHER, 1_000_000);
     allocator.free(held[0])?;
     assert_eq!(allocator.stats().active.all.current, 1);
     Ok(())

@@ -180,7 +180,7 @@ fn the_fields_are_those_of_the_moment() -> Result<(), AllocError> {
             (error.limit, error.device_total),
             (Some(Bytes::mib(100)), Bytes::mib(128))
         );
-        let device = allocator.lane().driver();
+        let device = allocator.driver();
         let in_use = device.allocated_bytes() + device.created_bytes();
         assert_eq!(error.device_free, Bytes::mib(128) - in_use, "{config}");
         assert_eq!(stats.num_ooms, 1);
@@ -202,7 +202,7 @@ fn more_than_there_can_be_is_refused_before_anything_else() {
             assert_eq!(error.to_string(), text);
         }
         assert_eq!(
-            allocator.lane().driver().physical_bytes_max(),
+            allocator.driver().physical_bytes_max(),
             Bytes::ZERO,
             "{config}"
         );
@@ -238,10 +238,7 @@ fn what_is_not_held_cannot_be_freed() -> Result<(), AllocError> {
             );
         }
         allocator.lane_mut().record_stream(block, Stream(2))?;
-        allocator
-            .lane_mut()
-            .driver_mut()
-            .launch(Stream(2), u64::MAX / 4);
+        allocator.driver().launch(Stream(2), u64::MAX / 4);
         allocator.free(block)?;
         let twice = allocator.free(block).unwrap_err();
         assert_eq!(
@@ -265,8 +262,7 @@ fn a_failing_driver_is_quoted() {
     };
     let mut allocator = allocator(&Config::default(), Bytes::mib(128));
     allocator
-        .lane_mut()
-        .driver_mut()
+        .driver()
         .set_faults(FaultPlan::nth(Call::Allocate, 1, broken.clone()));
     let error = allocator
         .allocate(Bytes::mib(1), Stream::DEFAULT)

@@ -179,18 +179,15 @@ fn pages_that_are_neither_mapped_nor_unmapped_go_back() -> Result<(), AllocError
             message: String::new(),
         };
         let faults = FaultPlan::random(seed, 2, failed);
-        allocator.lane_mut().driver_mut().set_faults(faults);
+        allocator.driver().set_faults(faults);
         let more = allocator.allocate(Bytes::mib(70), Stream(1));
-        allocator
-            .lane_mut()
-            .driver_mut()
-            .set_faults(FaultPlan::none());
+        allocator.driver().set_faults(FaultPlan::none());
         // The same pages are mapped again.
         let more = more.or_else(|_| allocator.allocate(Bytes::mib(70), Stream(1)))?;
         allocator.free(more)?;
         allocator.free(block)?;
         allocator.empty_cache()?;
-        assert_eq!(allocator.lane().driver().leaks(), [""; 0], "seed {seed}");
+        assert_eq!(allocator.driver().leaks(), [""; 0], "seed {seed}");
     }
     Ok(())
 }
@@ -207,26 +204,23 @@ fn a_segment_that_is_half_mapped_is_passed_over() -> Result<(), AllocError> {
     };
     let before = allocator.allocate(Bytes::mib(4), Stream(1))?;
     let both = FaultPlan::every(&[Call::SetAccess, Call::Unmap], failed.clone());
-    allocator.lane_mut().driver_mut().set_faults(both);
+    allocator.driver().set_faults(both);
     let refused = allocator.allocate(Bytes::mib(30), Stream(1));
     assert!(matches!(refused, Err(AllocError::Driver(_))));
     let unmap = FaultPlan::every(&[Call::Unmap], failed);
-    allocator.lane_mut().driver_mut().set_faults(unmap);
+    allocator.driver().set_faults(unmap);
     let own = allocator.allocate(Bytes::mib(30), Stream(1))?;
     let others = allocator.allocate(Bytes::mib(20), Stream(2))?;
     assert_eq!(
         allocator.lane().check_invariants(CheckLevel::Everything),
         Ok(())
     );
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .set_faults(FaultPlan::none());
+    allocator.driver().set_faults(FaultPlan::none());
     for block in [before, own, others] {
         allocator.free(block)?;
     }
     allocator.empty_cache()?;
-    assert_eq!(allocator.lane().driver().leaks(), [""; 0]);
+    assert_eq!(allocator.driver().leaks(), [""; 0]);
     Ok(())
 }
 
@@ -281,7 +275,7 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
         for nth in 1..60 {
             let mut allocator = allocator(&config);
             let plan = FaultPlan::nth_of_any(nth, DriverError::OutOfMemory);
-            allocator.lane_mut().driver_mut().set_faults(plan);
+            allocator.driver().set_faults(plan);
             for segment in &job {
                 let before = allocator.segments();
                 if allocator.lane_mut().adopt(segment).is_err() {
@@ -295,10 +289,7 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
                     );
                 }
             }
-            allocator
-                .lane_mut()
-                .driver_mut()
-                .set_faults(FaultPlan::none());
+            allocator.driver().set_faults(FaultPlan::none());
             let checked = allocator.lane().check_invariants(CheckLevel::Everything);
             assert_eq!(checked, Ok(()), "{config}: call {nth} failed");
             let adopted = allocator.segments();
@@ -308,7 +299,7 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
                 allocator.free(block.address)?;
             }
             allocator.empty_cache()?;
-            let leaks = allocator.lane().driver().leaks();
+            let leaks = allocator.driver().leaks();
             assert!(leaks.is_empty(), "{config}: call {nth} failed: {leaks:?}");
         }
     }
@@ -354,7 +345,7 @@ fn what_whole_pages_hold_beyond_a_picture_is_free() -> Result<(), AllocError> {
             allocator.free(block.address)?;
         }
         allocator.empty_cache()?;
-        assert!(allocator.lane().driver().leaks().is_empty());
+        assert!(allocator.driver().leaks().is_empty());
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
     }
     Ok(())

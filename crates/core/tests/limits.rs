@@ -123,11 +123,7 @@ fn a_request_that_had_the_cache_released_was_not_rejected() {
     let cached = allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
     allocator.free(cached).unwrap();
     // The request exceeds nine tenths with the cache, a half without it, and the driver's free memory.
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .allocate(Bytes::gib(3))
-        .unwrap();
+    allocator.driver().allocate(Bytes::gib(3)).unwrap();
     let refused = allocator.allocate(Bytes::gib(6), Stream::DEFAULT);
     let text = refused.unwrap_err().to_string();
     assert!(!text.contains("preemptively rejected"), "{text}");

@@ -103,7 +103,7 @@ fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
             allocator.lane().pool_use_count(POOL),
             Err(AllocError::NoSuchPool { pool: POOL })
         );
-        assert!(allocator.lane().driver().leaks().is_empty(), "{config}");
+        assert!(allocator.driver().leaks().is_empty(), "{config}");
     }
     Ok(())
 }
@@ -114,7 +114,7 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
     let mut allocator = allocator(&"caching:expandable_segments:True".parse().unwrap());
     let error = DriverError::Unsupported { call: "told to" };
     let plan = FaultPlan::every(&[Call::SetAccess, Call::Unmap], error.clone());
-    allocator.lane_mut().driver_mut().set_faults(plan);
+    allocator.driver().set_faults(plan);
     let refused = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED);
     assert_eq!(refused, Err(AllocError::Driver(error)));
     allocator.lane_mut().release_pool(POOL)?;
@@ -125,14 +125,11 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
         allocator.lane().held_blocks(MempoolId::DEFAULT),
         Ok(Vec::new())
     );
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .set_faults(FaultPlan::none());
+    allocator.driver().set_faults(FaultPlan::none());
     allocator.empty_cache()?;
     let absent = Err(AllocError::NoSuchPool { pool: POOL });
     assert_eq!(allocator.lane().pool_use_count(POOL), absent);
-    assert!(allocator.lane().driver().leaks().is_empty());
+    assert!(allocator.driver().leaks().is_empty());
     Ok(())
 }
 
@@ -206,7 +203,7 @@ fn ask_in_vain(allocator: &mut DeviceAllocator<SimDriver>) {
         call: "query_event",
     };
     let plan = FaultPlan::nth(Call::QueryEvent, 1, error.clone());
-    allocator.lane_mut().driver_mut().set_faults(plan);
+    allocator.driver().set_faults(plan);
     let failed = allocator.allocate_in(POOL, Bytes(1), OTHER);
     assert_eq!(failed, Err(AllocError::Driver(error)));
 }
@@ -218,7 +215,7 @@ fn a_request_that_is_refused_up_front_leaves_its_pool_as_it_was() -> Outcome {
         // A pending block, so that the driver is called before anything else.
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         allocator.lane_mut().record_stream(block, OTHER)?;
-        allocator.lane_mut().driver_mut().launch(OTHER, 1_000_000);
+        allocator.driver().launch(OTHER, 1_000_000);
         allocator.free(block)?;
 
         ask_in_vain(&mut allocator);

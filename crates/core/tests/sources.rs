@@ -110,7 +110,7 @@ fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
             blocks.push(block);
         }
         let from_driver = [Call::Allocate, Call::Reserve, Call::Create];
-        let calls = from_driver.map(|call| allocator.lane().driver().stats(call).count);
+        let calls = from_driver.map(|call| allocator.driver().stats(call).count);
         assert_eq!(calls, [0; 3], "{config}");
         let other = allocator.allocate(Bytes::mib(1), Stream::DEFAULT)?;
         assert!(

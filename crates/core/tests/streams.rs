@@ -86,8 +86,8 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
 }
 
 /// Returns the number of event queries and waits at the driver.
-fn questions(allocator: &DeviceAllocator<SimDriver>) -> u64 {
-    let count = |call| allocator.lane().driver().stats(call).count;
+fn questions(allocator: &mut DeviceAllocator<SimDriver>) -> u64 {
+    let mut count = |call| allocator.driver().stats(call).count;
     count(Call::QueryEvent) + count(Call::SynchronizeEvent)
 }
 
@@ -97,12 +97,12 @@ fn a_shared_block_is_reused_after_the_other_streams_work() -> Result<(), AllocEr
     let (own, other) = (Stream(1), Stream(2));
     let shared = allocator.allocate(Bytes::mib(4), own)?;
     allocator.lane_mut().record_stream(shared, other)?;
-    allocator.lane_mut().driver_mut().launch(other, 1_000_000);
+    allocator.driver().launch(other, 1_000_000);
     allocator.free(shared)?;
 
     let meanwhile = allocator.allocate(Bytes::mib(4), own)?;
     assert_ne!(meanwhile, shared);
-    allocator.lane_mut().driver_mut().advance(1_000_000);
+    allocator.driver().advance(1_000_000);
     assert_eq!(allocator.allocate(Bytes::mib(4), own)?, shared);
     Ok(())
 }
@@ -117,10 +117,7 @@ fn a_busy_stream_holds_up_no_other() -> Result<(), AllocError> {
     ];
     allocator.lane_mut().record_stream(first, Stream(2))?;
     allocator.lane_mut().record_stream(second, Stream(3))?;
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .launch(Stream(2), u64::MAX / 4);
+    allocator.driver().launch(Stream(2), u64::MAX / 4);
     allocator.free(first)?;
     allocator.free(second)?;
     assert_eq!(allocator.allocate(Bytes::mib(2), own)?, second);
@@ -139,12 +136,12 @@ fn no_event_is_asked_about_during_a_capture() -> Result<(), AllocError> {
         let during = allocator.allocate(Bytes::mib(4), Stream(1))?;
         allocator.lane_mut().record_stream(during, Stream(2))?;
         allocator.free(during)?;
-        let asked = questions(&allocator);
+        let asked = questions(&mut allocator);
         allocator.lane_mut().process_events()?;
         allocator.empty_cache()?;
         let too_much = allocator.allocate(Bytes::gib(1), Stream(1));
         assert!(too_much.is_err_and(|error| error.is_out_of_memory()));
-        assert_eq!(questions(&allocator), asked, "{config}");
+        assert_eq!(questions(&mut allocator), asked, "{config}");
 
         allocator.lane_mut().capture_end()?;
         allocator.empty_cache()?;
@@ -177,10 +174,7 @@ fn with_block_that_waits(
             .set_pool(pool, PoolSetting::UseOnOom(true))?;
     }
     allocator.lane_mut().record_stream(waits, Stream(2))?;
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .launch(Stream(2), 1_000_000);
+    allocator.driver().launch(Stream(2), 1_000_000);
     allocator.free(waits)?;
     Ok((allocator, waits))
 }

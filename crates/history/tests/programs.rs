@@ -119,10 +119,7 @@ impl Job {
             Op::Free { index } | Op::FreeWhileUsed { index } if !self.held.is_empty() => {
                 let address = self.held.swap_remove(index % self.held.len());
                 if matches!(op, Op::FreeWhileUsed { .. }) {
-                    self.allocator
-                        .lane_mut()
-                        .driver_mut()
-                        .hold_stream(Stream(9));
+                    self.allocator.driver().hold_stream(Stream(9));
                     self.allocator
                         .lane_mut()
                         .record_stream(address, Stream(9))
@@ -132,10 +129,7 @@ impl Job {
             }
             Op::Free { .. } | Op::FreeWhileUsed { .. } => {}
             Op::Pass => {
-                self.allocator
-                    .lane_mut()
-                    .driver_mut()
-                    .resume_stream(Stream(9));
+                self.allocator.driver().resume_stream(Stream(9));
                 self.allocator
                     .lane_mut()
                     .process_events()

@@ -375,7 +375,7 @@ impl<'a> Run<'a> {
 
     /// Returns the recorded driver's calls, if the driver does what was recorded.
     fn script(&mut self) -> Option<&mut Script> {
-        let script = self.allocator.lane_mut().driver_mut().addresses_mut();
+        let script = self.allocator.driver().addresses_mut();
         script.is_exact.then_some(script)
     }
 
@@ -441,9 +441,9 @@ impl<'a> Run<'a> {
         self.allocator
             .lane_mut()
             .record_stream(address, stream_of(user.index()))?;
-        let event = self.allocator.lane().driver().next_event();
+        let event = self.allocator.driver().next_event();
         self.allocator.free(address)?;
-        let recorded = self.allocator.lane().driver().next_event() != event;
+        let recorded = self.allocator.driver().next_event() != event;
         self.waits[user.index()].push_back(recorded.then_some(event));
         Ok(())
     }
@@ -451,14 +451,14 @@ impl<'a> Run<'a> {
     fn finish_use(&mut self, user: User) -> Result<(), AllocError> {
         if let Some(event) = self.waits[user.index()].pop_front().flatten() {
             // The event has already completed if the allocator waited for it.
-            self.allocator.lane_mut().driver_mut().complete_event(event);
+            self.allocator.driver().complete_event(event);
         }
         self.allocator.lane_mut().process_events()
     }
 
-    fn outcome(self, config: &Config, elapsed_ns: f64, taken: usize) -> Outcome {
+    fn outcome(mut self, config: &Config, elapsed_ns: f64, taken: usize) -> Outcome {
         let stats = self.allocator.stats();
-        let driver = self.allocator.lane().driver();
+        let driver = self.allocator.driver();
         let done = |call: Call| driver.stats(call).count - driver.stats(call).failures;
         let peak_reserved = stats.reserved_bytes.all.peak.unsigned_abs();
         #[expect(clippy::cast_precision_loss, reason = "figures for people")]

@@ -117,10 +117,7 @@ fn what_a_wait_made_free_serves_a_replay_that_asks_for_it() {
         let waits = allocator.allocate(Bytes::mib(38), Stream::DEFAULT)?;
         allocator.allocate(Bytes::mib(30), Stream::DEFAULT)?;
         allocator.lane_mut().record_stream(waits, Stream(2))?;
-        allocator
-            .lane_mut()
-            .driver_mut()
-            .launch(Stream(2), 1_000_000);
+        allocator.driver().launch(Stream(2), 1_000_000);
         allocator.free(waits)?;
         // A block that is free as soon as it is freed leaves the same two events.
         allocator.allocate(Bytes::mib(1), Stream::DEFAULT)?;

@@ -125,7 +125,7 @@ impl Both {
             }
             Op::Free(_) | Op::RecordStream(..) => {}
             Op::Hold(stream, is_held) => {
-                hold(single.lane_mut().driver_mut(), stream, is_held);
+                hold(single.driver(), stream, is_held);
                 shared.with_driver(|driver| hold(driver, stream, is_held));
             }
             Op::EmptyCache => {

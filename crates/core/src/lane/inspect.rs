@@ -2,12 +2,11 @@
 
 use super::{Allocation, Lane};
 use crate::config::Config;
-use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::event_log::EventLog;
 use crate::figures::gauge::Gauge;
 use crate::number_table::SearchHint;
-use crate::physical::{Memory, Physical};
+use crate::physical::Memory;
 use crate::recent_events::RecentPast;
 use crate::snapshot::SegmentSnapshot;
 use crate::strategy::{Placement, Strategy};
@@ -174,17 +173,5 @@ impl<M: Memory> Lane<M> {
         }
         *self.config = config.clone();
         Ok(())
-    }
-}
-
-impl<D: Driver> Lane<Physical<D>> {
-    /// Returns the driver.
-    pub fn driver(&self) -> &D {
-        self.memory.driver()
-    }
-
-    /// Returns the driver, mutable.
-    pub fn driver_mut(&mut self) -> &mut D {
-        self.memory.driver_mut()
     }
 }

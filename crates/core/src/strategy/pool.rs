@@ -504,12 +504,7 @@ mod tests {
         assert_eq!(allocator.stats().reserved(), Bytes::mib(1280));
         allocator.allocate(Bytes(1), Stream(7)).unwrap();
         // All of the remaining memory for a request that needs it.
-        let left = allocator
-            .lane_mut()
-            .driver_mut()
-            .memory_info()
-            .unwrap()
-            .free;
+        let left = allocator.driver().memory_info().unwrap().free;
         allocate(&mut allocator, left.get());
         assert_eq!(allocator.stats().reserved(), Bytes::gib(4));
         assert!(allocator.allocate(Bytes::gib(2), Stream::DEFAULT).is_err());

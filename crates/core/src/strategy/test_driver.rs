@@ -187,14 +187,14 @@ pub(crate) fn run(config: &Config, driver: TestDriver, program: &[Op]) {
         let checked = allocator.lane().check_invariants(CheckLevel::Everything);
         checked.unwrap_or_else(|error| panic!("after step {step}, {op:?}: {error}"));
     }
-    allocator.lane_mut().driver_mut().failure = None;
+    allocator.driver().failure = None;
     for address in live {
         allocator.free(address).unwrap();
     }
     allocator.empty_cache().unwrap();
     let checked = allocator.lane().check_invariants(CheckLevel::Everything);
     checked.unwrap_or_else(|error| panic!("at the end: {error}"));
-    assert_eq!(allocator.lane().driver().held, BTreeMap::new());
+    assert_eq!(allocator.driver().held, BTreeMap::new());
     assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
 }
 
@@ -207,7 +207,7 @@ fn apply(allocator: &mut DeviceAllocator<TestDriver>, live: &mut Vec<DeviceAddre
                 live.push(address);
             }
             Err(error) => assert!(
-                error.is_out_of_memory() || allocator.lane().driver().failure.is_some(),
+                error.is_out_of_memory() || allocator.driver().failure.is_some(),
                 "{error}"
             ),
         },
@@ -224,14 +224,14 @@ fn apply(allocator: &mut DeviceAllocator<TestDriver>, live: &mut Vec<DeviceAddre
             allocator.lane_mut().record_stream(address, stream).unwrap();
         }
         Op::Free(_) | Op::Use(..) => {}
-        Op::Busy(busy) => allocator.lane_mut().driver_mut().busy = busy,
+        Op::Busy(busy) => allocator.driver().busy = busy,
         Op::Fail(calls) => {
             let error = DriverError::Failed {
                 call: "told to fail",
                 code: 1,
                 message: String::new(),
             };
-            let driver = allocator.lane_mut().driver_mut();
+            let driver = allocator.driver();
             driver.failure = Some((driver.calls + calls, error));
         }
         Op::EmptyCache => match allocator.empty_cache() {

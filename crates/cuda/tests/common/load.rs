@@ -69,7 +69,7 @@ impl Load<'_> {
         if is_shared {
             // The block may still be used in the first stream, so the other stream must wait for that.
             self.attempt(|allocator| {
-                let driver = allocator.lane_mut().driver_mut();
+                let driver = allocator.driver();
                 let event = driver.record_event(stream)?;
                 let waits = driver.wait_event(other, event);
                 driver.release_event(event);
@@ -78,12 +78,7 @@ impl Load<'_> {
             self.attempt(|allocator| Ok(allocator.lane_mut().record_stream(address, other)?))?;
         }
         let stream = if is_shared { other } else { stream };
-        self.attempt(|allocator| {
-            Ok(allocator
-                .lane_mut()
-                .driver_mut()
-                .fill(address, size, byte, stream)?)
-        })?;
+        self.attempt(|allocator| Ok(allocator.driver().fill(address, size, byte, stream)?))?;
         Ok(Held {
             address,
             size,
@@ -100,26 +95,14 @@ impl Load<'_> {
             byte,
         } = block;
         let mut copy = vec![!byte; usize::try_from(size.get())?];
-        self.attempt(|allocator| {
-            Ok(allocator
-                .lane_mut()
-                .driver_mut()
-                .synchronize_stream(stream)?)
-        })?;
-        self.attempt(|allocator| {
-            Ok(allocator.lane_mut().driver_mut().read(address, &mut copy)?)
-        })?;
+        self.attempt(|allocator| Ok(allocator.driver().synchronize_stream(stream)?))?;
+        self.attempt(|allocator| Ok(allocator.driver().read(address, &mut copy)?))?;
         if let Some(offset) = copy.iter().position(|&found| found != byte) {
             let found = copy[offset];
             return Err(format!("{block:?} has {found} at offset {offset}").into());
         }
         // The next owner of these bytes, in whichever stream, must write after this.
-        self.attempt(|allocator| {
-            Ok(allocator
-                .lane_mut()
-                .driver_mut()
-                .fill(address, size, !byte, stream)?)
-        })?;
+        self.attempt(|allocator| Ok(allocator.driver().fill(address, size, !byte, stream)?))?;
         self.attempt(|allocator| Ok(allocator.free(address)?))
     }
 

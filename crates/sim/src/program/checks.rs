@@ -32,11 +32,7 @@ impl Runner {
             ensure(known.as_ref() == Ok(held), || {
                 format!("{held:?} became {known:?}")
             })?;
-            let access = self
-                .allocator
-                .lane_mut()
-                .driver_mut()
-                .access(held.address, held.size);
+            let access = self.allocator.driver().access(held.address, held.size);
             access.map_err(|error| error.to_string())?;
         }
         Ok(())
@@ -49,10 +45,7 @@ impl Runner {
     ///
     /// A sentence that says what is wrong.
     pub fn finish(mut self) -> Result<(), String> {
-        self.allocator
-            .lane_mut()
-            .driver_mut()
-            .set_faults(FaultPlan::none());
+        self.allocator.driver().set_faults(FaultPlan::none());
         self.fault = None;
         self.apply(&Op::SetLimit { limit: None })?;
         while self.shadow.captures > 0 {
@@ -105,16 +98,17 @@ impl Runner {
             let held = figure.all.current.unsigned_abs();
             ensure_equal(&format!("{what} bytes of an empty allocator"), held, 0)?;
         }
-        let leaks = self.allocator.lane().driver().leaks();
+        let leaks = self.allocator.driver().leaks();
         ensure(leaks.is_empty(), || {
             format!("the device did not get back: {leaks:?}")
         })
     }
 
-    pub(super) fn check_figures(&self) -> Result<(), String> {
+    pub(super) fn check_figures(&mut self) -> Result<(), String> {
         self.allocator
             .lane()
             .check_invariants(CheckLevel::Figures)?;
+        let created = self.allocator.driver().created_bytes();
         let stats = self.allocator.stats();
         let (shadow, ledger) = (&self.shadow, &self.ledger);
         let held_bytes = shadow.held_bytes.get();
@@ -157,11 +151,10 @@ impl Runner {
                 )
             },
         )?;
-        let device = self.allocator.lane().driver().created_bytes() + ledger.whole_bytes;
         ensure_equal(
             "reserved bytes on the device",
             stats.reserved().get(),
-            device.get(),
+            (created + ledger.whole_bytes).get(),
         )
     }
 
@@ -177,8 +170,8 @@ impl Runner {
         })
     }
 
-    pub(super) fn check_device(&self) -> Result<(), String> {
-        let violations = self.allocator.lane().driver().violations();
+    pub(super) fn check_device(&mut self) -> Result<(), String> {
+        let violations = self.allocator.driver().violations();
         ensure(violations.is_empty(), || {
             format!("rules of the driver were broken: {violations:?}")
         })

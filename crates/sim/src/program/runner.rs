@@ -78,7 +78,7 @@ impl Runner {
         });
         let mut allocator = DeviceAllocator::new(driver, 0, config);
         allocator.lane_mut().event_log().record(true);
-        allocator.lane_mut().driver_mut().keep_steps();
+        allocator.driver().keep_steps();
         Runner {
             allocator,
             alignment: if config.name() == StrategyName::Bfc {
@@ -116,7 +116,8 @@ impl Runner {
         let reserved = self.allocator.stats().reserved();
         let effect = self.perform(op)?;
         self.read_events()?;
-        self.shadow.forget_idle(self.now_ns());
+        let now_ns = self.now_ns();
+        self.shadow.forget_idle(now_ns);
         if self.shadow.captures > 0 {
             ensure_equal(
                 "questions about events in a capture",
@@ -131,13 +132,12 @@ impl Runner {
     }
 
     /// Returns how many driver calls that can fail were made so far.
-    pub fn driver_calls(&self) -> u64 {
+    pub fn driver_calls(&mut self) -> u64 {
         let calls = Call::ALL
             .into_iter()
             .filter(|&call| call != Call::ReleaseEvent);
-        calls
-            .map(|call| self.allocator.lane().driver().stats(call).count)
-            .sum()
+        let driver = self.allocator.driver();
+        calls.map(|call| driver.stats(call).count).sum()
     }
 
     /// Returns how many events the allocator has recorded so far.
@@ -186,18 +186,19 @@ impl Runner {
     fn turn(&mut self, op: &Op) -> Effect {
         match *op {
             Op::Launch { stream, ns } => {
-                self.shadow.launch(stream, self.now_ns(), ns);
-                self.allocator.lane_mut().driver_mut().launch(stream, ns);
+                let now_ns = self.now_ns();
+                self.shadow.launch(stream, now_ns, ns);
+                self.allocator.driver().launch(stream, ns);
             }
-            Op::Advance { ns } => self.allocator.lane_mut().driver_mut().advance(ns),
+            Op::Advance { ns } => self.allocator.driver().advance(ns),
             Op::Wait { stream, other } if self.shadow.captured.may_wait(stream, other) => {
                 self.shadow.wait(stream, other);
-                self.allocator.lane_mut().driver_mut().wait(stream, other);
+                self.allocator.driver().wait(stream, other);
             }
             Op::Wait { .. } => return Effect::Nothing,
             Op::CaptureBegin { stream } => {
                 self.allocator.lane_mut().capture_begin();
-                self.allocator.lane_mut().driver_mut().begin_capture(stream);
+                self.allocator.driver().begin_capture(stream);
                 self.shadow.captured.begin(stream);
                 self.shadow.captures += 1;
             }
@@ -216,7 +217,7 @@ impl Runner {
     /// Ends the capture that began first.
     fn end_capture(&mut self) -> Result<Effect, String> {
         if let Some(stream) = self.shadow.captured.end_first() {
-            self.allocator.lane_mut().driver_mut().end_capture(stream);
+            self.allocator.driver().end_capture(stream);
         }
         self.shadow.captures = self.shadow.captures.saturating_sub(1);
         let result = self.allocator.lane_mut().capture_end();
@@ -292,12 +293,9 @@ impl Runner {
         ensure(address.get().is_multiple_of(self.alignment), || {
             format!("{address} is not aligned")
         })?;
-        self.shadow.hand_out(allocation, self.now_ns())?;
-        let access = self
-            .allocator
-            .lane_mut()
-            .driver_mut()
-            .access(address, allocation.size);
+        let now_ns = self.now_ns();
+        self.shadow.hand_out(allocation, now_ns)?;
+        let access = self.allocator.driver().access(address, allocation.size);
         access.map_err(|error| error.to_string())
     }
 
@@ -521,7 +519,7 @@ impl Runner {
             }
         };
         let plan = FaultPlan::nth_of_any(nth, error.clone());
-        self.allocator.lane_mut().driver_mut().set_faults(plan);
+        self.allocator.driver().set_faults(plan);
         self.fault = Some(error);
         self.had_fault = true;
     }
@@ -541,18 +539,18 @@ impl Runner {
         }
     }
 
-    pub(super) fn now_ns(&self) -> u64 {
-        self.allocator.lane().driver().now_ns()
+    pub(super) fn now_ns(&mut self) -> u64 {
+        self.allocator.driver().now_ns()
     }
 
-    fn event_questions(&self) -> u64 {
-        let driver = self.allocator.lane().driver();
+    fn event_questions(&mut self) -> u64 {
+        let driver = self.allocator.driver();
         driver.stats(Call::QueryEvent).count + driver.stats(Call::SynchronizeEvent).count
     }
 
     /// Follows the calls of the driver since this was last done.
     pub(super) fn follow_steps(&mut self) -> Result<(), String> {
-        let steps = self.allocator.lane_mut().driver_mut().take_steps();
+        let steps = self.allocator.driver().take_steps();
         steps.iter().try_for_each(|step| self.shadow.follow(step))
     }
 
@@ -560,7 +558,7 @@ impl Runner {
         self.follow_steps()?;
         self.events
             .extend(self.allocator.lane_mut().event_log().take());
-        let now_ns = self.allocator.lane().driver().now_ns();
+        let now_ns = self.allocator.driver().now_ns();
         for event in self.events.drain(..) {
             self.ledger.apply(&event)?;
             self.shadow.witness(&event, now_ns)?;

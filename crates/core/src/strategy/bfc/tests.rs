@@ -67,8 +67,8 @@ fn size_of(allocator: &Allocator, address: DeviceAddress) -> u64 {
 }
 
 /// Returns the sizes of the regions at the driver in MiB, ordered by address.
-fn held(allocator: &Allocator) -> Vec<u64> {
-    let held = allocator.lane().driver().held.values();
+fn held(allocator: &mut Allocator) -> Vec<u64> {
+    let held = allocator.driver().held.values();
     held.map(|size| size.get() / MIB).collect()
 }
 
@@ -162,14 +162,14 @@ fn regions_double_and_do_not_join() {
     let mut allocator = with_region(2);
     let first = allocate(&mut allocator, 2 * MIB);
     let second = allocate(&mut allocator, 4 * MIB);
-    assert_eq!(held(&allocator), [2, 4]);
+    assert_eq!(held(&mut allocator), [2, 4]);
     assert_eq!(allocator.stats().segment.all.current, 2);
 
     // Each region is twice the last size, and doubled further until the request fits.
     allocate(&mut allocator, 256);
-    assert_eq!(held(&allocator), [2, 4, 8]);
+    assert_eq!(held(&mut allocator), [2, 4, 8]);
     allocate(&mut allocator, 40 * MIB);
-    assert_eq!(held(&allocator), [2, 4, 8, 64]);
+    assert_eq!(held(&mut allocator), [2, 4, 8, 64]);
 
     // The regions are adjacent, but no chunk lies in both, because CUDA refuses to fill such a chunk.
     assert_eq!(second, first + Bytes::mib(2));
@@ -195,33 +195,33 @@ fn a_refused_region_is_asked_for_again_smaller() {
     allocate(&mut allocator, 64 * MIB);
     // 16 MiB of the device remain, so the limit reduces the next region from 128 MiB.
     allocate(&mut allocator, MIB);
-    assert_eq!(held(&allocator), [64, 16]);
+    assert_eq!(held(&mut allocator), [64, 16]);
 
     let mut allocator = with_region(100);
-    allocator.lane_mut().driver_mut().capacity = Bytes::mib(80);
+    allocator.driver().capacity = Bytes::mib(80);
     allocator.set_limit(Some(Bytes::mib(1000)));
     allocate(&mut allocator, MIB);
     // 100, 90, 81 and 72.9 MiB; the driver rounds to 2 MiB.
-    assert_eq!(allocator.lane().driver().calls, 4);
-    assert_eq!(held(&allocator), [74]);
+    assert_eq!(allocator.driver().calls, 4);
+    assert_eq!(held(&mut allocator), [74]);
 }
 
 #[test]
 fn a_region_is_never_asked_to_be_smaller_than_the_request() {
     let mut allocator = with_region(100);
-    allocator.lane_mut().driver_mut().capacity = Bytes::mib(80);
+    allocator.driver().capacity = Bytes::mib(80);
     allocator.set_limit(Some(Bytes::mib(1000)));
     let error = allocator.allocate(Bytes::mib(85), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
     // 100 and 90 MiB, before and after cached memory is released. Nothing is cached.
-    assert_eq!(allocator.lane().driver().calls, 4);
+    assert_eq!(allocator.driver().calls, 4);
     check(&allocator);
 }
 
 #[test]
 fn a_driver_that_refuses_everything_ends_the_search_for_small_requests_too() {
     let mut allocator = with_region(2);
-    allocator.lane_mut().driver_mut().capacity = Bytes::ZERO;
+    allocator.driver().capacity = Bytes::ZERO;
     allocator.set_limit(Some(Bytes::gib(1)));
     let error = allocator.allocate(Bytes(1), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
@@ -230,11 +230,7 @@ fn a_driver_that_refuses_everything_ends_the_search_for_small_requests_too() {
 #[test]
 fn without_growth_one_region_takes_everything_the_device_has() {
     let mut allocator = allocator(TestDriver::new(Bytes::mib(100)), "allow_growth:False");
-    allocator
-        .lane_mut()
-        .driver_mut()
-        .allocate(Bytes::mib(20))
-        .unwrap();
+    allocator.driver().allocate(Bytes::mib(20)).unwrap();
     allocate(&mut allocator, MIB);
     assert_eq!(allocator.stats().reserved(), Bytes::mib(80));
     allocate(&mut allocator, 79 * MIB);
@@ -248,7 +244,7 @@ fn without_growth_a_limit_bounds_the_one_region() {
     let mut allocator = allocator(TestDriver::new(Bytes::gib(80)), "allow_growth:False");
     allocator.set_limit(Some(Bytes::mib(30)));
     allocate(&mut allocator, MIB);
-    assert_eq!(held(&allocator), [30]);
+    assert_eq!(held(&mut allocator), [30]);
 }
 
 #[test]
@@ -258,7 +254,7 @@ fn free_regions_go_back_before_a_request_fails() {
     free(&mut allocator, blocks[0]);
     free(&mut allocator, blocks[1]);
     allocate(&mut allocator, 6 * MIB);
-    assert_eq!(held(&allocator), [8, 6]);
+    assert_eq!(held(&mut allocator), [8, 6]);
 }
 
 #[test]
@@ -268,7 +264,7 @@ fn free_regions_stay_where_giving_them_back_cannot_help() {
     free(&mut allocator, blocks[0]);
     let error = allocator.allocate(Bytes::mib(3), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
-    assert_eq!(held(&allocator), [2, 4, 8]);
+    assert_eq!(held(&mut allocator), [2, 4, 8]);
     check(&allocator);
 }
 
@@ -292,9 +288,9 @@ fn without_garbage_collection_free_regions_go_back_only_when_told() {
     free(&mut allocator, blocks[1]);
     let error = allocator.allocate(Bytes::mib(6), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
-    assert_eq!(held(&allocator), [2, 4, 8]);
+    assert_eq!(held(&mut allocator), [2, 4, 8]);
     allocator.empty_cache().unwrap();
-    assert_eq!(held(&allocator), [8]);
+    assert_eq!(held(&mut allocator), [8]);
     check(&allocator);
 }
 
@@ -309,7 +305,7 @@ fn each_region_goes_back_by_itself() {
     allocator.empty_cache().unwrap();
     check(&allocator);
     // The driver checks addresses and sizes.
-    assert_eq!(held(&allocator), [0; 0]);
+    assert_eq!(held(&mut allocator), [0; 0]);
     assert_eq!(allocator.stats().segment.all.current, 0);
     let went_back = allocator.lane_mut().event_log().take();
     let went_back = went_back.filter(|event| event.action == Action::SegmentFree);
@@ -327,20 +323,20 @@ fn what_the_driver_does_not_take_back_stays_a_region() {
     for block in blocks {
         free(&mut allocator, block);
     }
-    let calls = allocator.lane().driver().calls;
-    allocator.lane_mut().driver_mut().failure = Some((calls + 1, failure()));
+    let calls = allocator.driver().calls;
+    allocator.driver().failure = Some((calls + 1, failure()));
     assert_eq!(
         allocator.empty_cache(),
         Err(AllocError::Driver(failure())),
         "2 MiB went back, the 4 MiB did not"
     );
     check(&allocator);
-    assert_eq!(held(&allocator), [4, 8]);
+    assert_eq!(held(&mut allocator), [4, 8]);
     assert_eq!(allocator.stats().segment.all.current, 2);
     assert_eq!(allocate(&mut allocator, 4 * MIB), blocks[1]);
     free(&mut allocator, blocks[1]);
     allocator.empty_cache().unwrap();
-    assert_eq!(held(&allocator), [0; 0]);
+    assert_eq!(held(&mut allocator), [0; 0]);
 }
 
 /// Otherwise the next region would double in each round in which the driver refuses one, up to all of the device.
@@ -349,15 +345,15 @@ fn regions_double_from_what_is_left_where_the_driver_refuses_one() {
     let mut allocator = with_region(2);
     for _ in 0..4 {
         let block = allocate(&mut allocator, 100);
-        assert_eq!(held(&allocator).last(), Some(&2));
+        assert_eq!(held(&mut allocator).last(), Some(&2));
         free(&mut allocator, block);
         // A region of another stream. The driver refuses to free it.
         let other = allocator.allocate(Bytes(100), Stream(7)).unwrap();
         free(&mut allocator, other);
-        let calls = allocator.lane().driver().calls;
-        allocator.lane_mut().driver_mut().failure = Some((calls + 1, failure()));
+        let calls = allocator.driver().calls;
+        allocator.driver().failure = Some((calls + 1, failure()));
         assert!(allocator.empty_cache().is_err());
-        assert_eq!(held(&allocator), [2], "one went back");
+        assert_eq!(held(&mut allocator), [2], "one went back");
         check(&allocator);
     }
 }
@@ -366,14 +362,14 @@ fn regions_double_from_what_is_left_where_the_driver_refuses_one() {
 fn a_driver_failure_changes_nothing() {
     let mut allocator = with_region(2);
     allocate(&mut allocator, 2 * MIB);
-    let calls = allocator.lane().driver().calls;
-    allocator.lane_mut().driver_mut().failure = Some((calls, failure()));
+    let calls = allocator.driver().calls;
+    allocator.driver().failure = Some((calls, failure()));
     let error = allocator.allocate(Bytes::mib(100), Stream::DEFAULT);
     assert_eq!(error, Err(AllocError::Driver(failure())));
     check(&allocator);
     allocate(&mut allocator, MIB);
     assert_eq!(
-        held(&allocator),
+        held(&mut allocator),
         [2, 4],
         "the next region is as large as it would have been"
     );
@@ -457,7 +453,7 @@ fn a_region_of_recent_chunks_goes_back() {
     }
     allocator.empty_cache().unwrap();
     check(&allocator);
-    assert_eq!(held(&allocator), [0; 0]);
+    assert_eq!(held(&mut allocator), [0; 0]);
 }
 
 #[test]
@@ -487,7 +483,7 @@ fn a_failed_try_leaves_no_trace_in_the_figures() {
     assert_eq!(allocator.stats().num_ooms, 0);
     assert_eq!(allocator.lane_mut().event_log().take().count(), 0);
     let found = attempt(&mut allocator, 2);
-    let held = allocator.lane().driver().held.keys().next().copied();
+    let held = allocator.driver().held.keys().next().copied();
     assert!(held.is_some() && found == Ok(held));
 }
 
@@ -509,7 +505,7 @@ fn running_out_of_memory_is_explained() {
         panic!("{error:?}");
     };
     assert_eq!(error.largest_free, Bytes::mib(2));
-    let address = *allocator.lane().driver().held.keys().next().unwrap();
+    let address = *allocator.driver().held.keys().next().unwrap();
     let at = |mib| address + Bytes::mib(mib);
     let (first, second, third) = (at(0), at(4), at(10));
     let expected = format!(
