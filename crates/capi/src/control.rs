@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use lowtide_core::{Bytes, CachingConfig, Config, Stats, TorchRelease};
+use lowtide_core::{Bytes, CachingConfig, Config, Stats, StatsReset, TorchRelease};
 
 use crate::boundary::{run, text_from_c, write_to_c};
 use crate::devices::Allocator;
@@ -350,7 +350,7 @@ pub unsafe extern "C" fn lowtide_memory_usage(
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.with_all(|device| device.reset_peak_stats())?),
+        Some(allocator) => Ok(allocator.with_all(|device| device.reset_stats(StatsReset::Peaks))?),
         None => Ok(()),
     })
 }
@@ -359,7 +359,9 @@ pub extern "C" fn lowtide_reset_peak_stats(device: c_int) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_reset_accumulated_stats(device: c_int) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => Ok(allocator.with_all(|device| device.reset_accumulated_stats())?),
+        Some(allocator) => {
+            Ok(allocator.with_all(|device| device.reset_stats(StatsReset::Accumulated))?)
+        }
         None => Ok(()),
     })
 }

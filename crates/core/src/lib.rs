@@ -93,7 +93,7 @@ pub use number_table::SearchHint;
 pub use physical::{MappedRange, Memory, Owners, Physical, View};
 pub use recent_events::{EventClock, RecentPast};
 pub use snapshot::{BlockSnapshot, BlockStatus, SegmentSnapshot};
-pub use stats::{PoolStats, Stat, Stats};
+pub use stats::{PoolStats, Stat, Stats, StatsReset};
 pub use strategy::FreeBlockOrder;
 pub use strategy::options::*;
 pub use units::{Bytes, Count, DeviceAddress, MempoolId, Stream, TorchRelease};

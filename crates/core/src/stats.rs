@@ -137,6 +137,15 @@ pub struct Stats {
     pub max_split_size: i64,
 }
 
+/// Which figures [`Device::reset_stats`](crate::Device::reset_stats) sets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StatsReset {
+    /// Every peak, to its current value.
+    Peaks,
+    /// Every sum and count, to zero.
+    Accumulated,
+}
+
 impl Stats {
     /// Returns every statistic under its key in `torch.cuda.memory_stats`, sorted by key.
     pub fn entries(&self) -> Vec<(String, i64)> {

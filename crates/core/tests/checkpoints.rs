@@ -4,7 +4,7 @@
 
 use lowtide_core::{
     Action, AllocError, Allocation, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator,
-    DirectConfig, DriverError, MempoolId, Restored, StrategyName, Stream,
+    DirectConfig, DriverError, MempoolId, Restored, StatsReset, StrategyName, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{FaultPlan, SimConfig, SimDriver};
@@ -130,7 +130,7 @@ fn the_events_are_those_of_pytorch() -> Outcome {
     allocator.free(held[1])?;
     let checkpoint = allocator.lane().checkpoint(POOL)?;
     allocator.free(held[0])?;
-    allocator.reset_peak_stats();
+    allocator.reset_stats(StatsReset::Peaks);
     allocator.lane_mut().event_log().record(true);
     allocator.lane_mut().restore(&checkpoint)?;
     let kib = |event: lowtide_core::Event| {
@@ -295,7 +295,7 @@ fn segments_are_restored_one_after_the_other() -> Outcome {
     let checkpoint = allocator.lane().checkpoint(POOL)?;
     allocator.free(held[0])?;
     allocator.free(held[2])?;
-    allocator.reset_peak_stats();
+    allocator.reset_stats(StatsReset::Peaks);
     allocator.lane_mut().restore(&checkpoint)?;
     let stats = allocator.stats();
     assert_eq!(stats.allocated_bytes.all.peak, 3 << 20);

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use lowtide_core::{
-    Action, AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, Stream,
+    Action, AllocError, Bytes, Config, DeviceAddress, DeviceAllocator, EventHandle, StatsReset,
+    Stream,
 };
 use lowtide_sim::{Call, SimConfig, SimDriver};
 use lowtide_trace::Trace;
@@ -223,7 +224,7 @@ impl<'a> Run<'a> {
         for index in adopted..self.program.steps.len() {
             if index == self.program.adopted_steps && self.program.has_reserves() && adopted == 0 {
                 // The reserves of private pools were allocated for a moment.
-                self.allocator.reset_peak_stats();
+                self.allocator.reset_stats(StatsReset::Peaks);
             }
             if taken % PROGRESS_STEPS == 0 {
                 report(u64::from(self.program.event_ends[index]));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lowtide_core::{
     AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Lane, Memory, MempoolId,
-    PoolSetting, RouteOrder, Stream,
+    PoolSetting, RouteOrder, StatsReset, Stream,
 };
 use lowtide_shared::SharedAllocator;
 use lowtide_sim::program::configs;
@@ -153,12 +153,14 @@ impl Both {
                 prop_assert_eq!(ended, single.lane_mut().capture_end());
             }
             Op::ResetPeaks => {
-                single.reset_peak_stats();
-                shared.with_all(|device| device.reset_peak_stats()).unwrap();
+                single.reset_stats(StatsReset::Peaks);
+                shared
+                    .with_all(|device| device.reset_stats(StatsReset::Peaks))
+                    .unwrap();
             }
             Op::ResetSums => {
-                single.reset_accumulated_stats();
-                let reset = shared.with_all(|device| device.reset_accumulated_stats());
+                single.reset_stats(StatsReset::Accumulated);
+                let reset = shared.with_all(|device| device.reset_stats(StatsReset::Accumulated));
                 prop_assert_eq!(reset, Ok(()));
             }
             Op::BeginPool(..) | Op::EndPool(_) | Op::ReleasePool(_) | Op::UseOnOom(..) => {

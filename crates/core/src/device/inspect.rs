@@ -5,7 +5,7 @@ use crate::event::{Action, Event};
 use crate::figures::Figures;
 use crate::lane::{KeptPool, Lane};
 use crate::snapshot::SegmentSnapshot;
-use crate::stats::Stats;
+use crate::stats::{Stats, StatsReset};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
 /// The memory of a device, and the events that led to it.
@@ -59,22 +59,14 @@ impl<L: Lanes> Device<L> {
         entries
     }
 
-    /// Sets every peak to its current value.
-    pub fn reset_peak_stats(&mut self) {
+    /// Sets figures as `reset` says.
+    pub fn reset_stats(&mut self, reset: StatsReset) {
         for lane in self.lanes.parts_mut().1 {
-            lane.reset_peak_stats();
+            lane.reset_stats(reset);
         }
-        if self.has_one_lane() {
-            return;
-        }
-        let (state, lanes) = self.lanes.parts_mut();
-        state.peaks.reset(lanes.map(|lane| &mut lane.heap.stats));
-    }
-
-    /// Sets every sum and count to zero.
-    pub fn reset_accumulated_stats(&mut self) {
-        for lane in self.lanes.parts_mut().1 {
-            lane.reset_accumulated_stats();
+        if reset == StatsReset::Peaks && !self.has_one_lane() {
+            let (state, lanes) = self.lanes.parts_mut();
+            state.peaks.reset(lanes.map(|lane| &mut lane.heap.stats));
         }
     }
 

@@ -9,6 +9,7 @@ use crate::number_table::SearchHint;
 use crate::physical::Memory;
 use crate::recent_events::RecentPast;
 use crate::snapshot::SegmentSnapshot;
+use crate::stats::StatsReset;
 use crate::strategy::{Placement, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
@@ -44,22 +45,20 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Sets every peak to its current value.
-    pub(crate) fn reset_peak_stats(&mut self) {
-        self.heap.stats.reset_peaks();
+    /// Sets figures as `reset` says.
+    pub(crate) fn reset_stats(&mut self, reset: StatsReset) {
         let pools = self.heap.domains.pools_mut();
-        pools
-            .map(|pool| &mut pool.reserved_bytes)
-            .for_each(Gauge::reset_peak);
-    }
-
-    /// Sets every sum and count to zero.
-    pub(crate) fn reset_accumulated_stats(&mut self) {
-        self.heap.stats.reset_accumulated();
-        let pools = self.heap.domains.pools_mut();
-        pools
-            .map(|pool| &mut pool.reserved_bytes)
-            .for_each(Gauge::reset_accumulated);
+        let reserved = pools.map(|pool| &mut pool.reserved_bytes);
+        match reset {
+            StatsReset::Peaks => {
+                reserved.for_each(Gauge::reset_peak);
+                self.heap.stats.reset_peaks();
+            }
+            StatsReset::Accumulated => {
+                reserved.for_each(Gauge::reset_accumulated);
+                self.heap.stats.reset_accumulated();
+            }
+        }
     }
 
     /// Returns what other threads must be notified of when a thread leaves the lane.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, Lane, MempoolId, Observer, PoolSetting, RouteOrder,
-    Stream,
+    StatsReset, Stream,
 };
 use lowtide_sim::{SimConfig, SimDriver};
 use shuttle::rand::{Rng, thread_rng};
@@ -264,7 +264,7 @@ impl World {
             5 => self.change_limit(),
             6 => allocator.for_each_lane(Lane::process_events).unwrap(),
             7 => allocator
-                .with_all(|device| device.reset_peak_stats())
+                .with_all(|device| device.reset_stats(StatsReset::Peaks))
                 .unwrap(),
             _ => check(&self.allocator),
         }

@@ -2,7 +2,8 @@
 
 use lowtide_core::{
     AllocError, Bytes, CachingConfig, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
-    Lane, Memory, MempoolId, OutOfMemory, PoolSetting, RouteOrder, StrategyName, Stream,
+    Lane, Memory, MempoolId, OutOfMemory, PoolSetting, RouteOrder, StatsReset, StrategyName,
+    Stream,
 };
 
 use super::Op;
@@ -204,9 +205,9 @@ impl Runner {
             }
             Op::SetLimit { limit } => self.allocator.set_limit(limit),
             Op::Fault { nth, out_of_memory } => self.set_fault(nth, out_of_memory),
-            Op::ResetPeaks => self.allocator.reset_peak_stats(),
+            Op::ResetPeaks => self.allocator.reset_stats(StatsReset::Peaks),
             Op::ResetSums => {
-                self.allocator.reset_accumulated_stats();
+                self.allocator.reset_stats(StatsReset::Accumulated);
                 self.had_reset = true;
             }
             _ => unreachable!("the other operations have answers"),
