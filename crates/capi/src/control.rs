@@ -205,7 +205,7 @@ pub(crate) const EVERY_DEVICE: c_int = -1;
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_cache(device: c_int) -> Status {
     let empty = |_, allocator: &Allocator| -> Result<(), Error> {
-        Ok(allocator.with_all(|device| device.empty_cache())??)
+        Ok(allocator.with_all(|device| device.empty_cache(None))??)
     };
     run(|| match device {
         EVERY_DEVICE => devices::for_each(empty),

@@ -120,9 +120,7 @@ pub extern "C" fn lowtide_set_no_split(device: c_int, pool: Mempool) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_empty_pool(device: c_int, pool: Mempool) -> Status {
     run(|| match devices::get_checked(device)? {
-        Some(allocator) => {
-            Ok(allocator.with_all(|device| device.lane_mut().empty_pool(pool.id()))??)
-        }
+        Some(allocator) => Ok(allocator.with_all(|device| device.empty_cache(Some(pool.id())))??),
         None => Err(AllocError::NoSuchPool { pool: pool.id() }.into()),
     })
 }

@@ -211,13 +211,18 @@ impl<L: Lanes> Device<L> {
         self.lanes.lane(0)
     }
 
-    /// Releases all unused memory to the driver. It first waits for the events of pending blocks, unless a capture
-    /// forbids the wait. Private pools that are still held keep their memory.
+    /// Releases all unused memory to the driver, or only that of one private pool. It first waits for the events of
+    /// pending blocks, those of the pool alone if there is one, unless a capture forbids the wait. Private pools that
+    /// are still held keep their memory.
     ///
     /// # Errors
     ///
     /// [`AllocError::Driver`] when the driver refuses a call; memory released before that stays released.
-    pub fn empty_cache(&mut self) -> Result<(), AllocError> {
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
+    pub fn empty_cache(&mut self, pool: Option<MempoolId>) -> Result<(), AllocError> {
+        if let Some(pool) = pool {
+            return self.lane_mut().empty_pool(pool);
+        }
         self.reclaim_pending()?;
         Ok(self.release_cached(None)?)
     }

@@ -484,7 +484,7 @@ mod tests {
         let last = blocks.next_back().unwrap().unwrap();
         blocks.for_each(|block| assert!(block.is_ok()));
         allocator.free(last).unwrap();
-        allocator.empty_cache().unwrap();
+        allocator.empty_cache(None).unwrap();
         let pool = MempoolId(0, 1);
         allocator.lane_mut().create_or_retain_pool(pool);
         allocator.lane_mut().release_pool(pool).unwrap();
@@ -555,7 +555,7 @@ mod tests {
                 .unwrap();
             allocator.free(held).unwrap();
             use_once(&mut allocator, MempoolId::DEFAULT, 0..FULL + 9);
-            allocator.empty_cache().unwrap();
+            allocator.empty_cache(None).unwrap();
             assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{strategy}");
         }
     }
@@ -565,7 +565,7 @@ mod tests {
     fn nothing_goes_back_for_a_stream_while_another_has_nothing() {
         let mut allocator = allocator("caching");
         use_once(&mut allocator, MempoolId::DEFAULT, 0..7);
-        allocator.empty_cache().unwrap();
+        allocator.empty_cache(None).unwrap();
         use_once(&mut allocator, MempoolId::DEFAULT, 7..FULL + 6);
         assert_eq!(allocator.stats().reserved(), Bytes::mib(2 * (FULL - 1)));
         use_once(&mut allocator, MempoolId::DEFAULT, FULL + 6..FULL + 7);

@@ -494,7 +494,7 @@ impl<M: Memory> Lane<M> {
     ///
     /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::Driver`] when the
     /// driver refuses a call.
-    pub fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
+    pub(crate) fn empty_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
         if self.keeps(index) {
             return Ok(());
@@ -503,7 +503,7 @@ impl<M: Memory> Lane<M> {
             self.heap.stats.num_sync_all_streams += 1;
             self.reclaim_pending_of(index)?;
         }
-        Ok(self.release_unused_pool(index, None)?)
+        Ok(self.release_pool_segments(index, None)?)
     }
 
     /// Gives back everything that is free, but for what private pools keep that are still held.

@@ -95,7 +95,7 @@ fn blocks_come_back_where_they_were() -> Outcome {
             allocator.free(address)?;
         }
         allocator.lane_mut().release_pool(POOL)?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{config}");
     }
     Ok(())
@@ -184,7 +184,7 @@ fn what_went_back_to_the_driver_does_not_come_back() -> Outcome {
         allocator.free(held[1])?;
         allocator.free(held[0])?;
         allocator.lane_mut().release_pool(POOL)?;
-        allocator.lane_mut().empty_pool(POOL)?;
+        allocator.empty_cache(Some(POOL))?;
         let ended = allocator.lane_mut().restore(&checkpoint).unwrap_err();
         assert_eq!(ended, AllocError::NoSuchPool { pool: POOL }, "{config}");
         // Another pool with the same id, whose memory may be at the same addresses.

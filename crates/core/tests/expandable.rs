@@ -58,7 +58,7 @@ proptest! {
         let mut live = Vec::new();
         for (kind, mib, which) in steps {
             match kind {
-                0 => allocator.empty_cache()?,
+                0 => allocator.empty_cache(None)?,
                 1..4 if !live.is_empty() => {
                     allocator.free(live.swap_remove(which.index(live.len())))?;
                 }
@@ -95,9 +95,9 @@ fn a_range_that_nothing_was_mapped_into_stays() {
         [Call::Reserve, Call::Unreserve].map(|call| allocator.driver().stats(call).count)
     };
     assert_eq!(counted(&mut allocator), [2, 0]);
-    allocator.empty_cache().unwrap();
+    allocator.empty_cache(None).unwrap();
     assert_eq!(counted(&mut allocator), [2, 0]);
     allocator.free(first).unwrap();
-    allocator.empty_cache().unwrap();
+    allocator.empty_cache(None).unwrap();
     assert_eq!(counted(&mut allocator), [2, 2]);
 }

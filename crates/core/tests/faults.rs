@@ -186,7 +186,7 @@ fn pages_that_are_neither_mapped_nor_unmapped_go_back() -> Result<(), AllocError
         let more = more.or_else(|_| allocator.allocate(Bytes::mib(70), Stream(1)))?;
         allocator.free(more)?;
         allocator.free(block)?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(allocator.driver().leaks(), [""; 0], "seed {seed}");
     }
     Ok(())
@@ -219,7 +219,7 @@ fn a_segment_that_is_half_mapped_is_passed_over() -> Result<(), AllocError> {
     for block in [before, own, others] {
         allocator.free(block)?;
     }
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     assert_eq!(allocator.driver().leaks(), [""; 0]);
     Ok(())
 }
@@ -246,7 +246,7 @@ fn recorded_job(config: &Config) -> Result<Vec<SegmentSnapshot>, AllocError> {
     blocks.push(allocator.allocate(Bytes::kib(3), Stream(2))?);
     blocks.push(allocator.allocate(Bytes::mib(3), Stream(2))?);
     allocator.free(blocks[1])?;
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     allocator.free(blocks[3])?;
     Ok(allocator.segments())
 }
@@ -298,7 +298,7 @@ fn a_segment_is_adopted_as_a_whole_or_not_at_all() -> Result<(), AllocError> {
             for block in blocks.filter(|block| block.status == BlockStatus::Allocated) {
                 allocator.free(block.address)?;
             }
-            allocator.empty_cache()?;
+            allocator.empty_cache(None)?;
             let leaks = allocator.driver().leaks();
             assert!(leaks.is_empty(), "{config}: call {nth} failed: {leaks:?}");
         }
@@ -344,7 +344,7 @@ fn what_whole_pages_hold_beyond_a_picture_is_free() -> Result<(), AllocError> {
         for block in blocks.filter(|block| block.status == BlockStatus::Allocated) {
             allocator.free(block.address)?;
         }
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert!(allocator.driver().leaks().is_empty());
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
     }

@@ -71,7 +71,7 @@ fn addresses(program: &str, order: FreeBlockOrder) -> (Vec<String>, Vec<String>)
                     allocator.free(address).unwrap();
                 }
             }
-            "E" => allocator.empty_cache().unwrap(),
+            "E" => allocator.empty_cache(None).unwrap(),
             _ => {
                 let (stream, size) = (fields[2].parse().unwrap(), fields[3].parse().unwrap());
                 let text = match allocator.allocate(Bytes(size), Stream(stream)) {
@@ -120,7 +120,7 @@ fn of_two_segments_the_older_comes_first_from_2_12_on() {
         let gone = allocate(&mut allocator, Bytes::mib(12));
         let older = allocate(&mut allocator, Bytes::mib(12));
         allocator.free(gone).unwrap();
-        allocator.empty_cache().unwrap();
+        allocator.empty_cache(None).unwrap();
         let newer = allocate(&mut allocator, Bytes::mib(12));
         assert!(newer < older, "the driver takes the lowest address");
         allocator.free(older).unwrap();

@@ -83,7 +83,7 @@ fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         allocator.lane_mut().end_allocate_to_pool(POOL)?;
         allocator.lane_mut().release_pool(POOL)?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(allocator.lane().pool_use_count(POOL), Ok(1), "{config}");
 
         allocator.lane_mut().release_pool(POOL)?;
@@ -91,14 +91,14 @@ fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
             allocator.lane_mut().release_pool(POOL),
             Err(AllocError::PoolNotHeld { pool: POOL })
         );
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(
             allocator.lane().pool_use_count(POOL),
             Ok(0),
             "{config}: a block is still held"
         );
         allocator.free(block)?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(
             allocator.lane().pool_use_count(POOL),
             Err(AllocError::NoSuchPool { pool: POOL })
@@ -118,7 +118,7 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
     let refused = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED);
     assert_eq!(refused, Err(AllocError::Driver(error)));
     allocator.lane_mut().release_pool(POOL)?;
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0));
     // This call reads the pool of every block.
     assert_eq!(
@@ -126,7 +126,7 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
         Ok(Vec::new())
     );
     allocator.driver().set_faults(FaultPlan::none());
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     let absent = Err(AllocError::NoSuchPool { pool: POOL });
     assert_eq!(allocator.lane().pool_use_count(POOL), absent);
     assert!(allocator.driver().leaks().is_empty());
@@ -138,10 +138,10 @@ fn a_held_pool_keeps_its_free_memory() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
     allocator.free(block)?;
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     assert_eq!(reserved_in(&mut allocator, POOL), Bytes::mib(20));
     allocator.lane_mut().release_pool(POOL)?;
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     assert_eq!(reserved_in(&mut allocator, POOL), Bytes::ZERO);
     Ok(())
 }
@@ -155,7 +155,7 @@ fn a_pool_that_requests_are_routed_to_does_not_end() -> Outcome {
             .lane_mut()
             .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |_| true)?;
         allocator.lane_mut().release_pool(POOL)?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         assert_eq!(pool_of(&allocator, block), POOL, "{config}");
     }
@@ -168,7 +168,7 @@ fn releasing_the_default_pool_changes_nothing() -> Outcome {
     for config in configs() {
         let mut allocator = allocator(&config);
         allocator.lane_mut().release_pool(MempoolId::DEFAULT)?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         assert_eq!(pool_of(&allocator, block), MempoolId::DEFAULT, "{config}");
     }
@@ -270,7 +270,7 @@ fn routing_twice_and_ending_twice_are_errors() -> Outcome {
         allocator.lane_mut().set_pool(unknown, PoolSetting::NoSplit),
         absent
     );
-    assert_eq!(allocator.lane_mut().empty_pool(unknown), absent);
+    assert_eq!(allocator.empty_cache(Some(unknown)), absent);
     Ok(())
 }
 
@@ -345,10 +345,10 @@ fn a_graphs_memory_is_its_own_until_the_graph_is_gone() -> Outcome {
         allocator.lane_mut().end_allocate_to_pool(POOL)?;
         allocator.free(reused)?;
         let reserved = reserved_in(&mut allocator, POOL);
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(reserved_in(&mut allocator, POOL), reserved, "{config}");
         allocator.lane_mut().release_pool(POOL)?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(allocator.stats().reserved(), Bytes::ZERO, "{config}");
     }
     Ok(())
@@ -365,7 +365,7 @@ fn a_new_pool_takes_the_place_of_one_that_ended() -> Result<(), AllocError> {
             let block = allocator.allocate_in(pool, Bytes::mib(3), Stream(7))?;
             allocator.free(block)?;
             allocator.lane_mut().release_pool(pool)?;
-            allocator.empty_cache()?;
+            allocator.empty_cache(None)?;
             assert_eq!(
                 allocator.lane().check_invariants(CheckLevel::Everything),
                 Ok(()),
@@ -382,11 +382,11 @@ fn emptying_a_pool_that_is_held_does_nothing() -> Outcome {
     let mut allocator = allocator(&Config::default());
     let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
     allocator.free(block)?;
-    allocator.lane_mut().empty_pool(POOL)?;
+    allocator.empty_cache(Some(POOL))?;
     assert_eq!(allocator.stats().num_sync_all_streams, 0);
     assert_eq!(reserved_in(&mut allocator, POOL), Bytes::mib(20));
     allocator.lane_mut().release_pool(POOL)?;
-    allocator.lane_mut().empty_pool(POOL)?;
+    allocator.empty_cache(Some(POOL))?;
     assert_eq!(allocator.stats().num_sync_all_streams, 1);
     assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
     Ok(())
@@ -403,7 +403,7 @@ fn small_segments_of_a_pool_go_first() -> Outcome {
         }
         allocator.lane_mut().release_pool(pool)?;
         allocator.lane_mut().event_log().record(true);
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         let events = allocator.lane_mut().event_log().take();
         let freed = events.filter(|event| event.action == Action::SegmentFree);
         let sizes: Vec<u64> = freed.map(|event| event.size.get() >> 20).collect();

@@ -51,7 +51,7 @@ fn segments_of_both_kinds_coexist() -> Outcome {
     let block = take(&mut allocator, 25)?;
     assert!(!allocator.lane().allocation(block)?.is_expandable);
     allocator.free(block)?;
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     assert_eq!(allocator.stats().reserved(), Bytes::ZERO);
     Ok(())
 }

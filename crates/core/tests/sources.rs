@@ -127,10 +127,10 @@ fn segments_come_from_the_source_and_go_back_to_it() -> Outcome {
         }
         let checked = allocator.lane().check_invariants(CheckLevel::Everything);
         assert_eq!(checked, Ok(()), "{config}");
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(seen.has_ended.load(Ordering::Relaxed), 0, "it is held");
         allocator.lane_mut().release_pool(POOL)?;
-        allocator.lane_mut().empty_pool(POOL)?;
+        allocator.empty_cache(Some(POOL))?;
         let counts = [&seen.taken, &seen.given].map(|count| count.load(Ordering::Relaxed));
         assert_eq!(counts[0], counts[1], "{config}");
         assert_eq!(seen.has_ended.load(Ordering::Relaxed), 1, "{config}");
@@ -165,7 +165,7 @@ fn the_source_holds_its_memory_still_when_its_release_is_notified() -> Outcome {
         let block = allocator.allocate_in(POOL, Bytes::mib(3), Stream::DEFAULT)?;
         allocator.free(block)?;
         allocator.lane_mut().release_pool(POOL)?;
-        allocator.lane_mut().empty_pool(POOL)?;
+        allocator.empty_cache(Some(POOL))?;
         let taken = seen.taken.load(Ordering::Relaxed);
         assert!(taken > 0, "{config}");
         assert_eq!(notified.load(Ordering::Relaxed), taken, "{config}");
@@ -192,7 +192,7 @@ fn a_source_without_memory_is_a_pool_without_memory() -> Outcome {
     assert_eq!(seen.taken.load(Ordering::Relaxed), 0);
     allocator.free(again)?;
     allocator.lane_mut().release_pool(POOL)?;
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     assert_eq!(seen.has_ended.load(Ordering::Relaxed), 1);
     Ok(())
 }
@@ -286,7 +286,7 @@ fn a_paused_pool_stays_as_it_is() {
         assert_eq!(kept, bytes_of(&seen.held()), "it is held");
         let (given, taken) = (&seen.given, &seen.taken);
         let taken_before = taken.load(Ordering::Relaxed);
-        assert_eq!(allocator.empty_cache(), Ok(()));
+        assert_eq!(allocator.empty_cache(None), Ok(()));
         assert_eq!(
             allocator.lane_mut().trim_pool(POOL, HeldPool::Stays),
             Ok(()),
@@ -301,7 +301,7 @@ fn a_paused_pool_stays_as_it_is() {
         assert_eq!(used, bytes_of(&seen.held()), "{config:?}");
         set(&mut allocator, PoolSetting::Paused(None));
         assert_eq!(allocator.free(blocks[1]), Ok(()));
-        assert_eq!(allocator.empty_cache(), Ok(()));
+        assert_eq!(allocator.empty_cache(None), Ok(()));
         let count = given.load(Ordering::Relaxed);
         assert_eq!(
             taken.load(Ordering::Relaxed),
@@ -312,7 +312,7 @@ fn a_paused_pool_stays_as_it_is() {
         assert_eq!(allocator.free(again), Ok(()));
         let checked = allocator.lane().check_invariants(CheckLevel::Everything);
         assert_eq!(checked, Ok(()));
-        assert_eq!(allocator.empty_cache(), Ok(()));
+        assert_eq!(allocator.empty_cache(None), Ok(()));
     }
 }
 
@@ -354,7 +354,7 @@ fn the_last_events_have_the_pauses_of_pools() {
     );
     assert_eq!(allocator.free(block), Ok(()));
     assert_eq!(allocator.lane_mut().release_pool(POOL), Ok(()));
-    assert_eq!(allocator.empty_cache(), Ok(()));
+    assert_eq!(allocator.empty_cache(None), Ok(()));
 }
 
 #[test]
@@ -373,11 +373,11 @@ fn the_limit_does_not_count_what_is_away() {
     assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
     set(&mut allocator, PoolSetting::Paused(None));
     assert_eq!(allocator.free(outside.expect("as above")), Ok(()));
-    assert_eq!(allocator.empty_cache(), Ok(()));
+    assert_eq!(allocator.empty_cache(None), Ok(()));
     assert!(allocator.allocate(Bytes::mib(60), Stream::DEFAULT).is_err());
     assert_eq!(allocator.free(block), Ok(()));
     assert_eq!(allocator.lane_mut().release_pool(POOL), Ok(()));
-    assert_eq!(allocator.empty_cache(), Ok(()));
+    assert_eq!(allocator.empty_cache(None), Ok(()));
     assert_eq!(
         allocator
             .lane_mut()
@@ -438,5 +438,5 @@ fn its_blocks_are_split_as_those_of_plain_segments() -> Outcome {
     assert_eq!(allocator.stats().inactive_split.all.current, 0);
     allocator.free(block)?;
     allocator.lane_mut().release_pool(POOL)?;
-    allocator.lane_mut().empty_pool(POOL)
+    allocator.empty_cache(Some(POOL))
 }

@@ -165,7 +165,7 @@ fn the_figures_of_a_small_job() -> Result<(), AllocError> {
 
     allocator.free(small)?;
     allocator.free(oversize)?;
-    allocator.empty_cache()?;
+    allocator.empty_cache(None)?;
     let stats = allocator.stats();
     assert_eq!(
         stats.reserved_bytes.all,

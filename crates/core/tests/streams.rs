@@ -138,13 +138,13 @@ fn no_event_is_asked_about_during_a_capture() -> Result<(), AllocError> {
         allocator.free(during)?;
         let asked = questions(&mut allocator);
         allocator.lane_mut().process_events()?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         let too_much = allocator.allocate(Bytes::gib(1), Stream(1));
         assert!(too_much.is_err_and(|error| error.is_out_of_memory()));
         assert_eq!(questions(&mut allocator), asked, "{config}");
 
         allocator.lane_mut().capture_end()?;
-        allocator.empty_cache()?;
+        allocator.empty_cache(None)?;
         assert_eq!(allocator.stats().active_bytes.all.current, 0, "{config}");
     }
     Ok(())

@@ -135,7 +135,10 @@ impl Job {
                     .process_events()
                     .expect("the device answers");
             }
-            Op::EmptyCache => self.allocator.empty_cache().expect("the device answers"),
+            Op::EmptyCache => self
+                .allocator
+                .empty_cache(None)
+                .expect("the device answers"),
             Op::PauseOrResume => self.pause_or_resume(),
         }
         let events: Vec<Event> = self.allocator.lane_mut().event_log().take().collect();

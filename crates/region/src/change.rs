@@ -149,7 +149,7 @@ impl Change {
             }
             (Change::Pause | Change::Resume, Err(error)) if error.is_out_of_memory() => {
                 let allocator = region.device().allocator();
-                allocator.with_all(|device| device.empty_cache())??;
+                allocator.with_all(|device| device.empty_cache(None))??;
                 self.attempt(region, backups)
             }
             (_, outcome) => outcome,

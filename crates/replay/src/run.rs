@@ -326,8 +326,8 @@ impl<'a> Run<'a> {
             Step::Free { slot } => self.allocator.free(self.addresses[slot.index()])?,
             Step::FreeWhileUsed { slot, user } => self.free_while_used(slot, user)?,
             Step::FinishUse { user } => self.finish_use(user)?,
-            Step::EmptyCache => self.allocator.empty_cache()?,
-            Step::EmptyPool { pool } => unless_ended(self.allocator.lane_mut().empty_pool(pool))?,
+            Step::EmptyCache => self.allocator.empty_cache(None)?,
+            Step::EmptyPool { pool } => unless_ended(self.allocator.empty_cache(Some(pool)))?,
             Step::HoldPool { pool } => self.allocator.lane_mut().create_or_retain_pool(pool),
             Step::ReleasePool { pool } => {
                 unless_ended(self.allocator.lane_mut().release_pool(pool))?

@@ -297,8 +297,7 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     /// Calls `act` with the lane that has the private pools, and returns its result. `act` may make every call that
-    /// concerns pools and routes except [`Lane::empty_pool`]. That call needs [`SharedAllocator::with_all`]:
-    /// otherwise the next owner of the same memory could report it before the release is reported.
+    /// concerns pools and routes.
     ///
     /// # Errors
     ///

@@ -249,7 +249,7 @@ fn lanes_take_memory_from_each_other() {
         }
         check(&allocator);
         assert_eq!(
-            allocator.with_all(|device| device.empty_cache()),
+            allocator.with_all(|device| device.empty_cache(None)),
             Ok(Ok(()))
         );
         let stats = allocator.with_all(|device| device.stats()).unwrap();

@@ -138,7 +138,7 @@ fn work(allocator: &Allocator) {
     // More than is free on the device in addition to cached memory.
     blocks.extend(request(100, streams[1]));
     blocks.retain(free);
-    let _ = allocator.with_all(|device| device.empty_cache());
+    let _ = allocator.with_all(|device| device.empty_cache(None));
     blocks.extend(request(2, streams[0]));
 }
 

@@ -129,8 +129,8 @@ impl Both {
                 shared.with_driver(|driver| hold(driver, stream, is_held));
             }
             Op::EmptyCache => {
-                let emptied = shared.with_all(|device| device.empty_cache());
-                prop_assert_eq!(emptied, Ok(single.empty_cache()));
+                let emptied = shared.with_all(|device| device.empty_cache(None));
+                prop_assert_eq!(emptied, Ok(single.empty_cache(None)));
             }
             Op::ProcessEvents => {
                 let processed = shared.for_each_lane(Lane::process_events);

@@ -29,7 +29,7 @@ fn a_spare_handle_serves_the_lane_whose_reserved_bytes_it_is_part_of() {
     let refused = FaultPlan::every(&[Call::Release], DriverError::OutOfMemory);
     device.with_driver(|driver| driver.set_faults(refused));
     device
-        .with_all(|device| device.empty_cache())
+        .with_all(|device| device.empty_cache(None))
         .unwrap()
         .unwrap();
     device.with_driver(|driver| driver.set_faults(FaultPlan::none()));

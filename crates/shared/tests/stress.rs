@@ -169,7 +169,7 @@ impl Stress {
         match choice >> 40 & 0x3fff {
             0 => self
                 .allocator
-                .with_all(|device| device.empty_cache())
+                .with_all(|device| device.empty_cache(None))
                 .unwrap()
                 .unwrap(),
             1 => drop(self.allocator.with_all(|device| device.snapshot()).unwrap()),
@@ -194,7 +194,7 @@ impl Stress {
             .filter_map(|place| *place.lock().unwrap());
         left.for_each(|block| self.free(&block));
         self.allocator
-            .with_all(|device| device.empty_cache())
+            .with_all(|device| device.empty_cache(None))
             .unwrap()
             .unwrap();
         let stats = self.allocator.with_all(|device| device.stats()).unwrap();

@@ -114,7 +114,7 @@ impl Drop for Ends<'_> {
             .allocate(Bytes::mib(1), Stream::DEFAULT, || Ok(false));
         let freed = address.and_then(|address| self.0.free(address));
         assert_eq!(
-            freed.and_then(|()| self.0.with_all(|device| device.empty_cache())),
+            freed.and_then(|()| self.0.with_all(|device| device.empty_cache(None))),
             Ok(Ok(()))
         );
     }
@@ -231,7 +231,7 @@ fn an_observer_hears_of_every_event() {
         [(Action::FreeRequested, here), (Action::FreeCompleted, here)]
     );
     assert_eq!(
-        allocator.with_all(|device| device.empty_cache()),
+        allocator.with_all(|device| device.empty_cache(None)),
         Ok(Ok(()))
     );
     assert_eq!(take(), [(Action::SegmentFree, here)]);

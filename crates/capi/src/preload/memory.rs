@@ -194,7 +194,7 @@ pub(super) fn release_kept() -> bool {
             if is_lost {
                 Ok(())
             } else {
-                Ok(allocator.with_all(|device| device.empty_cache())??)
+                Ok(allocator.with_all(|device| device.empty_cache(None))??)
             }
         })
     });

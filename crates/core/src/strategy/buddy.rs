@@ -281,7 +281,7 @@ mod tests {
         for address in blocks {
             allocator.free(address).unwrap();
         }
-        allocator.empty_cache().unwrap();
+        allocator.empty_cache(None).unwrap();
         assert_eq!(allocator.stats().reserved(), Bytes::mib(6));
     }
 

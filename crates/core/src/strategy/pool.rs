@@ -489,7 +489,7 @@ mod tests {
         for index in [1, 4, 2] {
             allocator.free(blocks[index]).unwrap();
         }
-        allocator.empty_cache().unwrap();
+        allocator.empty_cache(None).unwrap();
         assert_eq!(allocator.stats().reserved(), Bytes::mib(2));
         assert_eq!(allocate(&mut allocator, 512 * KIB), blocks[2]);
         assert_eq!(allocate(&mut allocator, 512 * KIB), blocks[1]);

@@ -191,7 +191,7 @@ pub(crate) fn run(config: &Config, driver: TestDriver, program: &[Op]) {
     for address in live {
         allocator.free(address).unwrap();
     }
-    allocator.empty_cache().unwrap();
+    allocator.empty_cache(None).unwrap();
     let checked = allocator.lane().check_invariants(CheckLevel::Everything);
     checked.unwrap_or_else(|error| panic!("at the end: {error}"));
     assert_eq!(allocator.driver().held, BTreeMap::new());
@@ -234,7 +234,7 @@ fn apply(allocator: &mut DeviceAllocator<TestDriver>, live: &mut Vec<DeviceAddre
             let driver = allocator.driver();
             driver.failure = Some((driver.calls + calls, error));
         }
-        Op::EmptyCache => match allocator.empty_cache() {
+        Op::EmptyCache => match allocator.empty_cache(None) {
             Ok(()) => {}
             Err(error) => assert!(matches!(error, AllocError::Driver(_)), "{error}"),
         },

@@ -49,7 +49,7 @@ impl Load<'_> {
         for block in held {
             self.free(block)?;
         }
-        self.attempt(|allocator| Ok(allocator.empty_cache()?))?;
+        self.attempt(|allocator| Ok(allocator.empty_cache(None)?))?;
         self.check()
     }
 

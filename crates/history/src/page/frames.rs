@@ -200,7 +200,7 @@ mod tests {
         let mut job = Job::new();
         let block = job.allocate(40);
         job.0.free(block).unwrap();
-        job.0.empty_cache().unwrap();
+        job.0.empty_cache(None).unwrap();
         job.allocate(20);
         let frames = Frames::of(&job.finish(), &steps(Vec::new())).unwrap();
         assert_eq!((frames.peak, frames.moved), (20, 0));

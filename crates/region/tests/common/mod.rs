@@ -301,7 +301,7 @@ impl Allocator {
     }
 
     pub(crate) fn empty_cache(&self) -> Result<(), AllocError> {
-        self.with_all(|device| device.empty_cache())?
+        self.with_all(|device| device.empty_cache(None))?
     }
 
     pub(crate) fn is_watched(&self, address: DeviceAddress) -> bool {

@@ -169,7 +169,7 @@ fn a_panic_on_a_device_of(mib: u64) {
     }
     assert_eq!(allocator.free(address), Err(AllocError::Poisoned));
     assert_eq!(
-        allocator.with_all(|device| device.empty_cache()),
+        allocator.with_all(|device| device.empty_cache(None)),
         Err(AllocError::Poisoned)
     );
     for thread in threads {

@@ -224,7 +224,7 @@ impl World {
         let allocator = &self.allocator;
         match thread_rng().gen_range(0..9) {
             0 | 1 => allocator
-                .with_all(|device| device.empty_cache())
+                .with_all(|device| device.empty_cache(None))
                 .unwrap()
                 .unwrap(),
             2 => {
@@ -334,7 +334,7 @@ impl World {
     fn empty_pool(&self, pool: MempoolId) {
         let emptied = self
             .allocator
-            .with_all(|device| device.lane_mut().empty_pool(pool));
+            .with_all(|device| device.empty_cache(Some(pool)));
         match emptied.unwrap() {
             // The pool ended with its last block, when all cached memory was released.
             Ok(()) | Err(AllocError::NoSuchPool { .. }) => {}
@@ -373,7 +373,7 @@ impl World {
 
         blocks.iter().for_each(|block| self.free_block(block));
         allocator
-            .with_all(|device| device.empty_cache())
+            .with_all(|device| device.empty_cache(None))
             .unwrap()
             .unwrap();
         let stats = allocator.with_all(|device| device.stats()).unwrap();

@@ -162,7 +162,7 @@ impl Runner {
                 self.unless_fault(result)
             }
             Op::EmptyCache => {
-                let result = self.allocator.empty_cache();
+                let result = self.allocator.empty_cache(None);
                 self.unless_fault(result)
             }
             Op::BeginPool { .. }

@@ -289,7 +289,7 @@ fn without_garbage_collection_free_regions_go_back_only_when_told() {
     let error = allocator.allocate(Bytes::mib(6), Stream::DEFAULT);
     assert!(error.unwrap_err().is_out_of_memory());
     assert_eq!(held(&mut allocator), [2, 4, 8]);
-    allocator.empty_cache().unwrap();
+    allocator.empty_cache(None).unwrap();
     assert_eq!(held(&mut allocator), [8]);
     check(&allocator);
 }
@@ -302,7 +302,7 @@ fn each_region_goes_back_by_itself() {
     for block in blocks {
         free(&mut allocator, block);
     }
-    allocator.empty_cache().unwrap();
+    allocator.empty_cache(None).unwrap();
     check(&allocator);
     // The driver checks addresses and sizes.
     assert_eq!(held(&mut allocator), [0; 0]);
@@ -326,7 +326,7 @@ fn what_the_driver_does_not_take_back_stays_a_region() {
     let calls = allocator.driver().calls;
     allocator.driver().failure = Some((calls + 1, failure()));
     assert_eq!(
-        allocator.empty_cache(),
+        allocator.empty_cache(None),
         Err(AllocError::Driver(failure())),
         "2 MiB went back, the 4 MiB did not"
     );
@@ -335,7 +335,7 @@ fn what_the_driver_does_not_take_back_stays_a_region() {
     assert_eq!(allocator.stats().segment.all.current, 2);
     assert_eq!(allocate(&mut allocator, 4 * MIB), blocks[1]);
     free(&mut allocator, blocks[1]);
-    allocator.empty_cache().unwrap();
+    allocator.empty_cache(None).unwrap();
     assert_eq!(held(&mut allocator), [0; 0]);
 }
 
@@ -352,7 +352,7 @@ fn regions_double_from_what_is_left_where_the_driver_refuses_one() {
         free(&mut allocator, other);
         let calls = allocator.driver().calls;
         allocator.driver().failure = Some((calls + 1, failure()));
-        assert!(allocator.empty_cache().is_err());
+        assert!(allocator.empty_cache(None).is_err());
         assert_eq!(held(&mut allocator), [2], "one went back");
         check(&allocator);
     }
@@ -451,7 +451,7 @@ fn a_region_of_recent_chunks_goes_back() {
     for block in [MIB; 2].map(|size| allocate(&mut allocator, size)) {
         free(&mut allocator, block);
     }
-    allocator.empty_cache().unwrap();
+    allocator.empty_cache(None).unwrap();
     check(&allocator);
     assert_eq!(held(&mut allocator), [0; 0]);
 }

@@ -172,7 +172,7 @@ impl Paused {
         for range in std::mem::take(&mut self.held) {
             self.allocator.free(range.address).unwrap();
         }
-        let emptied = self.allocator.with_all(|device| device.empty_cache());
+        let emptied = self.allocator.with_all(|device| device.empty_cache(None));
         emptied.unwrap().unwrap();
     }
 
