@@ -93,10 +93,12 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
 ) -> Status {
     run(|| {
         let held = match devices::get_checked(device)? {
-            Some(allocator) => allocator.with_pools(|pools| pools.pool_use_count(pool.id()))?,
-            None => Ok(0),
+            Some(allocator) => allocator
+                .with_pools(|pools| pools.pool(pool.id()))?
+                .map_or(0, |pool| pool.use_count),
+            None => 0,
         };
-        let held = c_int::try_from(held.unwrap_or(0)).unwrap_or(c_int::MAX);
+        let held = c_int::try_from(held).unwrap_or(c_int::MAX);
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("count", count, held) }
     })

@@ -51,7 +51,7 @@ pub struct Lane<M> {
 
 pub use checkpoint::{Checkpoint, Restored};
 pub use inspect::LaneNews;
-pub use pools::{HeldPool, KeptPool, Pending, PoolSetting, RouteOrder};
+pub use pools::{KeptPool, Pending, PoolSetting, PoolState, RouteOrder};
 
 /// Says which requests a private pool serves.
 struct Route {
@@ -513,11 +513,14 @@ impl<M: Memory> Lane<M> {
         self.release_unused_pools(failing)
     }
 
-    /// Gives the free segments of every private pool back that nothing holds.
+    /// Gives the free segments of every private pool back that nothing holds and no requests are routed to. Those of
+    /// a pool that gives back go while it is held, too, and those of one whose memory is away stay.
     fn release_unused_pools(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         let pools = self.heap.domains.pools().map(|(index, _)| index);
         for index in pools.collect::<Vec<_>>() {
-            self.release_unused_pool(index, failing)?;
+            if !self.keeps(index) {
+                self.release_pool_segments(index, failing)?;
+            }
         }
         Ok(())
     }
@@ -540,19 +543,6 @@ impl<M: Memory> Lane<M> {
         self.uses
             .synchronize(self.memory.physical_mut().driver_mut(), is_of_pool)?;
         self.reclaim_passed()
-    }
-
-    /// Gives the free segments of a private pool back if nothing holds it and no requests are routed
-    /// to it. Of a pool that gives back they go while it is held, too, and of one whose memory is away they stay.
-    fn release_unused_pool(
-        &mut self,
-        index: PoolIndex,
-        failing: Option<&Request>,
-    ) -> Result<(), DriverError> {
-        if self.keeps(index) {
-            return Ok(());
-        }
-        self.release_pool_segments(index, failing)
     }
 
     /// Gives the free segments of a private pool back, and ends it with the last one if nothing holds it.

@@ -86,7 +86,7 @@ pub use event::{Action, Event};
 pub use event_log::{EventLog, Observer};
 pub use gap::{Cause, FreeBytes, Gap};
 pub use lane::{
-    Allocation, Checkpoint, HeldPool, KeptPool, Lane, LaneNews, Pending, PoolSetting, Request,
+    Allocation, Checkpoint, KeptPool, Lane, LaneNews, Pending, PoolSetting, PoolState, Request,
     Restored, RouteOrder,
 };
 pub use number_table::SearchHint;

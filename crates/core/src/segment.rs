@@ -37,11 +37,6 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Returns the segment's start and size.
-    pub(crate) fn range(&self) -> (DeviceAddress, Bytes) {
-        (self.address, self.size)
-    }
-
     /// Returns whether memory is mapped into the segment page by page.
     pub(crate) fn is_expandable(&self) -> bool {
         self.page_size.is_some()

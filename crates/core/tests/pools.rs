@@ -26,6 +26,10 @@ fn allocator(config: &Config) -> DeviceAllocator<SimDriver> {
     )
 }
 
+fn use_count(allocator: &DeviceAllocator<SimDriver>) -> Result<u32, AllocError> {
+    Ok(allocator.lane().pool(POOL)?.use_count)
+}
+
 fn pool_of(allocator: &DeviceAllocator<SimDriver>, address: DeviceAddress) -> MempoolId {
     allocator
         .lane()
@@ -79,12 +83,12 @@ fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
         allocator
             .lane_mut()
             .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |_| true)?;
-        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(2));
+        assert_eq!(use_count(&allocator), Ok(2));
         let block = allocator.allocate(Bytes::mib(3), ROUTED)?;
         allocator.lane_mut().end_allocate_to_pool(POOL)?;
         allocator.lane_mut().release_pool(POOL)?;
         allocator.empty_cache(None)?;
-        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(1), "{config}");
+        assert_eq!(use_count(&allocator), Ok(1), "{config}");
 
         allocator.lane_mut().release_pool(POOL)?;
         assert_eq!(
@@ -93,14 +97,14 @@ fn a_pool_ends_when_nothing_holds_it_and_its_memory_is_back() -> Outcome {
         );
         allocator.empty_cache(None)?;
         assert_eq!(
-            allocator.lane().pool_use_count(POOL),
+            use_count(&allocator),
             Ok(0),
             "{config}: a block is still held"
         );
         allocator.free(block)?;
         allocator.empty_cache(None)?;
         assert_eq!(
-            allocator.lane().pool_use_count(POOL),
+            use_count(&allocator),
             Err(AllocError::NoSuchPool { pool: POOL })
         );
         assert!(allocator.driver().leaks().is_empty(), "{config}");
@@ -119,7 +123,7 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
     assert_eq!(refused, Err(AllocError::Driver(error)));
     allocator.lane_mut().release_pool(POOL)?;
     allocator.empty_cache(None)?;
-    assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0));
+    assert_eq!(use_count(&allocator), Ok(0));
     // This call reads the pool of every block.
     assert_eq!(
         allocator.lane().held_blocks(MempoolId::DEFAULT),
@@ -128,7 +132,7 @@ fn a_pool_ends_when_its_addresses_are_back() -> Outcome {
     allocator.driver().set_faults(FaultPlan::none());
     allocator.empty_cache(None)?;
     let absent = Err(AllocError::NoSuchPool { pool: POOL });
-    assert_eq!(allocator.lane().pool_use_count(POOL), absent);
+    assert_eq!(use_count(&allocator), absent);
     assert!(allocator.driver().leaks().is_empty());
     Ok(())
 }
@@ -187,7 +191,7 @@ fn a_request_in_a_pool_holds_it() -> Outcome {
             too_much.is_err_and(|error| error.is_out_of_memory()),
             "{config}"
         );
-        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(1), "{config}");
+        assert_eq!(use_count(&allocator), Ok(1), "{config}");
     }
     Ok(())
 }
@@ -220,12 +224,12 @@ fn a_request_that_is_refused_up_front_leaves_its_pool_as_it_was() -> Outcome {
 
         ask_in_vain(&mut allocator);
         let absent = Err(AllocError::NoSuchPool { pool: POOL });
-        assert_eq!(allocator.lane().pool_use_count(POOL), absent, "{config}");
+        assert_eq!(use_count(&allocator), absent, "{config}");
 
         allocator.lane_mut().create_or_retain_pool(POOL);
         allocator.lane_mut().release_pool(POOL)?;
         ask_in_vain(&mut allocator);
-        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0), "{config}");
+        assert_eq!(use_count(&allocator), Ok(0), "{config}");
 
         allocator
             .lane_mut()
@@ -233,7 +237,7 @@ fn a_request_that_is_refused_up_front_leaves_its_pool_as_it_was() -> Outcome {
         let region = "kv".into();
         let away = allocator.allocate_in(POOL, Bytes(1), OTHER);
         assert_eq!(away, Err(AllocError::Paused { region }), "{config}");
-        assert_eq!(allocator.lane().pool_use_count(POOL), Ok(0), "{config}");
+        assert_eq!(use_count(&allocator), Ok(0), "{config}");
     }
     Ok(())
 }
@@ -249,7 +253,7 @@ fn routing_twice_and_ending_twice_are_errors() -> Outcome {
         .begin_allocate_to_pool(POOL, RouteOrder::BeforeOthers, |_| true);
     assert_eq!(again, Err(AllocError::PoolInUse { pool: POOL }));
     assert_eq!(
-        allocator.lane().pool_use_count(POOL),
+        use_count(&allocator),
         Ok(1),
         "what is refused holds nothing"
     );

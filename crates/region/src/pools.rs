@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_core::{
-    AllocError, Allocation, Bytes, HeldPool, Lane, MempoolId, Pending, PoolSetting,
+    AllocError, Allocation, BlockStatus, Bytes, Lane, Memory, MempoolId, Pending, PoolSetting,
+    SegmentSnapshot,
 };
 use lowtide_shared::SharedMemory;
 
@@ -112,7 +113,7 @@ impl RegionPools {
     fn has_pending(&self, device: &impl Device) -> Result<bool, RegionError> {
         let answers = self.for_each(device, |lane, pool| {
             lane.process_events()?;
-            lane.pending(pool)
+            Ok(lane.pool(pool)?.pending)
         })?;
         if answers.contains(&Pending::CaptureEnd) {
             return Err(RegionError::PendingInCapture);
@@ -120,7 +121,7 @@ impl RegionPools {
         Ok(answers.contains(&Pending::Streams))
     }
 
-    /// Releases free segments of the pools, except of pools that [`HeldPool::Stays`] protects. Returns the contents of the
+    /// Releases the free segments of the pools that are [trimmed](RegionPools::is_trimmed). Returns the contents of the
     /// allocated blocks in all pools, in address order.
     pub(crate) fn trim_and_list(
         &self,
@@ -129,7 +130,9 @@ impl RegionPools {
         let held = self.for_each(device, |lane, pool| {
             lane.process_events()?;
             let held = lane.held_blocks(pool)?;
-            lane.trim_pool(pool, self.when_held(pool))?;
+            if self.is_trimmed(lane, pool)? {
+                lane.trim_pool(pool)?;
+            }
             Ok(held)
         })?;
         let mut ranges: Vec<_> = held.iter().flatten().map(contents_of).collect();
@@ -142,24 +145,26 @@ impl RegionPools {
         let kept = self.for_each(device, |lane, pool| {
             // A block that other streams are done with may free its segment. If this fails, the figure is too high.
             let _ = lane.process_events();
-            lane.segments_after_trim(pool, self.when_held(pool))
+            let is_trimmed = self.is_trimmed(lane, pool)?;
+            let segments = lane.segments().into_iter();
+            let stays = |segment: &SegmentSnapshot| {
+                segment.pool == pool && (!is_trimmed || has_active_block(segment))
+            };
+            Ok(segments.filter(stays).collect::<Vec<_>>())
         })?;
-        let kept = kept.into_iter().flatten();
-        let mut kept: Vec<_> = kept
-            .map(|(address, size)| MemoryRange { address, size })
-            .collect();
-        kept.sort_unstable();
-        Ok(kept)
+        let ranges = kept.into_iter().flatten().map(|segment| MemoryRange {
+            address: segment.address,
+            size: segment.size,
+        });
+        let mut ranges: Vec<_> = ranges.collect();
+        ranges.sort_unstable();
+        Ok(ranges)
     }
 
-    /// Returns what a trim does to a pool that is held.
-    fn when_held(&self, pool: MempoolId) -> HeldPool {
-        if pool == self.own {
-            HeldPool::IsTrimmed
-        } else {
-            // A graph may use free memory of its pool while the pool exists.
-            HeldPool::Stays
-        }
+    /// Returns whether a pool's free segments are released: always those of the region's own pool.
+    fn is_trimmed(&self, lane: &Lane<impl Memory>, pool: MempoolId) -> Result<bool, AllocError> {
+        // A graph may use free memory of its pool while something holds the pool.
+        Ok(pool == self.own || !lane.pool(pool)?.is_held)
     }
 
     /// Returns the bytes of the blocks that are allocated in the pools.
@@ -202,6 +207,12 @@ pub(crate) fn watch(device: &impl Device, ranges: &[MemoryRange], is_watched: bo
     let allocator = device.allocator();
     // Fails only if a panic has poisoned the lock, which the next call reports.
     let _ = allocator.with_pools(|lane| lane.watch(addresses, is_watched));
+}
+
+/// Returns whether the program, or work of its streams, may still use a block of a segment.
+fn has_active_block(segment: &SegmentSnapshot) -> bool {
+    let mut blocks = segment.blocks.iter();
+    blocks.any(|block| block.status != BlockStatus::Inactive)
 }
 
 /// Returns the part of a block that is saved: the requested bytes, rounded up to the unit of copies.

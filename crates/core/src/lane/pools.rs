@@ -1,6 +1,5 @@
 //! Private pools: what CUDA graph captures and `torch.cuda.MemPool` need.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
@@ -11,7 +10,6 @@ use crate::domain::{PoolIndex, SegmentSource};
 use crate::error::AllocError;
 use crate::event::Action;
 use crate::physical::Memory;
-use crate::segment::Segment;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 /// A private pool whose free memory does not go back to the driver while the pool lives.
@@ -61,13 +59,15 @@ impl fmt::Debug for PoolSetting {
     }
 }
 
-/// What happens to a pool that something holds where pools are trimmed.
+/// A pool as it is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HeldPool {
-    /// Its free segments are released as others' are.
-    IsTrimmed,
-    /// All of its segments stay.
-    Stays,
+pub struct PoolState {
+    /// How often it is held.
+    pub use_count: u32,
+    /// Whether something holds it, or requests are routed to it.
+    pub is_held: bool,
+    /// What its freed blocks wait for.
+    pub pending: Pending,
 }
 
 /// What the freed blocks of a pool wait for before they are free.
@@ -175,13 +175,18 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Returns how often a pool is held.
+    /// Returns the state of a pool. Linear in the blocks of any pool that wait.
     ///
     /// # Errors
     ///
     /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn pool_use_count(&self, pool: MempoolId) -> Result<u32, AllocError> {
-        Ok(self.heap.domains.pool(self.find_pool(pool)?).use_count)
+    pub fn pool(&self, pool: MempoolId) -> Result<PoolState, AllocError> {
+        let index = self.find_pool(pool)?;
+        Ok(PoolState {
+            use_count: self.heap.domains.pool(index).use_count,
+            is_held: self.is_held(index),
+            pending: self.pending(index),
+        })
     }
 
     /// Changes one of a pool's settings.
@@ -247,47 +252,16 @@ impl<M: Memory> Lane<M> {
         kept.collect()
     }
 
-    /// Releases a private pool's free segments, wherever its memory is, and ends a pool that nothing holds with the last
-    /// one. `held` says what happens to a pool that something holds, or that requests are routed to.
+    /// Releases a private pool's free segments, even if something holds the pool or its memory is away. Ends a pool that
+    /// nothing holds with the last one.
     ///
     /// # Errors
     ///
     /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::Driver`] when the driver
     /// refuses a call.
-    pub fn trim_pool(&mut self, pool: MempoolId, held: HeldPool) -> Result<(), AllocError> {
+    pub fn trim_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
-        match held {
-            HeldPool::IsTrimmed => self.release_free(index, None)?,
-            HeldPool::Stays if self.is_held(index) => {}
-            HeldPool::Stays => self.release_pool_segments(index, None)?,
-        }
-        Ok(())
-    }
-
-    /// Returns the ranges of the segments that [`Lane::trim_pool`] would leave now, in no order. Of a pool that is
-    /// trimmed, these are segments with blocks that the program holds, or that wait for other streams. O(n log n) for n
-    /// blocks of any pool.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn segments_after_trim(
-        &self,
-        pool: MempoolId,
-        held: HeldPool,
-    ) -> Result<Vec<(DeviceAddress, Bytes)>, AllocError> {
-        let index = self.find_pool(pool)?;
-        if held == HeldPool::Stays && self.is_held(index) {
-            let segments = self.heap.segments.iter().map(|(_, segment)| segment);
-            let of_pool =
-                segments.filter(|segment| self.heap.domains.domain(segment.domain).pool == index);
-            return Ok(of_pool.map(Segment::range).collect());
-        }
-        let used = self.blocks_of_pool(index);
-        let used = used.filter(|(_, block)| block.is_active());
-        let used: BTreeSet<_> = used.map(|(id, _)| self.heap.blocks.segment(id)).collect();
-        let segments = used.into_iter().map(|id| self.heap.segments.get(id));
-        Ok(segments.map(Segment::range).collect())
+        Ok(self.release_pool_segments(index, None)?)
     }
 
     /// Returns the blocks that the program holds in a pool, by rising addresses. O(n log n) for n blocks of
@@ -301,22 +275,16 @@ impl<M: Memory> Lane<M> {
         Ok(held.into_iter().map(|id| self.allocation_of(id)).collect())
     }
 
-    /// Returns what the freed blocks of a pool wait for. Linear in the blocks of any pool that wait.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist.
-    pub fn pending(&self, pool: MempoolId) -> Result<Pending, AllocError> {
-        let index = self.find_pool(pool)?;
+    fn pending(&self, pool: PoolIndex) -> Pending {
         let (blocks, domains) = (&self.heap.blocks, &self.heap.domains);
-        let is_of_pool = |&id: &BlockId| domains.domain(blocks.get(id).domain).pool == index;
-        Ok(if !self.uses.waiting().iter().any(is_of_pool) {
+        let is_of_pool = |&id: &BlockId| domains.domain(blocks.get(id).domain).pool == pool;
+        if !self.uses.waiting().iter().any(is_of_pool) {
             Pending::Nothing
         } else if self.is_capturing() {
             Pending::CaptureEnd
         } else {
             Pending::Streams
-        })
+        }
     }
 
     /// Returns whether a graph is captured, during which no event is asked whether it has passed.

@@ -34,7 +34,7 @@ impl<D: Device> RegionMemory<D> {
     pub fn add_pool(self: &Arc<Self>, pool: MempoolId) -> Result<(), AllocError> {
         // Under one lock, so that nothing is allocated in the new pool before it has its source.
         self.device.allocator().with_pools(|lane| {
-            if lane.pool_use_count(pool).is_err() {
+            if lane.pool(pool).is_err() {
                 lane.create_or_retain_pool(pool);
             }
             self.join(lane, pool)

@@ -67,7 +67,7 @@ impl Runner {
             .keys()
             .filter(|pool| !pool.is_default())
         {
-            let answer = self.allocator.lane().pool_use_count(pool);
+            let answer = self.allocator.lane().pool(pool);
             ensure(answer == Err(AllocError::NoSuchPool { pool }), || {
                 format!("{pool:?} has ended, and the allocator says {answer:?}")
             })?;

@@ -8,7 +8,7 @@ use super::runner::{Effect, Runner};
 
 impl Runner {
     pub(super) fn checkpoint(&mut self, pool: MempoolId) -> Result<Effect, String> {
-        let exists = self.allocator.lane().pool_use_count(pool).is_ok();
+        let exists = self.allocator.lane().pool(pool).is_ok();
         let checkpoint = match self.allocator.lane().checkpoint(pool) {
             Ok(checkpoint) if exists => checkpoint,
             Err(AllocError::NoSuchPool { .. }) if !exists => return Ok(Effect::Refused),

@@ -415,11 +415,11 @@ impl Runner {
                 if allow && result.is_ok() {
                     pools.open.push(pool);
                 }
-                (pool, result, lane.pool_use_count(pool).map(drop))
+                (pool, result, lane.pool(pool).map(drop))
             }
             Op::NoSplit { pool } => {
                 let result = lane.set_pool(pool, PoolSetting::NoSplit);
-                (pool, result, lane.pool_use_count(pool).map(drop))
+                (pool, result, lane.pool(pool).map(drop))
             }
             _ => unreachable!("the other operations are not about pools"),
         };
@@ -490,7 +490,7 @@ impl Runner {
             Ok(address) => *address != DeviceAddress::NULL,
             Err(AllocError::OutOfMemory(_)) => true,
             // The failed call may have come before or after the pool was created.
-            Err(AllocError::Driver(_)) => self.allocator.lane().pool_use_count(pool) == Ok(1),
+            Err(AllocError::Driver(_)) => self.use_count(pool) == Ok(1),
             Err(_) => false,
         };
         if was_looked_for {
@@ -500,8 +500,12 @@ impl Runner {
         self.check_pool(pool)
     }
 
+    fn use_count(&self, pool: MempoolId) -> Result<u32, AllocError> {
+        Ok(self.allocator.lane().pool(pool)?.use_count)
+    }
+
     pub(super) fn check_pool(&self, pool: MempoolId) -> Result<(), String> {
-        let answer = self.allocator.lane().pool_use_count(pool);
+        let answer = self.use_count(pool);
         let count = self.pools.use_count(pool);
         let has_ended = count == 0 && !self.pools.is_routed(pool) && answer.is_err();
         ensure(has_ended || answer == Ok(count), || {
@@ -570,6 +574,6 @@ impl Runner {
 
 /// Returns the allocator's error for a pool in the wrong state, or for a pool that does not exist.
 fn said_of(lane: &Lane<impl Memory>, pool: MempoolId, error: AllocError) -> Result<(), AllocError> {
-    lane.pool_use_count(pool)?;
+    lane.pool(pool)?;
     Err(error)
 }
