@@ -230,7 +230,7 @@ pub unsafe extern "C" fn lowtide_memory_info(
             return Err(Error::null("free"));
         }
         let allocator = start::device(device)?;
-        let info = allocator.with_driver(Driver::memory_info)?;
+        let info = allocator.physical().driver_mut().memory_info()?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("total", total, info.total.get()) }?;
         // SAFETY: as above.

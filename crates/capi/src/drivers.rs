@@ -17,7 +17,7 @@ pub(crate) fn with_physical<R>(
     ordinal: c_int,
     act: impl FnOnce(&mut Physical<CudaDriver>) -> R,
 ) -> Result<R, Error> {
-    Ok(start::device(ordinal)?.with_physical(act))
+    Ok(act(&mut start::device(ordinal)?.physical()))
 }
 
 /// Returns the result of `act` with a device's driver. Starts the device if it is not in use.
@@ -26,10 +26,10 @@ pub(crate) fn with_physical<R>(
 ///
 /// As for [`start::device`].
 pub(crate) fn with<R>(ordinal: c_int, act: impl FnOnce(&mut CudaDriver) -> R) -> Result<R, Error> {
-    Ok(start::device(ordinal)?.with_driver(act))
+    Ok(act(start::device(ordinal)?.physical().driver_mut()))
 }
 
 /// Returns the first result that is not `None` of calling `ask` with the physical memory of each device in use.
 pub(crate) fn find<R>(mut ask: impl FnMut(&Physical<CudaDriver>) -> Option<R>) -> Option<R> {
-    devices::all().find_map(|(_, allocator)| allocator.with_physical(|physical| ask(physical)))
+    devices::all().find_map(|(_, allocator)| ask(&allocator.physical()))
 }

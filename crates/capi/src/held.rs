@@ -174,7 +174,7 @@ pub unsafe extern "C" fn lowtide_largest_free(device: c_int, size: *mut u64) -> 
     run(|| {
         let allocator = start::device(device)?;
         let free = allocator.with_all(|device| device.largest_free())?;
-        let info = allocator.with_driver(Driver::memory_info)?;
+        let info = allocator.physical().driver_mut().memory_info()?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("size", size, free.max(info.free).get()) }
     })

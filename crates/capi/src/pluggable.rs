@@ -221,7 +221,7 @@ fn allocate(size: usize, device: c_int, stream: *mut c_void) -> Result<*mut c_vo
     let allocator = start::device(device)?;
     let on_miss = || {
         // Programs call the driver themselves after `cudaMalloc`, and so does the source of a pool's segments.
-        allocator.with_driver(|driver| driver.make_current_if_none())?;
+        allocator.physical().driver_mut().make_current_if_none()?;
         Ok(shortage::relieve(device))
     };
     match allocator.allocate(size, stream_of(stream), on_miss) {

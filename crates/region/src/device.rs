@@ -63,11 +63,11 @@ pub trait Device: Send + Sync + 'static {
     /// Returns the result of `act` with the physical memory locked. `act` makes one call or a few, because other threads
     /// wait.
     fn with_physical<R>(&self, act: impl FnOnce(&mut Physical<Self::Driver>) -> R) -> R {
-        self.allocator().with_physical(act)
+        act(&mut self.allocator().physical())
     }
 
     /// Returns the result of `act` with the driver locked. `act` makes one call or a few, because other threads wait.
     fn with_driver<R>(&self, act: impl FnOnce(&mut Self::Driver) -> R) -> R {
-        self.allocator().with_driver(act)
+        act(self.allocator().physical().driver_mut())
     }
 }

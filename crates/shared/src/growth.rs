@@ -71,8 +71,8 @@ impl<D: Driver> SharedAllocator<D> {
         }
         // A device that fails this query has reported the error to a request, or will.
         let is_short = || {
-            self.with_driver(Driver::memory_info)
-                .is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE)
+            let info = self.physical().driver_mut().memory_info();
+            info.is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE)
         };
         if has_limit || is_short() {
             self.clock.start();

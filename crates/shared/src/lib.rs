@@ -38,6 +38,7 @@ mod owners;
 mod streams;
 mod sync;
 
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -333,14 +334,9 @@ impl<D: Driver> SharedAllocator<D> {
         results.fold(Ok(()), Result::and)
     }
 
-    /// Calls `act` with the driver while no lane can use it, and returns its result.
-    pub fn with_driver<R>(&self, act: impl FnOnce(&mut D) -> R) -> R {
-        self.with_physical(|physical| act(physical.driver_mut()))
-    }
-
-    /// Calls `act` with the physical memory while no lane can use it, and returns its result.
-    pub fn with_physical<R>(&self, act: impl FnOnce(&mut Physical<D>) -> R) -> R {
-        act(&mut memory::lock(&self.physical))
+    /// Locks the physical memory and returns it. No lane can use it, nor the driver, until the guard is dropped.
+    pub fn physical(&self) -> impl DerefMut<Target = Physical<D>> {
+        memory::lock(&self.physical)
     }
 
     /// Notifies `observer` of every event from now on, or nobody. No miss runs meanwhile, and an earlier observer is not

@@ -94,16 +94,17 @@ fn observe(allocator: &Arc<Allocator>, config: &Config) -> Arc<Mutex<Picture>> {
         let mut picture = drawn.lock().unwrap();
         if matches!(event.action, Action::SegmentFree | Action::SegmentUnmap) {
             // The driver's lock is the last in the lock order, so it can be taken here.
-            Weak::upgrade(&observed).unwrap().with_driver(|driver| {
-                assert_eq!(
-                    driver.access(event.address, event.size),
-                    Ok(()),
-                    "{event:?}"
-                );
-                if counts {
-                    assert_eq!(given_back(driver), picture.left, "{event:?}");
-                }
-            });
+            let allocator = Weak::upgrade(&observed).unwrap();
+            let mut physical = allocator.physical();
+            let driver = physical.driver_mut();
+            assert_eq!(
+                driver.access(event.address, event.size),
+                Ok(()),
+                "{event:?}"
+            );
+            if counts {
+                assert_eq!(given_back(driver), picture.left, "{event:?}");
+            }
         }
         picture.note(event);
     };
@@ -150,7 +151,7 @@ fn memory_is_there_still_when_its_release_is_notified() {
         work(&allocator);
         let picture = picture.lock().unwrap();
         if !matches!(config, Config::Tide(_)) {
-            assert_eq!(allocator.with_driver(|d| given_back(d)), picture.left);
+            assert_eq!(given_back(allocator.physical().driver()), picture.left);
         }
         if config.to_conf() != "allow_growth:False" {
             assert!(picture.left > 0, "{config}");
@@ -175,7 +176,7 @@ fn an_end_that_the_driver_refused_is_corrected() {
                         message: String::new(),
                     },
                 );
-                allocator.with_driver(|driver| driver.set_faults(fault));
+                allocator.physical().driver_mut().set_faults(fault);
                 work(&allocator);
                 let snapshot = allocator.with_all(|device| device.snapshot()).unwrap();
                 let of = format!("{config}: {call:?} {nth}");

@@ -126,7 +126,7 @@ impl Both {
             Op::Free(_) | Op::RecordStream(..) => {}
             Op::Hold(stream, is_held) => {
                 hold(single.driver(), stream, is_held);
-                shared.with_driver(|driver| hold(driver, stream, is_held));
+                hold(shared.physical().driver_mut(), stream, is_held);
             }
             Op::EmptyCache => {
                 let emptied = shared.with_all(|device| device.empty_cache(None));
@@ -205,9 +205,7 @@ impl Both {
             Ok(())
         });
         prop_assert_eq!(checked, Ok(()));
-        let violations = self
-            .shared
-            .with_driver(|driver| driver.violations().to_vec());
+        let violations = self.shared.physical().driver().violations().to_vec();
         prop_assert_eq!(violations, Vec::<String>::new());
         Ok(())
     }

@@ -17,7 +17,7 @@ fn a_spare_handle_serves_the_lane_whose_reserved_bytes_it_is_part_of() {
     let check = |reserved: Bytes| {
         let stats = device.with_all(|device| device.stats()).unwrap();
         assert_eq!(stats.reserved(), reserved);
-        let created = device.with_physical(|physical| physical.created_bytes());
+        let created = device.physical().created_bytes();
         assert_eq!(created, reserved);
         let checked = device.for_each_lane(|lane| {
             lane.check_invariants(CheckLevel::Everything).unwrap();
@@ -27,12 +27,12 @@ fn a_spare_handle_serves_the_lane_whose_reserved_bytes_it_is_part_of() {
     };
     device.free(allocate(Stream(1))).unwrap();
     let refused = FaultPlan::every(&[Call::Release], DriverError::OutOfMemory);
-    device.with_driver(|driver| driver.set_faults(refused));
+    device.physical().driver_mut().set_faults(refused);
     device
         .with_all(|device| device.empty_cache(None))
         .unwrap()
         .unwrap();
-    device.with_driver(|driver| driver.set_faults(FaultPlan::none()));
+    device.physical().driver_mut().set_faults(FaultPlan::none());
     check(SIZE);
 
     allocate(Stream(2));

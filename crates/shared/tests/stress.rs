@@ -207,9 +207,11 @@ impl Stress {
             Ok(())
         });
         assert_eq!(checked, Ok(()));
-        let [violations, leaks] = self
-            .allocator
-            .with_driver(|driver| [driver.violations().to_vec(), driver.leaks()]);
+        let physical = self.allocator.physical();
+        let [violations, leaks] = [
+            physical.driver().violations().to_vec(),
+            physical.driver().leaks(),
+        ];
         assert_eq!([violations, leaks], [const { Vec::<String>::new() }; 2]);
     }
 }

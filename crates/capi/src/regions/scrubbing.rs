@@ -39,12 +39,11 @@ fn serve(device: c_int) {
     loop {
         thread::sleep(INTERVAL);
         if let Some(allocator) = devices::get(device) {
-            allocator.with_driver(|driver| {
-                // Once the lock is held, under which another thread may have waited for a kernel.
-                if let Some(_call) = DriverCall::begin() {
-                    driver.reclaim_scrubbed();
-                }
-            });
+            let mut physical = allocator.physical();
+            // Once the lock is held, under which another thread may have waited for a kernel.
+            if let Some(_call) = DriverCall::begin() {
+                physical.driver_mut().reclaim_scrubbed();
+            }
         }
         let mut left = calls_left(device);
         *left -= 1;

@@ -350,14 +350,11 @@ impl Region {
         if let Some(known) = self.memories.get(&device) {
             return Ok(Arc::clone(known));
         }
-        if !allocator.with_driver(|driver| driver.supports_virtual_memory()) {
+        if !allocator.physical().driver().supports_virtual_memory() {
             let call = "a region, which takes virtual memory,";
             return Err(DriverError::Unsupported { call }.into());
         }
-        let card = Card::new(
-            device,
-            allocator.with_driver(|driver| driver.device().clone()),
-        );
+        let card = Card::new(device, allocator.physical().driver().device().clone());
         let tag = Arc::clone(&self.tag);
         let memory = Arc::new(Memory::new(card, tag, self.kind, self.pool()));
         allocator.with_pools(|pools| memory.create_pool(pools))??;

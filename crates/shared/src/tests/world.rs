@@ -132,9 +132,7 @@ impl World {
             62..72 => self.use_elsewhere(),
             74..82 if self.program.captures => self.capture(number),
             82..94 if self.program.captures => self.use_pool(number),
-            72..76 => self
-                .allocator
-                .with_driver(|driver| driver.advance(WORK_NS / 2)),
+            72..76 => self.allocator.physical().driver_mut().advance(WORK_NS / 2),
             _ => self.manage(),
         }
     }
@@ -160,7 +158,7 @@ impl World {
             Err(error) if error.is_out_of_memory() => return None,
             allocated => allocated.unwrap(),
         };
-        let now_ns = self.allocator.with_driver(|driver| driver.now_ns());
+        let now_ns = self.allocator.physical().driver().now_ns();
         self.shadow.lock().unwrap().hold(address, size, now_ns);
         Some(Block {
             address,
@@ -210,13 +208,13 @@ impl World {
 
     /// Starts work on a stream and returns the time at which it is done.
     fn launch(&self, stream: Stream) -> u64 {
-        self.allocator.with_driver(|driver| {
-            driver.launch(stream, WORK_NS);
-            let mut work = self.work.lock().unwrap();
-            let until = work.entry(stream).or_default();
-            *until = (*until).max(driver.now_ns()) + WORK_NS;
-            *until
-        })
+        let mut physical = self.allocator.physical();
+        let driver = physical.driver_mut();
+        driver.launch(stream, WORK_NS);
+        let mut work = self.work.lock().unwrap();
+        let until = work.entry(stream).or_default();
+        *until = (*until).max(driver.now_ns()) + WORK_NS;
+        *until
     }
 
     /// Makes a call that concerns the whole device.
@@ -362,8 +360,13 @@ impl World {
         if self.program.observes {
             assert_eq!(usize::try_from(stats.active.all.current), Ok(active));
         }
-        let [physical, most] =
-            allocator.with_driver(|driver| [driver.physical_bytes(), driver.physical_bytes_max()]);
+        let [physical, most] = {
+            let memory = allocator.physical();
+            [
+                memory.driver().physical_bytes(),
+                memory.driver().physical_bytes_max(),
+            ]
+        };
         assert!(stats.reserved() <= physical);
         if self.program.config != "direct" {
             // All other strategies reserve whole pages, and the device counts in pages.
@@ -380,8 +383,11 @@ impl World {
         assert_eq!([stats.allocated(), stats.reserved()], [Bytes::ZERO; 2]);
         assert_eq!(stats.active.all.current, 0);
         check(&self.allocator);
-        let [violations, leaks] =
-            allocator.with_driver(|driver| [driver.violations().to_vec(), driver.leaks()]);
+        let physical = allocator.physical();
+        let [violations, leaks] = [
+            physical.driver().violations().to_vec(),
+            physical.driver().leaks(),
+        ];
         assert_eq!([violations, leaks], [const { Vec::<String>::new() }; 2]);
     }
 }

@@ -61,7 +61,7 @@ impl lowtide_region::Device for Card {
 }
 
 fn synchronize(allocator: &Allocator) -> Result<(), DriverError> {
-    let device = allocator.with_driver(|driver| driver.device().clone());
+    let device = allocator.physical().driver().device().clone();
     device.synchronize()
 }
 
