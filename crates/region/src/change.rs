@@ -22,9 +22,9 @@ use crate::memory::{Copies, RegionMemory};
 /// What to do with regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// [`RegionMemory::pause`].
+    /// [`RegionMemory::pause`] with a backup of the region's kind.
     Pause,
-    /// [`RegionMemory::pause_and_drop`].
+    /// [`RegionMemory::pause`] without a backup.
     PauseAndDrop,
     /// [`RegionMemory::resume`].
     Resume,
@@ -162,9 +162,9 @@ impl Change {
         backups: &mut D::Backups,
     ) -> Result<(), RegionError> {
         match self {
-            Change::Pause => region.pause_keeping(region.kind(), backups),
-            Change::PauseAndDrop => region.pause_keeping(None, backups),
-            Change::Resume => region.resume_from(backups),
+            Change::Pause => region.pause(region.kind(), backups),
+            Change::PauseAndDrop => region.pause(None, backups),
+            Change::Resume => region.resume(backups),
         }
     }
 }
@@ -194,7 +194,7 @@ fn release_each<D: Device>(
     backups: &mut D::Backups,
 ) -> Result<(), RegionError> {
     let mut regions = regions.iter();
-    regions.try_for_each(|region| region.release_copy_from(copies, backups))
+    regions.try_for_each(|region| region.release_copy(copies, backups))
 }
 
 /// Returns the regions of each device. `regions` are sorted by device.

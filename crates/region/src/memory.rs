@@ -142,38 +142,13 @@ impl<D: Device> RegionMemory<D> {
         self.pools.has(pool)
     }
 
-    /// Waits for the device's work, saves the contents of the pools' blocks, and releases the memory. Does nothing if the
-    /// region is paused. Makes one driver call for each run of adjacent pieces in a step, and one for each piece.
-    ///
-    /// # Errors
-    ///
-    /// [`RegionError`]. Unless the error says otherwise, the region is mapped as before.
-    pub fn pause(&self) -> Result<(), RegionError> {
-        self.pause_keeping(self.kind, &mut *self.device.lock_backups()?)
-    }
-
-    /// Like [`RegionMemory::pause`], but saves nothing, whatever the region's kind. If an earlier pause left the region
-    /// partly saved, all of its contents are lost.
-    ///
-    /// # Errors
-    ///
-    /// As for [`RegionMemory::pause`].
-    pub fn pause_and_drop(&self) -> Result<(), RegionError> {
-        self.pause_keeping(None, &mut *self.device.lock_backups()?)
-    }
-
     /// Maps new memory and restores the contents of the blocks that are still allocated. If the region is mapped, only
-    /// resumes pools that still refuse requests. Does not wait for work of the device.
+    /// resumes pools that still refuse requests. Does not wait for work of the device. `backups` are the device's.
     ///
     /// # Errors
     ///
     /// [`RegionError`]. Unless the error says otherwise, the region is paused as before.
-    pub fn resume(&self) -> Result<(), RegionError> {
-        self.resume_from(&mut *self.device.lock_backups()?)
-    }
-
-    /// As [`RegionMemory::resume`], with the device's backups locked.
-    pub(crate) fn resume_from(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
+    pub fn resume(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let finished = self.finish_copies(backups);
         if self.state()? == RegionState::Mapped {
             return self.resume_pools();
@@ -218,16 +193,12 @@ impl<D: Device> RegionMemory<D> {
     }
 
     /// Discards the retained copy of a mapped region, if `copies` includes it. A paused region keeps its copy.
+    /// `backups` are the device's.
     ///
     /// # Errors
     ///
     /// [`RegionError::Stopped`].
-    pub fn release_copy(&self, copies: Copies) -> Result<(), RegionError> {
-        self.release_copy_from(copies, &mut *self.device.lock_backups()?)
-    }
-
-    /// As [`RegionMemory::release_copy`], with the device's backups locked.
-    pub(crate) fn release_copy_from(
+    pub fn release_copy(
         &self,
         copies: Copies,
         backups: &mut D::Backups,

@@ -487,7 +487,7 @@ fn what_is_partly_saved_outlives_a_resume_and_a_pause_that_fail() {
 fn what_is_partly_saved_can_be_dropped_without_room() {
     let world = World::partly_saved();
     let calls = [Call::Create, Call::Map].map(|call| world.driver.calls(call));
-    let paused = world.region.memory.pause_and_drop();
+    let paused = world.region.pause_and_drop();
     paused.expect("it takes no memory");
     assert_eq!(
         calls,
@@ -510,7 +510,7 @@ fn what_is_partly_saved_can_be_dropped_without_room() {
 fn what_a_drop_could_not_put_back_is_saved_by_the_next_pause() {
     let world = World::new(Some(BackupKind::Host));
     world.driver.fail_unmap_then(2, Call::Map);
-    let dropped = world.region.memory.pause_and_drop();
+    let dropped = world.region.pause_and_drop();
     assert!(matches!(dropped, Err(RegionError::NotUndone { .. })));
     world.driver.set_faults(FaultPlan::none());
     world.pause().expect("nothing fails any more");
@@ -586,13 +586,12 @@ impl World {
     /// Makes some of the next uses of the allocator find no pools: the first if the lowest bit is set, and so on. Also
     /// returns how many did.
     fn act(&self, act: Act, refused: u64) -> (Result<(), RegionError>, u64) {
-        let memory = &self.region.memory;
         let before = self.region.device().refusals();
         self.region.device().refuse(refused);
         let outcome = match act {
-            Act::Pause => memory.pause(),
-            Act::Resume => memory.resume(),
-            Act::Trim | Act::TrimPaused => memory.trim(),
+            Act::Pause => self.region.pause(),
+            Act::Resume => self.region.resume(),
+            Act::Trim | Act::TrimPaused => self.region.memory.trim(),
         };
         self.region.device().refuse(0);
         (outcome, self.region.device().refusals() - before)

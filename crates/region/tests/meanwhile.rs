@@ -129,7 +129,7 @@ fn outlive_the_last_segment(faults: FaultPlan) {
     // It is not the copy of any block, even of one at the same address.
     let later = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
     assert_eq!(region.host_copy(later), None);
-    let released = region.memory.release_copy(Copies::Ended);
+    let released = region.release_copy(Copies::Ended);
     released.expect("no panic");
     assert_eq!(copies(), (0, 1));
 }
@@ -151,7 +151,7 @@ fn what_is_handed_out_where_a_copy_is_of_is_noted() {
     region.pause().expect("nothing fails");
     region.resume().expect("nothing fails");
     assert!(region.allocator.is_watched(one.address));
-    let released = region.memory.release_copy(Copies::All);
+    let released = region.release_copy(Copies::All);
     released.expect("no panic");
     assert!(!region.allocator.is_watched(one.address));
 }

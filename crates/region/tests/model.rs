@@ -227,7 +227,7 @@ impl World {
             }
             Op::ReleaseCopies(chosen) => {
                 let released = match chosen {
-                    Some(number) => self.regions[*number].memory.release_copy(Copies::All),
+                    Some(number) => self.regions[*number].release_copy(Copies::All),
                     None => release_copies(&self.memories(), Copies::Unread),
                 };
                 released.expect("no call panics");
@@ -551,7 +551,7 @@ impl World {
     /// Releases copies of regions without segments.
     fn release_ended(&mut self) {
         for region in &self.regions {
-            let released = region.memory.release_copy(Copies::Ended);
+            let released = region.release_copy(Copies::Ended);
             released.expect("no call panics");
         }
     }

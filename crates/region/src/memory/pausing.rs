@@ -19,8 +19,16 @@ use crate::reservation::Reservation;
 use crate::state::RegionState;
 
 impl<D: Device> RegionMemory<D> {
-    /// Pauses the region, and saves its contents in a backup of this kind, or not at all. The device's backups are locked.
-    pub(crate) fn pause_keeping(
+    /// Waits for the device's work, saves the contents of the pools' blocks, and releases the memory. Does nothing if the
+    /// region is paused. Makes one driver call for each run of adjacent pieces in a step, and one for each piece.
+    ///
+    /// `kind` is the kind of the backup. If it is `None`, the contents are lost, also those that an earlier pause left
+    /// partly saved. `backups` are the device's.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`]. Unless the error says otherwise, the region is mapped as before.
+    pub fn pause(
         &self,
         kind: Option<BackupKind>,
         backups: &mut D::Backups,

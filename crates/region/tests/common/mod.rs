@@ -12,7 +12,7 @@ use lowtide_core::{
     RouteOrder, SegmentSnapshot, Stream,
 };
 use lowtide_region::{
-    BackupError, BackupKind, Backups, Device, MemoryRange, RegionError, RegionMemory,
+    BackupError, BackupKind, Backups, Copies, Device, MemoryRange, RegionError, RegionMemory,
 };
 use lowtide_shared::{OwnerTable, SharedAllocator};
 
@@ -537,11 +537,27 @@ impl TestRegion {
     }
 
     pub(crate) fn pause(&self) -> Result<(), RegionError> {
-        self.memory.pause()
+        self.pause_keeping(self.memory.kind())
+    }
+
+    /// Pauses the region without a backup.
+    pub(crate) fn pause_and_drop(&self) -> Result<(), RegionError> {
+        self.pause_keeping(None)
+    }
+
+    fn pause_keeping(&self, kind: Option<BackupKind>) -> Result<(), RegionError> {
+        self.memory
+            .pause(kind, &mut *self.memory.device().lock_backups()?)
     }
 
     pub(crate) fn resume(&self) -> Result<(), RegionError> {
-        self.memory.resume()
+        self.memory
+            .resume(&mut *self.memory.device().lock_backups()?)
+    }
+
+    pub(crate) fn release_copy(&self, copies: Copies) -> Result<(), RegionError> {
+        let mut backups = self.memory.device().lock_backups()?;
+        self.memory.release_copy(copies, &mut backups)
     }
 
     /// Releases its pools, which end with their last segment.

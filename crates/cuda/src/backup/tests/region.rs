@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::MutexGuard;
 
 use lowtide_core::{MempoolId, RouteOrder, Stream};
-use lowtide_region::{RegionError, RegionMemory, RegionState};
+use lowtide_region::{Device, RegionError, RegionMemory, RegionState};
 use lowtide_shared::{OwnerTable, SharedAllocator};
 
 use super::*;
@@ -37,7 +37,7 @@ struct Card {
     backups: Arc<Mutex<CudaBackups>>,
 }
 
-impl lowtide_region::Device for Card {
+impl Device for Card {
     type Driver = CudaDriver;
     type Backups = CudaBackups;
 
@@ -142,11 +142,13 @@ impl Paused {
     }
 
     fn pause(&self) -> Result<(), RegionError> {
-        self.memory.pause()
+        let mut backups = self.memory.device().lock_backups()?;
+        self.memory.pause(self.memory.kind(), &mut backups)
     }
 
     fn resume(&self) -> Result<(), RegionError> {
-        self.memory.resume()
+        let mut backups = self.memory.device().lock_backups()?;
+        self.memory.resume(&mut backups)
     }
 
     fn state(&self) -> RegionState {
