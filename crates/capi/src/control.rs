@@ -249,10 +249,7 @@ pub unsafe extern "C" fn lowtide_get_memory_fraction(device: c_int, fraction: *m
     run(|| {
         let held_at_most = match devices::get_checked(device)? {
             Some(allocator) => allocator.with_all(|device| device.memory_fraction())??,
-            None => match settings::config()? {
-                Config::Caching(options) => options.per_process_memory_fraction,
-                _ => 1.0,
-            },
+            None => settings::config()?.memory_fraction().unwrap_or(1.0),
         };
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("fraction", fraction, held_at_most) }
@@ -413,9 +410,7 @@ fn stats_of_nothing(config: &Config) -> Vec<(String, i64)> {
         max_split_size: max_split_size.map_or(-1, |size| size.get().cast_signed()),
         ..Stats::default()
     };
-    let mut entries = stats.entries();
-    entries.sort_unstable();
-    entries
+    stats.entries()
 }
 
 impl MemoryStat {
