@@ -12,14 +12,14 @@ mod miss;
 use crate::config::Config;
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
-use crate::lane::Lane;
+use crate::lane::{Found, Lane};
 use crate::peaks::Peaks;
 use crate::physical::{Memory, Physical};
 use crate::strategy::Request;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 pub use inspect::DevicePast;
-pub use miss::Miss;
+pub use miss::{Miss, Unserved};
 
 /// What the lanes of a device have in common.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl<D: Driver> Device<OneLane<D>> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::OutOfMemory`] when no more memory can be released, and as [`Lane::request`].
+    /// [`AllocError::OutOfMemory`] when no more memory can be released, and as [`Lane::allocate`].
     #[inline]
     pub fn allocate(
         &mut self,
@@ -150,8 +150,8 @@ impl<D: Driver> Device<OneLane<D>> {
         if requested.is_zero() {
             return Ok(DeviceAddress::NULL);
         }
-        let request = self.lanes.lane.request(requested, stream)?;
-        self.serve(&request)
+        let found = self.lanes.lane.allocate(requested, stream)?;
+        self.serve(found)
     }
 
     /// Returns the address of a block from the pool `pool`, whatever routes are set. A replay uses this, because a
@@ -171,16 +171,16 @@ impl<D: Driver> Device<OneLane<D>> {
         if requested.is_zero() {
             return Ok(DeviceAddress::NULL);
         }
-        let request = self.lanes.lane.request_in(pool, requested, stream)?;
-        self.serve(&request)
+        let found = self.lanes.lane.allocate_in(pool, requested, stream)?;
+        self.serve(found)
     }
 
     /// Returns the address that serves a request, if any.
     #[inline(always)]
-    fn serve(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        match self.lanes.lane.take(request) {
-            Some(address) => Ok(address),
-            None => self.serve_new(0, request),
+    fn serve(&mut self, found: Found) -> Result<DeviceAddress, AllocError> {
+        match found {
+            Found::Block(address) => Ok(address),
+            Found::Nothing(request) => self.serve_new(0, &request),
         }
     }
 

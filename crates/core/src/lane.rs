@@ -86,6 +86,16 @@ pub struct Allocation {
     pub is_watched: bool,
 }
 
+/// What a lane has for a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Found {
+    /// A block at this address, which is allocated now.
+    Block(DeviceAddress),
+    /// No free block. [`Device::serve_miss`](crate::Device::serve_miss) serves the request, if nothing else is done with
+    /// the lane before.
+    Nothing(Request),
+}
+
 impl<M: Memory> Lane<M> {
     /// Returns a lane that holds nothing. `number` is its number on the device, and `device` is the device's number in
     /// messages.
@@ -104,9 +114,8 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns a request of a stream for one or more bytes, as the two steps that may serve it want it: [`Lane::take`]
-    /// and [`Device::serve_miss`](crate::Device::serve_miss). It is of use until something else is done with this
-    /// lane.
+    /// Serves a request of a stream for one or more bytes from what the job itself has freed. Never calls the driver
+    /// for memory.
     ///
     /// # Errors
     ///
@@ -114,23 +123,44 @@ impl<M: Memory> Lane<M> {
     /// memory is away, [`AllocError::TooManyStreams`] for one stream more than 65,536 with memory,
     /// [`AllocError::Driver`] when the device fails.
     #[inline(always)]
-    pub fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
-        let pool = self.route(stream);
-        self.prepare(pool, requested, stream)
+    pub fn allocate(&mut self, requested: Bytes, stream: Stream) -> Result<Found, AllocError> {
+        let request = self.request(requested, stream)?;
+        Ok(self.find(request))
     }
 
-    /// As [`Lane::request`], from the pool called `pool`, whatever routes are set. A pool that does not exist is made;
+    /// As [`Lane::allocate`], from the pool called `pool`, whatever routes are set. A pool that does not exist is made;
     /// one that nothing holds is held once. An error leaves the pools as they were.
-    pub(crate) fn request_in(
+    pub(crate) fn allocate_in(
         &mut self,
         pool: MempoolId,
         requested: Bytes,
         stream: Stream,
-    ) -> Result<Request, AllocError> {
+    ) -> Result<Found, AllocError> {
         // Otherwise the pool could end while its own request waits for memory.
         let (index, held_before) = self.hold_pool(pool);
-        let request = self.prepare(index, requested, stream);
-        request.inspect_err(|_| self.undo_hold(index, held_before))
+        match self.prepare(index, requested, stream) {
+            Ok(request) => Ok(self.find(request)),
+            Err(error) => {
+                self.undo_hold(index, held_before);
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns a request of a stream, checked and rounded.
+    #[inline(always)]
+    fn request(&mut self, requested: Bytes, stream: Stream) -> Result<Request, AllocError> {
+        let pool = self.route(stream);
+        self.prepare(pool, requested, stream)
+    }
+
+    /// Returns the block that serves a request now, or the request.
+    #[inline(always)]
+    fn find(&mut self, request: Request) -> Found {
+        match self.take(&request) {
+            Some(address) => Found::Block(address),
+            None => Found::Nothing(request),
+        }
     }
 
     /// What is done before anything is looked for.
@@ -209,7 +239,7 @@ impl<M: Memory> Lane<M> {
 
     /// Returns what the job itself has freed, if that serves a request. Never calls the driver.
     #[inline(always)]
-    pub fn take(&mut self, request: &Request) -> Option<DeviceAddress> {
+    pub(crate) fn take(&mut self, request: &Request) -> Option<DeviceAddress> {
         let block = self.strategy.take(&mut self.heap, request)?;
         debug_assert!(self.serves(block, request));
         Some(self.hand_out(block, request.requested))
@@ -452,7 +482,7 @@ impl<M: Memory> Lane<M> {
     }
 
     /// Returns blocks whose other streams have passed their events to the strategy; during a capture,
-    /// in which events may not be queried, none. Every [`Lane::request`] does this first.
+    /// in which events may not be queried, none. Every request does this first.
     ///
     /// # Errors
     ///

@@ -24,16 +24,15 @@
 //!
 //! # The path of a request
 //!
-//! Calls go downward only. A hit ends with `Lane::take`; everything below it is a miss.
+//! Calls go downward only. A hit ends with `Lane::allocate`; everything below it is a miss.
 //!
 //! ```text
 //! DeviceAllocator::allocate              device.rs
-//! ├─ Lane::request                       lane.rs
+//! ├─ Lane::allocate                      lane.rs
 //! │  ├─ route                            which private pool, if any, serves the stream
 //! │  ├─ reclaim_for                      stream.rs: what other streams are done with is free again
 //! │  ├─ Strategy::block_size             strategy/: the size, rounded up
-//! │  └─ Domains::find_or_insert          domain.rs: pool and stream as one small number
-//! ├─ Lane::take
+//! │  ├─ Domains::find_or_insert          domain.rs: pool and stream as one small number
 //! │  ├─ Strategy::take                   a free block, split in block.rs
 //! │  └─ hand_out                         state, figures, event
 //! └─ Device::serve_miss                  device/miss.rs: every attempt, a line each
@@ -78,7 +77,9 @@ mod units;
 
 pub use check::CheckLevel;
 pub use config::{Config, ConfigError, StrategyName};
-pub use device::{Device, DeviceAllocator, DevicePast, DeviceState, Lanes, Miss, OneLane};
+pub use device::{
+    Device, DeviceAllocator, DevicePast, DeviceState, Lanes, Miss, OneLane, Unserved,
+};
 pub use domain::SegmentSource;
 pub use driver::{CapturePoint, Driver, DriverError, EventHandle, GraphNode, Handle, MemoryInfo};
 pub use error::{AllocError, Holder, OutOfMemory};
@@ -86,8 +87,8 @@ pub use event::{Action, Event};
 pub use event_log::{EventLog, Observer};
 pub use gap::{Cause, FreeBytes, Gap};
 pub use lane::{
-    Allocation, Checkpoint, KeptPool, Lane, LaneNews, Pending, PoolSetting, PoolState, Request,
-    Restored, RouteOrder,
+    Allocation, Checkpoint, Found, KeptPool, Lane, LaneNews, Pending, PoolSetting, PoolState,
+    Request, Restored, RouteOrder,
 };
 pub use number_table::SearchHint;
 pub use physical::{MappedRange, Memory, Owners, Physical, View};

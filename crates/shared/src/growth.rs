@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use lowtide_core::{
-    AllocError, Bytes, Device, DeviceAddress, Driver, Lanes, Miss, Request, Stream,
+    AllocError, Bytes, Device, DeviceAddress, Driver, Found, Lanes, Miss, Request, Stream,
 };
 
 use crate::SharedAllocator;
@@ -31,8 +31,8 @@ impl<D: Driver> SharedAllocator<D> {
             let known = known.map(|(request, _)| request);
             let left = self.wait_left(start);
             let attempt = attempt(&mut device, index, known, (requested, stream));
-            let (request, outcome) = match attempt {
-                Ok(attempt) => attempt,
+            let outcome = match attempt {
+                Ok(outcome) => outcome,
                 // Some of the lanes may have been entered, whose figures alone say nothing.
                 Err(AllocError::Poisoned) => return Err(AllocError::Poisoned),
                 Err(error) => {
@@ -52,9 +52,8 @@ impl<D: Driver> SharedAllocator<D> {
                 }
                 // The lane was not left since the attempt, so no free can be missed.
                 (_, Some(left)) => self.wait(device, index, left)?,
-                (missed, None) => {
-                    let is_rejected = missed == Miss::Rejected;
-                    let error = device.out_of_memory(index, &request, is_rejected);
+                (Miss::Unserved(unserved), None) => {
+                    let error = device.out_of_memory(index, &unserved);
                     self.leave_device(device)?;
                     return Err(error?);
                 }
@@ -102,26 +101,21 @@ impl<D: Driver> SharedAllocator<D> {
     }
 }
 
-/// Returns a request and what became of it. `known` is the request if no free block of its lane serves it.
+/// Serves a request if it can be now. `known` is the request if no free block of its lane serves it.
 fn attempt<D: Driver>(
     device: &mut Device<Entered<'_, D>>,
     own: usize,
     known: Option<Request>,
     (requested, stream): (Bytes, Stream),
-) -> Result<(Request, Miss), AllocError> {
+) -> Result<Miss, AllocError> {
     let request = match known {
         Some(request) => request,
-        None => {
-            let lane = device.lanes.lane(own);
-            let request = lane.request(requested, stream)?;
-            if let Some(address) = lane.take(&request) {
-                return Ok((request, Miss::Served(address)));
-            }
-            request
-        }
+        None => match device.lanes.lane(own).allocate(requested, stream)? {
+            Found::Block(address) => return Ok(Miss::Served(address)),
+            Found::Nothing(request) => request,
+        },
     };
-    let outcome = device.serve_miss(own, &request)?;
-    Ok((request, outcome))
+    device.serve_miss(own, &request)
 }
 
 /// Returns whether less memory may be left than ever before. A program that releases memory and allocates it again

@@ -9,7 +9,7 @@
 //! SharedAllocator::allocate              lib.rs
 //! ├─ lane_of                             streams.rs: which lane serves the stream; no lock
 //! │  └─ visit_other_lanes                if routes are set, or blocks wait in other lanes
-//! ├─ Lane::request, take                 a free block, under the lane's lock; a hit ends here
+//! ├─ Lane::allocate                      a free block, under the lane's lock; a hit ends here
 //! └─ allocate_new                        growth.rs: a miss, under the common lock and the lane's
 //!    └─ Device::serve_miss               enters the other lanes where it needs them: entered.rs
 //! SharedAllocator::with_block            lib.rs
@@ -44,8 +44,8 @@ use std::thread;
 use std::time::Duration;
 
 use lowtide_core::{
-    AllocError, Bytes, Config, DeviceAddress, DeviceState, Driver, EventClock, Lane, Observer,
-    Physical, Stream,
+    AllocError, Bytes, Config, DeviceAddress, DeviceState, Driver, EventClock, Found, Lane,
+    Observer, Physical, Stream,
 };
 
 pub use entered::Entered;
@@ -177,20 +177,16 @@ impl<D: Driver> SharedAllocator<D> {
         }
         let index = self.lane_of(stream)?;
         let mut guard = self.enter(index)?;
-        let lane = &mut guard.state.lane;
-        let request = match lane.request(requested, stream) {
-            Ok(request) => request,
-            Err(error) => {
-                self.leave(guard)?;
-                return Err(error);
-            }
-        };
-        match lane.take(&request) {
-            Some(address) => {
+        match guard.state.lane.allocate(requested, stream) {
+            Ok(Found::Block(address)) => {
                 self.leave(guard)?;
                 Ok(address)
             }
-            None => {
+            Err(error) => {
+                self.leave(guard)?;
+                Err(error)
+            }
+            Ok(Found::Nothing(request)) => {
                 let visits = guard.state.visits;
                 self.leave(guard)?;
                 let has_freed = on_miss()?;

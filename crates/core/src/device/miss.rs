@@ -12,14 +12,21 @@ use crate::strategy::{Release, Request, Strategy};
 use crate::units::{DeviceAddress, TorchRelease};
 
 /// The outcome of a request that no free block served.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Miss {
     /// It was served, at this address.
     Served(DeviceAddress),
-    /// It would have exceeded what the configuration has fail at once.
-    Rejected,
-    /// The driver, or the limit, has no more memory.
-    Exhausted,
+    /// No attempt served it.
+    Unserved(Unserved),
+}
+
+/// A request that no attempt served.
+#[derive(Clone, Copy, Debug)]
+pub struct Unserved {
+    request: Request,
+    /// Whether it would have exceeded what the configuration has fail at once. Otherwise the driver, or the limit, has
+    /// no more memory.
+    is_rejected: bool,
 }
 
 impl<L: Lanes> Device<L> {
@@ -33,6 +40,13 @@ impl<L: Lanes> Device<L> {
     /// [`AllocError::Driver`] when the device fails for another reason than lack of memory, and
     /// [`AllocError::Poisoned`].
     pub fn serve_miss(&mut self, own: usize, request: &Request) -> Result<Miss, AllocError> {
+        let unserved = |is_rejected| {
+            let request = *request;
+            Ok(Miss::Unserved(Unserved {
+                request,
+                is_rejected,
+            }))
+        };
         self.apply_configured_fraction(own)?;
         // A limit applies to the memory of all lanes together.
         if self.counts_all_lanes(own) {
@@ -44,7 +58,7 @@ impl<L: Lanes> Device<L> {
         // If the user wants requests above a fraction of the device's memory to fail without a driver call, they
         // fail here.
         if self.is_rejected(own, request)? {
-            return Ok(Miss::Rejected);
+            return unserved(true);
         }
         // New memory, within the limit.
         if let Some(address) = self.lanes.lane(own).grow(request)? {
@@ -62,7 +76,7 @@ impl<L: Lanes> Device<L> {
         }
         // In a capture nothing may wait for events, so no more memory can be released.
         if self.lane().is_capturing() {
-            return Ok(Miss::Exhausted);
+            return unserved(false);
         }
         // Release all cached memory, including pending blocks after a wait, then try the last times.
         self.reclaim_pending()?;
@@ -78,7 +92,7 @@ impl<L: Lanes> Device<L> {
         {
             return Ok(Miss::Served(address));
         }
-        Ok(Miss::Exhausted)
+        unserved(false)
     }
 
     /// Serves a miss of lane `own`, or returns why it cannot. Separate from [`Device::allocate`], so that a hit does not
@@ -91,7 +105,7 @@ impl<L: Lanes> Device<L> {
     ) -> Result<DeviceAddress, AllocError> {
         match self.serve_miss(own, request)? {
             Miss::Served(address) => Ok(address),
-            missed => Err(self.out_of_memory(own, request, missed == Miss::Rejected)?),
+            Miss::Unserved(unserved) => Err(self.out_of_memory(own, &unserved)?),
         }
     }
 
@@ -159,8 +173,7 @@ impl<L: Lanes> Device<L> {
         Some(found)
     }
 
-    /// Returns the error for a request of lane `own` that no attempt served, and counts it. `is_rejected` says that
-    /// the outcome was [`Miss::Rejected`].
+    /// Returns the error for a request of lane `own` that no attempt served, and counts it.
     ///
     /// # Errors
     ///
@@ -168,9 +181,12 @@ impl<L: Lanes> Device<L> {
     pub fn out_of_memory(
         &mut self,
         own: usize,
-        request: &Request,
-        is_rejected: bool,
+        unserved: &Unserved,
     ) -> Result<AllocError, DriverError> {
+        let Unserved {
+            request,
+            is_rejected,
+        } = unserved;
         let reserved_in_private = self.lane().reserved_in_private_pools();
         let active_in_private = self.lane().active_in_private_pools();
         let stats = self.stats();
@@ -199,11 +215,11 @@ impl<L: Lanes> Device<L> {
             paused: paused.into_iter().collect(),
             details: lane.strategy.describe(heap, request),
             holders,
-            is_rejected,
+            is_rejected: *is_rejected,
             expandable_segments: lane.config.has_expandable_segments(),
             torch: TorchRelease::NEWEST,
         };
-        if is_rejected {
+        if *is_rejected {
             lane.heap.stats.num_oom_rejections += 1;
         } else {
             let address = DeviceAddress(info.free.get());

@@ -47,7 +47,7 @@ impl<M: Memory> Lane<M> {
     /// # Errors
     ///
     /// [`AllocError::NotFree`] where those bytes are not free, are another stream's or pool's, or serve
-    /// requests of other sizes; and as [`Lane::request`].
+    /// requests of other sizes; and as [`Lane::allocate`].
     pub fn allocate_where(
         &mut self,
         address: DeviceAddress,

@@ -9,7 +9,7 @@ use crate::segment::Heap;
 use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
 
-/// A checked request for a strategy, from [`Lane::request`](crate::Lane::request).
+/// A checked request for a strategy, from [`Lane::allocate`](crate::Lane::allocate).
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// The requested bytes; never zero.

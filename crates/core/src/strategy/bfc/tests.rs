@@ -7,6 +7,7 @@ use crate::device::{DeviceAllocator, Miss};
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::event::Action;
+use crate::lane::Found;
 use crate::snapshot::{BlockSnapshot, BlockStatus};
 use crate::strategy::test_driver::{TestDriver, programs, run};
 use crate::units::{Bytes, DeviceAddress, Stream};
@@ -470,13 +471,15 @@ fn a_failed_try_leaves_no_trace_in_the_figures() {
     let mut allocator = allocator(TestDriver::new(Bytes::mib(2)), "");
     allocator.lane_mut().event_log().record(true);
     let attempt = |allocator: &mut DeviceAllocator<_>, mib| {
-        let request = allocator
+        let found = allocator
             .lane_mut()
-            .request(Bytes::mib(mib), Stream::DEFAULT)?;
-        assert_eq!(allocator.lane_mut().take(&request), None);
+            .allocate(Bytes::mib(mib), Stream::DEFAULT)?;
+        let Found::Nothing(request) = found else {
+            panic!("nothing is free: {found:?}");
+        };
         match allocator.serve_miss(0, &request)? {
             Miss::Served(address) => Ok::<_, AllocError>(Some(address)),
-            Miss::Rejected | Miss::Exhausted => Ok(None),
+            Miss::Unserved(_) => Ok(None),
         }
     };
     assert_eq!(attempt(&mut allocator, 3), Ok(None));
