@@ -3,7 +3,7 @@
     python jobs.py NAME [--steps N] [--exact]
     python -m lowtide run jobs.py NAME [--steps N] [--exact]
 
-Prints one JSON line: peaks of memory, calls to the driver, the median time of a step, and the losses.
+Prints one JSON line: peaks of memory, calls to the driver, the time of each step and the median, and the losses.
 `--exact` asks PyTorch for deterministic kernels, so that the losses of two runs may be compared bit for
 bit; without it two runs of one job differ in the last digits, whatever the allocator.
 """
@@ -397,6 +397,7 @@ def main() -> None:
         seconds, losses = run(step, arguments.steps or steps)
         result |= {"completed": True, "steps": len(seconds), "step_ms": statistics.median(seconds) * 1e3}
         result |= {"total_s": sum(seconds), "losses": losses}
+        result |= {"steps_ms": [round(second * 1e3, 3) for second in seconds]}
     except torch.OutOfMemoryError as error:
         result |= {"completed": False, "error": str(error).splitlines()[0]}
     print(json.dumps(result | figures()), flush=True)
