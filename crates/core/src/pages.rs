@@ -598,7 +598,7 @@ impl Pages {
 
 /// What is stored in more than one place.
 impl Pages {
-    /// Checks that pages, frames and the list of idle frames agree with each other, with the blocks and with what is
+    /// Checks that pages, frames and idle ranges agree with each other, with the blocks and with what is
     /// mapped. `users` has the number of blocks in use for each page that any touches; `mapped` returns the handle that
     /// is mapped at an address. O(n log n) for n pages.
     ///
