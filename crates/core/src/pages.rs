@@ -61,7 +61,7 @@ struct Page {
 /// Whether the frame of a page has views at other pages. If it has none, a request need not look at the frame.
 const OTHER_VIEWS: u32 = 1;
 
-/// A block in use that touches a page. No page has 2^31 blocks.
+/// What one block in use adds to [`Page::use_and_views`]. No page has 2^31 blocks.
 const USER: u32 = 2;
 
 impl Page {
@@ -94,6 +94,7 @@ struct Frame {
     handle: Handle,
     /// The pages that it is mapped at, in the order of mapping.
     views: Vec<PageId>,
+    /// It is in use if this page is.
     shown_at: PageId,
     /// The latest window that is to use the frame: [`Pages::claim`].
     window: u64,
@@ -106,7 +107,20 @@ struct IdleRange {
     time: u64,
 }
 
-/// From this many ranges on, those are dropped of which no page is idle any more.
+impl IdleRange {
+    /// Returns the range without the pages before one of its pages.
+    fn from(self, first: u32) -> IdleRange {
+        let before = first - self.range.first;
+        let range = PageRange {
+            first,
+            count: self.range.count - before,
+            ..self.range
+        };
+        IdleRange { range, ..self }
+    }
+}
+
+/// The least number of ranges at which those without an idle page are dropped.
 const RANGES_MIN: usize = 1024;
 
 /// The pages of a segment.
@@ -213,7 +227,8 @@ impl Pages {
         }
     }
 
-    /// Returns how many of a range's pages are in no use, if each of those has a frame that is mapped nowhere else.
+    /// Returns how many of a range's pages no block in use touches, if each of those has a frame that is mapped nowhere
+    /// else.
     #[inline]
     pub(crate) fn idle_with_one_view(&self, range: PageRange) -> Option<u64> {
         let first = range.first as usize;
@@ -311,12 +326,16 @@ impl Pages {
         self.page(at).frame
     }
 
-    /// Drops the ranges at the front of which no page is idle any more, so that [`Pages::idle`] does not begin with them.
-    /// Constant amortized time for each range that is listed.
+    /// Drops pages from the front of the queue up to the first idle one. Constant amortized time for each page.
     pub(crate) fn drop_stale_front(&mut self) {
-        let is_stale = |&idle: &IdleRange| self.still_idle(idle).next().is_none();
-        let stale = self.idle.iter().copied().take_while(is_stale).count();
-        self.idle.drain(..stale);
+        while let Some(&idle) = self.idle.front() {
+            let first = self.still_idle(idle).next().map(|(_, at)| at.index);
+            self.idle.pop_front();
+            if let Some(first) = first {
+                self.idle.push_front(idle.from(first));
+                break;
+            }
+        }
     }
 
     /// Returns the idle frames that may be stolen, the longest idle first.
@@ -355,8 +374,8 @@ impl Pages {
         self.bytes(self.segment(segment).shown)
     }
 
-    /// Counts a block in use on each page of a range, whose frames are idle or in use there. Returns whether a frame that
-    /// is mapped elsewhere, too, came into use: [`Pages::show_in_use`] must follow for each page.
+    /// Counts a block in use on each page of a range, whose frames are idle or in use there. Returns whether a frame
+    /// with other views came into use: [`Pages::show_in_use`] must follow for each page.
     #[inline]
     pub(crate) fn occupy(&mut self, range: PageRange) -> bool {
         let mut came_into_use = false;
@@ -495,7 +514,7 @@ impl Pages {
         self.note_views(id);
     }
 
-    /// Notes at each page of a frame whether it has others.
+    /// Notes at each view of a frame whether it has other views.
     fn note_views(&mut self, id: FrameId) {
         let views = std::mem::take(&mut self.frame_mut(id).views);
         for &at in &views {
@@ -527,7 +546,8 @@ impl Pages {
         self.idle.push_back(IdleRange { range, time });
     }
 
-    /// Drops the ranges of which no page is idle any more. Constant amortized time for each range that is listed.
+    /// Drops the ranges without an idle page. Linear in the pages of all ranges, once for three times as many ranges as
+    /// were kept.
     #[cold]
     fn drop_stale_ranges(&mut self) {
         let mut ranges = std::mem::take(&mut self.idle);
@@ -693,5 +713,68 @@ impl Pages {
                 (at, *page)
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEGMENT: SegmentId = SegmentId(0);
+    const START: DeviceAddress = DeviceAddress(1 << 40);
+
+    /// Returns pages with a frame at each of the first four of a segment.
+    fn four_pages() -> Pages {
+        let mut pages = Pages::default();
+        pages.add_segment(SEGMENT, START, Bytes::mib(2), true);
+        for index in 0..4 {
+            let at = PageId {
+                segment: SEGMENT,
+                index,
+            };
+            pages.add_frame(Handle(u64::from(index) + 1), at);
+        }
+        pages
+    }
+
+    fn use_and_free(pages: &mut Pages, first: u64, count: u64) {
+        let range = pages.touched(
+            SEGMENT,
+            START + Bytes::mib(2 * first),
+            Bytes::mib(2 * count),
+        );
+        pages.occupy(range);
+        pages.vacate(range);
+    }
+
+    fn idle(pages: &Pages) -> Vec<u32> {
+        pages.idle().map(|id| pages.shown_at(id).index).collect()
+    }
+
+    #[test]
+    fn the_queue_of_idle_ranges_stays_short() {
+        let mut pages = four_pages();
+        for step in 0..10 * RANGES_MIN as u64 {
+            use_and_free(&mut pages, 1 + step % 3, 1);
+            assert!(pages.idle.len() <= RANGES_MIN);
+        }
+        assert_eq!(idle(&pages).len(), 4);
+        assert_eq!(idle(&pages)[0], 0, "the first page was idle longest");
+    }
+
+    #[test]
+    fn the_front_of_the_queue_begins_with_an_idle_page() {
+        let mut pages = four_pages();
+        use_and_free(&mut pages, 0, 4);
+        for first in [0, 1, 3] {
+            use_and_free(&mut pages, first, 1);
+        }
+        pages.drop_stale_front();
+        let front = pages
+            .idle
+            .front()
+            .map(|idle| (idle.range.first, idle.range.count));
+        assert_eq!(front, Some((2, 2)));
+        assert_eq!(idle(&pages), [2, 0, 1, 3]);
     }
 }

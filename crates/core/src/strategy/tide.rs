@@ -139,10 +139,12 @@ impl Tide {
     fn best_window(&self, heap: &mut Heap, request: &Request) -> Option<(Window, Cost)> {
         let rooms = self.rooms.get(request.domain.index())?;
         let room = &rooms[room_index(kind_of(request.size))];
+        // No page is known before the first segment.
+        let page_size = heap.pages.page_size().max(PAGE);
         let mut best: Option<(Window, Cost)> = None;
         for FreeBlock { id, .. } in room.free.iter_from(request.size).take(CANDIDATES) {
             let block = heap.blocks.get(id);
-            let fewest = fewest_pages(request.size, block.size);
+            let fewest = fewest_pages(request.size, block.size, page_size);
             for window in windows_in(heap, (id, &block), request)
                 .into_iter()
                 .flatten()
@@ -516,10 +518,11 @@ fn windows_in(
     ]
 }
 
-/// Returns how many pages a window adds at least to those in use, in a free block of a size and in all that are larger.
-fn fewest_pages(size: Bytes, block: Bytes) -> u64 {
-    // Only a window that fills its block shares a page at each of its ends.
-    (size.get() / PAGE.get()).saturating_sub(u64::from(size == block))
+/// Returns a lower bound of the pages that a window newly uses, in a free block of a size and in all that are larger.
+fn fewest_pages(size: Bytes, block: Bytes, page_size: Bytes) -> u64 {
+    // A window shares a page with other blocks at each of its ends only if less than a page is left of the free block.
+    let shares_both = block - size < page_size;
+    (size.get() / page_size.get()).saturating_sub(u64::from(shares_both))
 }
 
 /// Returns what a window in a free block costs at least. Constant time.

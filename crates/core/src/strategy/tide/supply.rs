@@ -66,13 +66,14 @@ impl Tide {
         window: &Window,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
+        if supply.missing.is_empty() {
+            return Ok(());
+        }
+        heap.pages.drop_stale_front();
         if heap.domain_of(window.segment).pool != PoolIndex::DEFAULT {
             return self.move_frames(heap, memory, supply);
         }
-        if !supply.missing.is_empty() {
-            heap.pages.drop_stale_front();
-            supply.frames = self.stealable(heap, window.segment, supply.missing.len());
-        }
+        supply.frames = self.stealable(heap, window.segment, supply.missing.len());
         Ok(())
     }
 
