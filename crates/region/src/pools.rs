@@ -1,5 +1,6 @@
 //! The private pools that have a region's memory, and what a pause and a resume do with each.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -142,20 +143,24 @@ impl RegionPools {
 
     /// Returns the ranges of the segments that [`RegionPools::trim_and_list`] would leave now, in address order.
     pub(crate) fn kept(&self, device: &impl Device) -> Result<Vec<MemoryRange>, AllocError> {
-        let kept = self.for_each(device, |lane, pool| {
+        let pools = self.for_each(device, |lane, pool| {
             // A block that other streams are done with may free its segment. If this fails, the figure is too high.
             let _ = lane.process_events();
-            let is_trimmed = self.is_trimmed(lane, pool)?;
-            let segments = lane.segments().into_iter();
-            let stays = |segment: &SegmentSnapshot| {
-                segment.pool == pool && (!is_trimmed || has_active_block(segment))
-            };
-            Ok(segments.filter(stays).collect::<Vec<_>>())
+            Ok(Some((pool, self.is_trimmed(lane, pool)?)))
         })?;
-        let ranges = kept.into_iter().flatten().map(|segment| MemoryRange {
-            address: segment.address,
-            size: segment.size,
-        });
+        let is_trimmed: BTreeMap<MempoolId, bool> = pools.into_iter().flatten().collect();
+        let segments = device.allocator().with_pools(|lane| lane.segments())?;
+        let stays = |segment: &SegmentSnapshot| {
+            let is_trimmed = is_trimmed.get(&segment.pool);
+            is_trimmed.is_some_and(|&is_trimmed| !is_trimmed || has_active_block(segment))
+        };
+        let ranges = segments
+            .into_iter()
+            .filter(stays)
+            .map(|segment| MemoryRange {
+                address: segment.address,
+                size: segment.size,
+            });
         let mut ranges: Vec<_> = ranges.collect();
         ranges.sort_unstable();
         Ok(ranges)

@@ -57,15 +57,16 @@ impl Frames {
 
 /// Returns the peak number of frames of this size, and their moves.
 ///
-/// A move is an unmap whose frame the next map takes: `tide` records both for one request, and nothing between. A map
-/// takes at most its own size from elsewhere, so unmaps of more are a release. A release right before a map of as much
-/// looks like a move and counts as one.
+/// A move is an unmap whose frame is mapped for the same request: `tide` records all of these together, with no other
+/// event between. If more is unmapped than mapped, that is a release. A release right before a request for as much looks
+/// like a move and counts as one.
 fn walk(trace: &Trace, size: Bytes) -> (u64, Moves) {
     let frames = |bytes: Bytes| bytes.get() / size.get();
     let initial = trace.initial.segments.iter();
     let initial = initial.filter(|segment| segment.is_expandable);
     let mut present = sum(initial.map(|segment| frames(segment.size)));
-    let (mut peak, mut unmapped, mut moves) = (present, 0_u64, Moves::new());
+    let (mut peak, mut moves) = (present, Moves::new());
+    let (mut unmapped, mut mapped) = (0_u64, 0_u64);
     for (instant, recorded) in (1..).zip(&trace.events) {
         let count = frames(recorded.event.size);
         match recorded.event.action {
@@ -76,12 +77,14 @@ fn walk(trace: &Trace, size: Bytes) -> (u64, Moves) {
             Action::SegmentMap => {
                 present = present.saturating_add(count);
                 peak = peak.max(present);
-                if (1..=count).contains(&unmapped) {
+                mapped = mapped.saturating_add(count);
+            }
+            _ => {
+                if (1..=mapped).contains(&unmapped) {
                     moves.push((instant, unmapped));
                 }
-                unmapped = 0;
+                (unmapped, mapped) = (0, 0);
             }
-            _ => unmapped = 0,
         }
     }
     (peak, moves)
@@ -193,6 +196,29 @@ mod tests {
         // A job without steps has moves, too.
         let frames = Frames::of(&trace, &steps(Vec::new())).unwrap();
         assert_eq!((frames.moved, frames.busiest), (10, None));
+    }
+
+    /// A private pool's request first unmaps what it takes from elsewhere.
+    #[test]
+    fn frames_of_one_request_may_be_mapped_in_several_ranges() {
+        let event = |action, page: u64, pages: u64| Event {
+            action,
+            pool: MempoolId::DEFAULT,
+            address: DeviceAddress((1 << 40) + (page << 21)),
+            size: Bytes::mib(2 * pages),
+            stream: Stream::DEFAULT,
+        };
+        let unmaps = (0..4).map(|page| event(Action::SegmentUnmap, page, 1));
+        let maps = [10, 13].map(|page| event(Action::SegmentMap, page, 2));
+        let block = event(Action::Alloc, 10, 5);
+        let events = unmaps.chain(maps).chain([block]);
+        let mut trace = Trace {
+            events: events.map(recorded).collect(),
+            ..Trace::default()
+        };
+        trace.settings.strategy = "tide".into();
+        let frames = Frames::of(&trace, &steps(Vec::new())).unwrap();
+        assert_eq!((frames.peak, frames.moved), (4, 4));
     }
 
     #[test]
