@@ -43,6 +43,9 @@ pub(crate) struct Job {
     pub(crate) missed_events: u64,
     /// The duration of the recording in microseconds, if it has times.
     pub(crate) duration_us: Option<f64>,
+    /// Whether memory was paused, so that what was live was not all on the card.
+    #[serde(skip)]
+    pub(crate) has_pauses: bool,
 }
 
 impl Job {
@@ -63,6 +66,7 @@ impl Job {
             is_cut_off: recording.is_cut_off,
             missed_events: trace.missed_events,
             duration_us: duration_us(trace),
+            has_pauses: trace.has_pauses(),
         }
     }
 
@@ -96,7 +100,8 @@ fn whole_pages(live: Bytes) -> Bytes {
     live.saturating_add(PAGE - Bytes(1)).round_down(PAGE)
 }
 
-/// Returns a line about the least memory that any allocator reserves for a job with this peak of live bytes.
+/// Returns a line about the least memory that any allocator reserves for a job without pauses, with this peak of live
+/// bytes.
 pub(crate) fn at_least(peak_live: Bytes) -> String {
     let unit = SizeUnit::for_sizes_up_to(peak_live);
     let [live, pages] = [peak_live, whole_pages(peak_live)].map(|size| unit.number(size));

@@ -133,7 +133,8 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         for note in &notes {
             output::note(&format!("{label}: {note}"));
         }
-        let at_least = (!replayed.is_empty()).then(|| job::at_least(trace.peak_live_bytes()));
+        let is_bounded = !replayed.is_empty() && !trace.has_pauses();
+        let at_least = is_bounded.then(|| job::at_least(trace.peak_live_bytes()));
         let notes: Vec<String> = at_least.into_iter().chain(notes).collect();
         let trace = PageTrace {
             name: &label,

@@ -22,6 +22,7 @@ pub(crate) fn job() -> Job {
         is_cut_off: false,
         missed_events: 0,
         duration_us: Some(100e6),
+        has_pauses: false,
     }
 }
 

@@ -56,7 +56,8 @@ pub(crate) fn remarks(job: &Job, ranked: &[Outcome], failures: &[Failure]) -> Ve
         let notes = notes(job, outcome);
         (!notes.is_empty()).then(|| format!("{}: {notes}", ranking::label(outcome)))
     });
-    let lines = [job::at_least(job.peak_live_bytes)].into_iter();
+    let at_least = (!job.has_pauses).then(|| job::at_least(job.peak_live_bytes));
+    let lines = at_least.into_iter();
     let lines = lines.chain(lost_beginning(job, ranked)).chain(notes);
     let lines = lines.chain(failures.iter().map(ToString::to_string));
     lines.chain(verifications(ranked)).collect()

@@ -41,7 +41,7 @@ pub struct Outcome {
     pub remapped_bytes: Bytes,
     /// The number of requests for which cached memory had to be released first.
     pub retries: u64,
-    /// The time that the driver's calls would have taken on the card, in microseconds.
+    /// The time that the driver's calls from the first event on would have taken on the card, in microseconds.
     pub driver_time_us: f64,
     /// The measured time on this machine's processor for an allocation or a free, with driver calls simulated, in
     /// nanoseconds.

@@ -42,6 +42,8 @@ pub(crate) struct Run<'a> {
     keeps_free_memory: bool,
     /// Whether the replay stops at the first difference.
     stops_at_difference: bool,
+    /// The time that the driver's calls took before the first event, in nanoseconds: those for blocks that were there.
+    before_events_ns: u64,
     /// The recorded event of the first refusal, and its error.
     refused: Option<(usize, AllocError)>,
 }
@@ -141,6 +143,7 @@ impl<'a> Run<'a> {
             block_sizes: None,
             keeps_free_memory: config.keeps_free_memory(),
             stops_at_difference: false,
+            before_events_ns: 0,
             refused: None,
         }
     }
@@ -222,9 +225,8 @@ impl<'a> Run<'a> {
         let adopted = self.adopt_initial_state()?;
         let mut taken = 0;
         for index in adopted..self.program.steps.len() {
-            if index == self.program.adopted_steps && self.program.has_reserves() && adopted == 0 {
-                // The reserves of private pools were allocated for a moment.
-                self.allocator.reset_stats(StatsReset::Peaks);
+            if index == self.program.adopted_steps {
+                self.begin_events(adopted == 0);
             }
             if taken % PROGRESS_STEPS == 0 {
                 report(u64::from(self.program.event_ends[index]));
@@ -238,6 +240,15 @@ impl<'a> Run<'a> {
             }
         }
         Ok(taken)
+    }
+
+    /// Forgets what the state before the first event took. `is_replayed` says whether its blocks were allocated.
+    fn begin_events(&mut self, is_replayed: bool) {
+        self.before_events_ns = self.allocator.driver().driver_time_ns();
+        if is_replayed && self.program.has_reserves() {
+            // The reserves of private pools were allocated for a moment.
+            self.allocator.reset_stats(StatsReset::Peaks);
+        }
     }
 
     /// If events are compared, adopts the segments and blocks before the first event exactly as they were, and
@@ -479,7 +490,7 @@ impl<'a> Run<'a> {
             unmaps: done(Call::Unmap),
             remapped_bytes: driver.stats(Call::Unmap).bytes,
             retries: stats.num_alloc_retries.unsigned_abs(),
-            driver_time_us: float(driver.driver_time_ns()) / 1e3,
+            driver_time_us: float(driver.driver_time_ns() - self.before_events_ns) / 1e3,
             ns_per_op: elapsed_ns / float(taken.max(1) as u64),
             stats,
             verified: self.comparison.map(Comparison::finish),

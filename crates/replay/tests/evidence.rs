@@ -409,6 +409,21 @@ fn expandable_recording(ranges: &[(u64, u64)], events: &[(Action, u64, u64)]) ->
     trace
 }
 
+/// What was there before the first event was allocated before the recorded time.
+#[test]
+fn driver_time_begins_with_the_first_event() {
+    let events = [(Action::Alloc, 8192, 20)];
+    let time = |ranges: &[(u64, u64)]| {
+        let trace = expandable_recording(ranges, &events);
+        let config: Config = "tide".parse().unwrap();
+        let outcome = Job::new(&trace).replay(&config, &Options::default(), &());
+        outcome.unwrap().driver_time_us
+    };
+    let alone = time(&[]);
+    let after_others = time(&[(0, 4096)]);
+    assert!(after_others > 0.0 && after_others <= alone);
+}
+
 /// The first pages of an expandable segment may have been released before the first event.
 #[test]
 fn a_segment_begins_where_memory_is_mapped_before_the_rest() {
