@@ -378,12 +378,13 @@ impl Pages {
     /// with other views came into use: [`Pages::show_in_use`] must follow for each page.
     #[inline]
     pub(crate) fn occupy(&mut self, range: PageRange) -> bool {
-        let mut came_into_use = false;
+        let (mut came_into_use, mut has_memory) = (false, true);
         for page in self.range_mut(range) {
-            debug_assert!(page.frame.is_some(), "a block in use has memory");
+            has_memory &= page.frame.is_some();
             page.use_and_views += USER;
             came_into_use |= page.use_and_views == USER + OTHER_VIEWS;
         }
+        assert!(has_memory, "a block in use has memory");
         came_into_use
     }
 
@@ -556,12 +557,16 @@ impl Pages {
         self.idle = ranges;
     }
 
-    /// Returns the frames of a range that are idle since its time, with their pages.
+    /// Returns the frames of a range that are idle since its time, with their pages. None if its segment is gone.
     fn still_idle(&self, idle: IdleRange) -> impl Iterator<Item = (FrameId, PageId)> {
-        idle.range.pages().filter_map(move |at| {
+        let IdleRange { range, time } = idle;
+        let exists = self.segments[range.segment.index()].is_some();
+        let pages = range.pages().filter(move |_| exists);
+        pages.filter_map(move |at| {
             let page = self.page(at);
-            let is_idle = page.users() == 0 && page.freed == idle.time;
-            let id = page.frame.filter(|_| is_idle)?;
+            let id = page
+                .frame
+                .filter(|_| page.users() == 0 && page.freed == time)?;
             (self.shown_at(id) == at).then_some((id, at))
         })
     }
@@ -580,12 +585,10 @@ impl Pages {
             .expect("the segment has pages")
     }
 
-    /// Returns a page; one without a frame if it was never used, or if its segment is gone.
     #[inline]
     fn page(&self, at: PageId) -> Page {
-        let segment = self.segments[at.segment.index()].as_ref();
-        let page = segment.and_then(|segment| segment.pages.get(at.index as usize));
-        page.copied().unwrap_or_default()
+        let pages = &self.segment(at.segment).pages;
+        pages.get(at.index as usize).copied().unwrap_or_default()
     }
 
     /// Returns pages that all have frames.
@@ -618,9 +621,10 @@ impl Pages {
 
 /// What is stored in more than one place.
 impl Pages {
-    /// Checks that pages, frames and idle ranges agree with each other, with the blocks and with what is
-    /// mapped. `users` has the number of blocks in use for each page that any touches; `mapped` returns the handle that
-    /// is mapped at an address. O(n log n) for n pages.
+    /// Checks that pages, frames and idle ranges agree with each other, with the blocks and with what is mapped.
+    ///
+    /// `users` has the number of blocks in use for each page that any touches. `mapped` returns the handle that is mapped
+    /// at an address. O(n log n) for n pages.
     ///
     /// # Errors
     ///
