@@ -439,14 +439,14 @@ proptest! {
                 let address = held.swap_remove(which.index(held.len()));
                 let used = |lane: &mut Lane<_>| lane.record_stream(address, Stream(*stream));
                 allocator.with_block(address, used).unwrap();
-                allocator.free(address).unwrap();
+                allocator.with_block(address, |lane| lane.free(address)).unwrap();
                 continue;
             }
             match allocator.allocate(Bytes(*size), Stream(*stream), || Ok(false)) {
                 Ok(address) => held.push(address),
                 Err(_) if held.len() > 1 => {
                     let address = held.swap_remove(which.index(held.len()));
-                    allocator.free(address).unwrap();
+                    allocator.with_block(address, |lane| lane.free(address)).unwrap();
                 }
                 Err(error) => panic!("{error}"),
             }

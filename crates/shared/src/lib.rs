@@ -215,18 +215,11 @@ impl<D: Driver> SharedAllocator<D> {
         result
     }
 
-    /// Frees a block like [`Lane::free`], and wakes the threads that wait for memory. Takes one lock: the block's
-    /// lane.
+    /// Calls `act` with the lane that holds a block, returns its result, and wakes the threads that wait for memory:
+    /// with [`Lane::free`] this frees the block. Takes one lock, the lane's.
     ///
-    /// # Errors
-    ///
-    /// As [`Lane::free`], and [`AllocError::Poisoned`].
-    pub fn free(&self, address: DeviceAddress) -> Result<(), AllocError> {
-        self.with_block(address, |lane| lane.free(address))
-    }
-
-    /// Calls `act` with the lane that holds a block and returns its result. `act` may also be called with lanes
-    /// that do not hold the block, for which it must return [`AllocError::NotAllocated`].
+    /// `act` may also be called with lanes that do not hold the block, for which it must return
+    /// [`AllocError::NotAllocated`].
     ///
     /// # Errors
     ///

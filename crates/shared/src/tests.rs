@@ -84,7 +84,9 @@ fn no_wake_up_is_missed() {
                         .allocate(Bytes::mib(3), Stream::DEFAULT, || Ok(false))
                         .unwrap();
                     thread::yield_now();
-                    allocator.free(address).unwrap();
+                    allocator
+                        .with_block(address, |lane| lane.free(address))
+                        .unwrap();
                 }
             })
         });
@@ -116,11 +118,15 @@ fn every_waiting_thread_is_woken() {
                 let address = allocator
                     .allocate(Bytes::mib(mib), Stream::DEFAULT, || Ok(false))
                     .unwrap();
-                allocator.free(address).unwrap();
+                allocator
+                    .with_block(address, |lane| lane.free(address))
+                    .unwrap();
             })
         });
         let [waits_for_all, waits_for_small] = threads;
-        allocator.free(small).unwrap();
+        allocator
+            .with_block(small, |lane| lane.free(small))
+            .unwrap();
         waits_for_small.join().unwrap();
         // Any use of the allocator may free memory.
         let freed = allocator.with_all(|lanes| lanes.lane_mut().free(large));
@@ -148,7 +154,9 @@ fn blocks_of_different_threads_do_not_overlap() {
                     hold(&mut held.lock().unwrap(), address, size);
                     thread::yield_now();
                     held.lock().unwrap().remove(&address);
-                    allocator.free(address).unwrap();
+                    allocator
+                        .with_block(address, |lane| lane.free(address))
+                        .unwrap();
                 }
             })
         });
@@ -188,8 +196,9 @@ fn on_miss_is_called_without_the_lock() {
                 for _ in 0..2 {
                     let on_miss = || {
                         let spare = std::mem::take(&mut *spare.lock().unwrap());
-                        let freed =
-                            { spare.iter() }.filter(|&&block| allocator.free(block) == Ok(()));
+                        let freed = { spare.iter() }.filter(|&&block| {
+                            allocator.with_block(block, |lane| lane.free(block)) == Ok(())
+                        });
                         Ok(freed.count() > 0)
                     };
                     let block = allocator.allocate(Bytes::mib(12), Stream::DEFAULT, on_miss);
@@ -236,7 +245,10 @@ fn lanes_take_memory_from_each_other() {
                     // Any thread's block.
                     let freed = held.lock().unwrap().pop_first();
                     if let Some((address, _)) = freed {
-                        assert_eq!(allocator.free(address), Ok(()));
+                        assert_eq!(
+                            allocator.with_block(address, |lane| lane.free(address)),
+                            Ok(())
+                        );
                     }
                 }
             })
@@ -245,7 +257,10 @@ fn lanes_take_memory_from_each_other() {
             thread.join().unwrap();
         }
         for &address in held.lock().unwrap().keys() {
-            assert_eq!(allocator.free(address), Ok(()));
+            assert_eq!(
+                allocator.with_block(address, |lane| lane.free(address)),
+                Ok(())
+            );
         }
         check(&allocator);
         assert_eq!(
@@ -276,7 +291,9 @@ fn a_rejected_request_leaves_what_is_cached() {
         let cached = allocator
             .allocate(Bytes::mib(10), Stream(1), || Ok(false))
             .unwrap();
-        allocator.free(cached).unwrap();
+        allocator
+            .with_block(cached, |lane| lane.free(cached))
+            .unwrap();
         let refused = allocator.allocate(Bytes::mib(60), Stream::DEFAULT, || Ok(false));
         assert!(
             refused

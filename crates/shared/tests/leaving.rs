@@ -134,7 +134,10 @@ fn work(allocator: &Allocator) {
     for &block in blocks.iter().step_by(2) {
         let _ = allocator.with_block(block, |lane| lane.record_stream(block, Stream(2)));
     }
-    let free = |block: &DeviceAddress| allocator.free(*block).is_err();
+    let free = |&block: &DeviceAddress| {
+        let freed = allocator.with_block(block, |lane| lane.free(block));
+        freed.is_err()
+    };
     blocks.retain(free);
     // More than is free on the device in addition to cached memory.
     blocks.extend(request(100, streams[1]));

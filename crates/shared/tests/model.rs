@@ -110,9 +110,9 @@ impl Both {
             }
             Op::Free(index) if !held.is_empty() => {
                 let address = held.swap_remove(index % held.len());
-                prop_assert_eq!(shared.free(address), single.free(address));
-                let again = Err(AllocError::NotAllocated { address });
-                prop_assert_eq!(shared.free(address), again);
+                let free = || shared.with_block(address, |lane| lane.free(address));
+                prop_assert_eq!(free(), single.free(address));
+                prop_assert_eq!(free(), Err(AllocError::NotAllocated { address }));
             }
             Op::RecordStream(index, stream) if !held.is_empty() => {
                 let address = held[index % held.len()];

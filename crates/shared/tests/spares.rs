@@ -25,7 +25,9 @@ fn a_spare_handle_serves_the_lane_whose_reserved_bytes_it_is_part_of() {
         });
         checked.unwrap();
     };
-    device.free(allocate(Stream(1))).unwrap();
+    let block = allocate(Stream(1));
+    let freed = device.with_block(block, |lane| lane.free(block));
+    freed.unwrap();
     let refused = FaultPlan::every(&[Call::Release], DriverError::OutOfMemory);
     device.physical().driver_mut().set_faults(refused);
     device

@@ -161,7 +161,9 @@ impl Stress {
 
     fn free(&self, block: &Block) {
         self.shadow.let_go(block);
-        self.allocator.free(block.address).unwrap();
+        self.allocator
+            .with_block(block.address, |lane| lane.free(block.address))
+            .unwrap();
     }
 
     /// Makes a call that concerns the whole device, now and then.

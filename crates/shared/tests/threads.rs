@@ -42,7 +42,9 @@ fn a_request_waits_for_another_thread_to_free() {
                 .allocate(Bytes::mib(4), Stream::DEFAULT, || Ok(false))
                 .unwrap()
         });
-        allocator.free(first).unwrap();
+        allocator
+            .with_block(first, |lane| lane.free(first))
+            .unwrap();
         assert_eq!(waiting.join().unwrap(), first);
     });
 }
@@ -81,9 +83,13 @@ fn a_waiting_request_holds_up_no_other() {
             let address = allocator
                 .allocate(Bytes::kib(4), Stream::DEFAULT, || Ok(false))
                 .unwrap();
-            allocator.free(address).unwrap();
+            allocator
+                .with_block(address, |lane| lane.free(address))
+                .unwrap();
         }
-        allocator.free(first).unwrap();
+        allocator
+            .with_block(first, |lane| lane.free(first))
+            .unwrap();
         waiting.join().unwrap();
     });
 }
@@ -100,7 +106,10 @@ fn a_refused_call_says_why() {
     let allocator = allocator("bfc:retry_ms:20", 4);
     let address = lowtide_core::DeviceAddress(512);
     let error = AllocError::NotAllocated { address };
-    assert_eq!(allocator.free(address), Err(error));
+    assert_eq!(
+        allocator.with_block(address, |lane| lane.free(address)),
+        Err(error)
+    );
 }
 
 /// Uses the allocator in its destructor, like any owner of memory.
@@ -112,7 +121,8 @@ impl Drop for Ends<'_> {
         let address = self
             .0
             .allocate(Bytes::mib(1), Stream::DEFAULT, || Ok(false));
-        let freed = address.and_then(|address| self.0.free(address));
+        let freed =
+            address.and_then(|address| self.0.with_block(address, |lane| lane.free(address)));
         assert_eq!(
             freed.and_then(|()| self.0.with_all(|device| device.empty_cache(None))),
             Ok(Ok(()))
@@ -151,7 +161,10 @@ fn after_a_panic_every_thread_gets_an_error() {
             let other = scope.spawn(|| allocator.allocate(Bytes(1), Stream::DEFAULT, || Ok(false)));
             assert_eq!(other.join().unwrap(), Err(AllocError::Poisoned));
         });
-        assert_eq!(allocator.free(address), Err(AllocError::Poisoned));
+        assert_eq!(
+            allocator.with_block(address, |lane| lane.free(address)),
+            Err(AllocError::Poisoned)
+        );
         assert_eq!(allocator.with_all(|_| ()), Err(AllocError::Poisoned));
         let elsewhere = allocator.allocate(Bytes(1), Stream(7), || Ok(false));
         assert_eq!(elsewhere, Err(AllocError::Poisoned), "on every stream");
@@ -178,7 +191,9 @@ fn threads_hand_blocks_to_each_other() {
             });
             scope.spawn(move || {
                 for address in receiver {
-                    allocator.free(address).unwrap();
+                    allocator
+                        .with_block(address, |lane| lane.free(address))
+                        .unwrap();
                 }
             });
         }
@@ -225,7 +240,9 @@ fn an_observer_hears_of_every_event() {
         take(),
         [(Action::SegmentAlloc, here), (Action::Alloc, here)]
     );
-    allocator.free(block).unwrap();
+    allocator
+        .with_block(block, |lane| lane.free(block))
+        .unwrap();
     assert_eq!(
         take(),
         [(Action::FreeRequested, here), (Action::FreeCompleted, here)]
@@ -243,7 +260,9 @@ fn an_observer_hears_of_every_event() {
     assert_eq!(take(), [(Action::OutOfMemory, here)]);
     thread::scope(|scope| {
         let other = scope.spawn(|| {
-            allocator.free(unheard).unwrap();
+            allocator
+                .with_block(unheard, |lane| lane.free(unheard))
+                .unwrap();
             thread::current().id()
         });
         let other = other.join().unwrap();
@@ -302,7 +321,7 @@ fn on_miss_is_called_before_the_driver() {
     let on_miss = || {
         calls.fetch_add(1, Ordering::Relaxed);
         let spare = spare.lock().unwrap().take();
-        Ok(spare.is_some_and(|spare| allocator.free(spare).is_ok()))
+        Ok(spare.is_some_and(|spare| allocator.with_block(spare, |lane| lane.free(spare)).is_ok()))
     };
     let asked = || {
         allocator
@@ -315,7 +334,9 @@ fn on_miss_is_called_before_the_driver() {
         .allocate(Bytes::mib(28), Stream::DEFAULT, on_miss)
         .unwrap();
     assert_eq!(asked(), 1, "what was freed serves it");
-    allocator.free(block).unwrap();
+    allocator
+        .with_block(block, |lane| lane.free(block))
+        .unwrap();
     allocator
         .allocate(Bytes::mib(28), Stream::DEFAULT, on_miss)
         .unwrap();
@@ -357,7 +378,7 @@ fn a_miss_ages_what_is_free_once() {
     };
     let held = [12, 14, 16, 18].map(|mib| take(&mut single, mib));
     for block in held {
-        shared.free(block).unwrap();
+        shared.with_block(block, |lane| lane.free(block)).unwrap();
         assert_eq!(single.free(block), Ok(()));
         take(&mut single, 40);
     }

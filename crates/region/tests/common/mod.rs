@@ -281,6 +281,10 @@ impl Allocator {
         self.shared.allocate(size, stream, || Ok(false))
     }
 
+    pub(crate) fn free(&self, address: DeviceAddress) -> Result<(), AllocError> {
+        self.with_block(address, |lane| lane.free(address))
+    }
+
     /// Allocates as a graph capture or a `torch.cuda.MemPool` does.
     pub(crate) fn allocate_in(
         &self,

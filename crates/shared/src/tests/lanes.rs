@@ -102,10 +102,14 @@ fn a_miss_takes_what_other_lanes_hold() {
                     let block = allocator
                         .allocate(Bytes::mib(30), stream, || Ok(false))
                         .unwrap();
-                    allocator.free(block).unwrap();
+                    allocator
+                        .with_block(block, |lane| lane.free(block))
+                        .unwrap();
                     drop(turn);
                     let small = allocator.allocate(Bytes(1), stream, || Ok(false)).unwrap();
-                    allocator.free(small).unwrap();
+                    allocator
+                        .with_block(small, |lane| lane.free(small))
+                        .unwrap();
                 }
             })
         });
@@ -148,7 +152,7 @@ fn a_panic_on_a_device_of(mib: u64) {
                     let block =
                         allocator.allocate(Bytes::mib(number), Stream(number), || Ok(false))?;
                     allocator.with_all(|device| device.stats())?;
-                    allocator.free(block)
+                    allocator.with_block(block, |lane| lane.free(block))
                 };
                 match work() {
                     Ok(()) => {}
@@ -167,7 +171,10 @@ fn a_panic_on_a_device_of(mib: u64) {
         let refused = allocator.allocate(Bytes(1), stream, || Ok(false));
         assert_eq!(refused, Err(AllocError::Poisoned));
     }
-    assert_eq!(allocator.free(address), Err(AllocError::Poisoned));
+    assert_eq!(
+        allocator.with_block(address, |lane| lane.free(address)),
+        Err(AllocError::Poisoned)
+    );
     assert_eq!(
         allocator.with_all(|device| device.empty_cache(None)),
         Err(AllocError::Poisoned)

@@ -184,7 +184,9 @@ impl World {
         let mut shadow = self.shadow.lock().unwrap();
         shadow.free(address, size, block.used_until_ns);
         drop(shadow);
-        self.allocator.free(address).unwrap();
+        self.allocator
+            .with_block(address, |lane| lane.free(address))
+            .unwrap();
     }
 
     /// Starts work that uses a block on another stream than its own.

@@ -172,7 +172,9 @@ impl Paused {
     /// Frees every block, and releases what that leaves free.
     fn free_all(&mut self) {
         for range in std::mem::take(&mut self.held) {
-            self.allocator.free(range.address).unwrap();
+            self.allocator
+                .with_block(range.address, |lane| lane.free(range.address))
+                .unwrap();
         }
         let emptied = self.allocator.with_all(|device| device.empty_cache(None));
         emptied.unwrap().unwrap();
