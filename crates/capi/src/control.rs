@@ -289,7 +289,7 @@ pub unsafe extern "C" fn lowtide_memory_stats(
             return Err(Error::null("stats"));
         }
         let entries = match devices::get_checked(device)? {
-            Some(allocator) => allocator.with_all(|device| device.memory_stats())?,
+            Some(allocator) => allocator.with_all(|device| device.stats())?.entries(),
             None => stats_of_nothing(&settings::config()?),
         };
         // SAFETY: it may be written to, by the contract of this function.

@@ -272,6 +272,7 @@ impl Figures {
             num_device_free: self.num_device_free,
             num_oom_rejections: self.num_oom_rejections,
             max_split_size: self.max_split_size,
+            reserved_bytes_by_private_pools: Vec::new(),
         }
     }
 

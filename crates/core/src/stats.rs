@@ -1,6 +1,6 @@
 //! The statistics of `torch.cuda.memory_stats`, defined as PyTorch defines them.
 
-use crate::units::Bytes;
+use crate::units::{Bytes, MempoolId};
 
 /// PyTorch's two size pools: a segment and its blocks count for one of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,7 +87,7 @@ pub struct PoolStats {
 
 impl PoolStats {
     /// Adds the twelve values under their keys, each of which begins with `name`.
-    pub(crate) fn push_entries(&self, entries: &mut Vec<(String, i64)>, name: &str) {
+    fn push_entries(&self, entries: &mut Vec<(String, i64)>, name: &str) {
         push_stat(entries, &format!("{name}.all"), self.all);
         push_stat(entries, &format!("{name}.large_pool"), self.large_pool);
         push_stat(entries, &format!("{name}.small_pool"), self.small_pool);
@@ -95,7 +95,7 @@ impl PoolStats {
 }
 
 /// The statistics that `torch.cuda.memory_stats` reports for one device.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
     /// Allocated blocks.
     pub allocation: PoolStats,
@@ -135,6 +135,8 @@ pub struct Stats {
     pub num_oom_rejections: i64,
     /// The size from which blocks are not split, in bytes; -1 if there is no such size.
     pub max_split_size: i64,
+    /// The reserved bytes of each private pool.
+    pub reserved_bytes_by_private_pools: Vec<(MempoolId, PoolStats)>,
 }
 
 /// Which figures [`Device::reset_stats`](crate::Device::reset_stats) sets.
@@ -169,6 +171,10 @@ impl Stats {
             ("max_split_size", self.max_split_size),
         ];
         entries.extend(numbers.map(|(name, number)| (name.to_owned(), number)));
+        for (MempoolId(capture, user), reserved) in &self.reserved_bytes_by_private_pools {
+            let name = format!("reserved_bytes_by_private_pools.{capture}_{user}");
+            reserved.push_entries(&mut entries, &name);
+        }
         entries.sort_unstable();
         entries
     }

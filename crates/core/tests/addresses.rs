@@ -29,10 +29,10 @@ fn freed(allocator: &mut Allocator, mib: u64) -> Result<DeviceAddress, AllocErro
 
 /// Checks that a request at an address is refused and changes nothing.
 fn refused(allocator: &mut Allocator, address: DeviceAddress, size: Bytes, stream: Stream) {
-    let before = allocator.memory_stats();
+    let before = allocator.stats();
     let answer = allocator.lane_mut().allocate_where(address, size, stream);
     assert_eq!(answer, Err(AllocError::NotFree { address, size }));
-    assert_eq!(allocator.memory_stats(), before);
+    assert_eq!(allocator.stats(), before);
     check(allocator);
 }
 
@@ -85,7 +85,7 @@ fn what_lies_before_is_taken_for_the_moment() -> Outcome {
         (Action::FreeCompleted, start, before),
     ];
     assert_eq!(seen, expected);
-    let figures = allocator.memory_stats();
+    let figures = allocator.stats().entries();
     let figure = |name: &str| { figures.iter() }.find(|(key, _)| key == name).map(|f| f.1);
     assert_eq!(figure("allocation.large_pool.allocated"), Some(3));
     assert_eq!(figure("allocation.large_pool.peak"), Some(2));
@@ -183,10 +183,10 @@ fn every_strategy_serves_a_request_that_would_go_there() -> Outcome {
 
 /// Checks that a request for exactly `size` bytes at an address is refused and changes nothing.
 fn not_free(allocator: &mut Allocator, address: DeviceAddress, size: Bytes) {
-    let before = allocator.memory_stats();
+    let before = allocator.stats();
     let answer = allocator.lane_mut().allocate_at(address, size);
     assert_eq!(answer, Err(AllocError::NotFree { address, size }));
-    assert_eq!(allocator.memory_stats(), before);
+    assert_eq!(allocator.stats(), before);
     check(allocator);
 }
 

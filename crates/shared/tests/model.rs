@@ -175,8 +175,8 @@ impl Both {
 
     fn compare(&mut self) -> Result<(), TestCaseError> {
         let (shared, single) = (
-            self.shared.with_all(|device| device.memory_stats()),
-            self.single.memory_stats(),
+            self.shared.with_all(|device| device.stats().entries()),
+            self.single.stats().entries(),
         );
         let shared = shared.unwrap();
         let is_exact = |key: &str| {

@@ -45,18 +45,13 @@ impl<L: Lanes> Device<L> {
         if !self.has_one_lane() {
             state.peaks.write_to(&mut sum);
         }
-        let stats = sum.stats();
+        let stats = Stats {
+            // Private pools are all in the first lane.
+            reserved_bytes_by_private_pools: self.lane().reserved_by_private_pools(),
+            ..sum.stats()
+        };
         debug_assert!(stats.allocated() <= stats.reserved());
         stats
-    }
-
-    /// Returns every statistic under its key in `torch.cuda.memory_stats`, sorted by key: those of
-    /// [`Stats::entries`], and the reserved bytes of each private pool.
-    pub fn memory_stats(&self) -> Vec<(String, i64)> {
-        let mut entries = self.stats().entries();
-        self.lane().add_pools_to(&mut entries);
-        entries.sort_unstable();
-        entries
     }
 
     /// Sets figures as `reset` says.

@@ -9,7 +9,7 @@ use crate::number_table::SearchHint;
 use crate::physical::Memory;
 use crate::recent_events::RecentPast;
 use crate::snapshot::SegmentSnapshot;
-use crate::stats::StatsReset;
+use crate::stats::{PoolStats, StatsReset};
 use crate::strategy::{Placement, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
@@ -35,14 +35,12 @@ impl<M: Memory> Lane<M> {
         self.heap.blocks.keep_search_hint(hint);
     }
 
-    /// Adds the reserved bytes of each private pool to figures by their keys.
-    pub(crate) fn add_pools_to(&self, entries: &mut Vec<(String, i64)>) {
+    /// Returns the reserved bytes of each private pool.
+    pub(crate) fn reserved_by_private_pools(&self) -> Vec<(MempoolId, PoolStats)> {
         let pools = self.heap.domains.pools().map(|(_, pool)| pool);
-        for pool in pools.filter(|pool| !pool.id.is_default()) {
-            let MempoolId(capture, user) = pool.id;
-            let name = format!("reserved_bytes_by_private_pools.{capture}_{user}");
-            pool.reserved_bytes.stats().push_entries(entries, &name);
-        }
+        let private = pools.filter(|pool| !pool.id.is_default());
+        let reserved = private.map(|pool| (pool.id, pool.reserved_bytes.stats()));
+        reserved.collect()
     }
 
     /// Sets figures as `reset` says.
