@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{AllocError, Allocation, DeviceAddress, SearchHint, SegmentSnapshot};
 use lowtide_cuda::CudaDriver;
-use lowtide_shared::{Holder, OwnerTable, SharedAllocator, SharedMemory};
+use lowtide_shared::{Holder, LaneOf, OwnerTable, SharedAllocator, SharedMemory};
 
 use crate::cuda;
 use crate::error::{Error, Status};
@@ -111,7 +111,10 @@ pub(crate) fn with_block<R>(
         if owner.lane == 0 && owner.device == FIRST_DEVICE.load(Ordering::Relaxed) {
             prefetch(SEARCH_HINT.place_of(address));
         }
-        return Ok((owner.device.into(), allocator.with_lane(owner.lane, act)?));
+        return Ok((
+            owner.device.into(),
+            allocator.with_lane(LaneOf::Number(owner.lane), act)?,
+        ));
     }
     with_block_of_any(address, act)
 }
@@ -179,7 +182,7 @@ pub(crate) fn owners() -> Arc<OwnerTable> {
 /// If lowtide panicked in the device's allocator.
 pub(crate) fn insert(number: u8, allocator: Allocator) -> Result<&'static Allocator, Error> {
     if FIRST_DEVICE.load(Ordering::Relaxed) == NO_DEVICE {
-        allocator.with_lane(0, |lane| {
+        allocator.with_lane(LaneOf::Number(0), |lane| {
             lane.keep_search_hint(&SEARCH_HINT);
             Ok(())
         })?;

@@ -13,6 +13,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress};
+use lowtide_shared::LaneOf;
 
 use crate::boundary::{Reported, report_once, run, run_and_report, write_to_c};
 use crate::control::{EVERY_DEVICE, lowtide_empty_cache};
@@ -109,7 +110,10 @@ pub extern "C" fn lowtide_allocate_at(
         let _stack = stacks::enter();
         let allocator = start::device(device)?;
         let (address, size) = (address_of(memory), Bytes(size as u64));
-        allocator.allocate_where(address, size, stream_of(stream))?;
+        let stream = stream_of(stream);
+        allocator.with_lane(LaneOf::Stream(stream), |lane| {
+            lane.allocate_where(address, size, stream)
+        })?;
         Ok(())
     })
 }

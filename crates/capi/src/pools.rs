@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use lowtide_core::{
     AllocError, Bytes, DeviceAddress, MempoolId, PoolSetting, SegmentSource, Stream,
 };
+use lowtide_shared::LaneOf;
 
 use crate::boundary::{Mempool, run, write_to_c};
 use crate::devices::{self, Lane};
@@ -76,7 +77,10 @@ pub extern "C" fn lowtide_release_pool(device: c_int, pool: Mempool) -> Status {
 pub extern "C" fn lowtide_retain_pool(device: c_int, pool: Mempool) -> Status {
     run(|| {
         let allocator = start::device(device)?;
-        Ok(allocator.with_pools(|pools| pools.create_or_retain_pool(pool.id()))?)
+        Ok(allocator.with_lane(LaneOf::Pools, |pools| {
+            pools.create_or_retain_pool(pool.id());
+            Ok(())
+        })?)
     })
 }
 
@@ -93,9 +97,9 @@ pub unsafe extern "C" fn lowtide_pool_use_count(
 ) -> Status {
     run(|| {
         let held = match devices::get_checked(device)? {
-            Some(allocator) => allocator
-                .with_pools(|pools| pools.pool(pool.id()))?
-                .map_or(0, |pool| pool.use_count),
+            Some(allocator) => allocator.with_lane(LaneOf::Pools, |pools| {
+                Ok(pools.pool(pool.id()).map_or(0, |pool| pool.use_count))
+            })?,
             None => 0,
         };
         let held = c_int::try_from(held).unwrap_or(c_int::MAX);
@@ -245,7 +249,7 @@ pub(crate) fn with_pools<R>(
     device: c_int,
     act: impl FnOnce(&mut Lane) -> Result<R, AllocError>,
 ) -> Result<R, Error> {
-    Ok(start::device(device)?.with_pools(act)??)
+    Ok(start::device(device)?.with_lane(LaneOf::Pools, act)?)
 }
 
 /// A stream filter that the caller registered.

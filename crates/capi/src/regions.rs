@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress};
 use lowtide_region::{BackupKind, Change, Copies};
+use lowtide_shared::LaneOf;
 
 use crate::boundary::{Mempool, path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
@@ -325,7 +326,7 @@ fn find_block_around(address: DeviceAddress) -> Result<(c_int, Allocation), Erro
         return Err(missed());
     }
     let allocator = devices::get(device).expect("it has a segment");
-    let held = allocator.with_pools(|lane| lane.held_blocks(segment.pool))??;
+    let held = allocator.with_lane(LaneOf::Pools, |lane| lane.held_blocks(segment.pool))?;
     let before = held.partition_point(|block| block.address <= address);
     let block = before.checked_sub(1).map(|last| held[last]);
     Ok((device, block.ok_or_else(missed)?))

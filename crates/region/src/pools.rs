@@ -9,7 +9,7 @@ use lowtide_core::{
     AllocError, Allocation, BlockStatus, Bytes, Lane, Memory, MempoolId, Pending, PoolSetting,
     SegmentSnapshot,
 };
-use lowtide_shared::SharedMemory;
+use lowtide_shared::{LaneOf, SharedMemory};
 
 use crate::backup::MemoryRange;
 use crate::device::Device;
@@ -149,7 +149,9 @@ impl RegionPools {
             Ok(Some((pool, self.is_trimmed(lane, pool)?)))
         })?;
         let is_trimmed: BTreeMap<MempoolId, bool> = pools.into_iter().flatten().collect();
-        let segments = device.allocator().with_pools(|lane| lane.segments())?;
+        let segments = device
+            .allocator()
+            .with_lane(LaneOf::Pools, |lane| Ok(lane.segments()))?;
         let stays = |segment: &SegmentSnapshot| {
             let is_trimmed = is_trimmed.get(&segment.pool);
             is_trimmed.is_some_and(|&is_trimmed| !is_trimmed || has_active_block(segment))
@@ -186,7 +188,7 @@ impl RegionPools {
     ) -> Result<Vec<R>, AllocError> {
         let mut answers = Vec::new();
         for pool in self.all() {
-            let answer = device.allocator().with_pools(|lane| {
+            let answer = device.allocator().with_lane(LaneOf::Pools, |lane| {
                 // The pool may have ended, and its number may be used for another.
                 if self.has(pool) {
                     act(lane, pool)
@@ -194,7 +196,7 @@ impl RegionPools {
                     Ok(R::default())
                 }
             });
-            answers.push(answer??);
+            answers.push(answer?);
         }
         Ok(answers)
     }
@@ -211,7 +213,10 @@ pub(crate) fn watch(device: &impl Device, ranges: &[MemoryRange], is_watched: bo
     let addresses = ranges.iter().map(|range| range.address);
     let allocator = device.allocator();
     // Fails only if a panic has poisoned the lock, which the next call reports.
-    let _ = allocator.with_pools(|lane| lane.watch(addresses, is_watched));
+    let _ = allocator.with_lane(LaneOf::Pools, |lane| {
+        lane.watch(addresses, is_watched);
+        Ok(())
+    });
 }
 
 /// Returns whether the program, or work of its streams, may still use a block of a segment.

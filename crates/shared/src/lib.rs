@@ -88,6 +88,17 @@ pub struct SharedAllocator<D> {
     clock: Arc<EventClock>,
 }
 
+/// Which lane [`SharedAllocator::with_lane`] calls with.
+#[derive(Clone, Copy, Debug)]
+pub enum LaneOf {
+    /// The lane of this number, which [`OwnerTable::find`] returned.
+    Number(u8),
+    /// The lane that serves this stream's requests now.
+    Stream(Stream),
+    /// The lane that has the private pools: for every call that concerns pools and routes.
+    Pools,
+}
+
 /// Where threads wait for memory, on a device with one lane.
 #[derive(Debug)]
 struct Freed {
@@ -196,25 +207,6 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Returns the result of [`Lane::allocate_where`]. Takes one lock: the stream's lane.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lane::allocate_where`], and [`AllocError::Poisoned`].
-    pub fn allocate_where(
-        &self,
-        address: DeviceAddress,
-        requested: Bytes,
-        stream: Stream,
-    ) -> Result<DeviceAddress, AllocError> {
-        let index = self.lane_of(stream)?;
-        let mut guard = self.enter(index)?;
-        let lane = &mut guard.state.lane;
-        let result = lane.allocate_where(address, requested, stream);
-        self.leave(guard)?;
-        result
-    }
-
     /// Calls `act` with the lane that holds a block, returns its result, and wakes the threads that wait for memory:
     /// with [`Lane::free`] this frees the block. Takes one lock, the lane's.
     ///
@@ -231,7 +223,9 @@ impl<D: Driver> SharedAllocator<D> {
         act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
         match self.owners.find(address) {
-            Holder::One(owner) if owner.device == self.device => self.with_lane(owner.lane, act),
+            Holder::One(owner) if owner.device == self.device => {
+                self.with_lane(LaneOf::Number(owner.lane), act)
+            }
             Holder::Any => self.with_any_lane(address, act),
             Holder::One(_) | Holder::Nobody => {
                 self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
@@ -240,7 +234,8 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Calls `act` with the lane that [`OwnerTable::find`] returned, and returns its result.
+    /// Calls `act` with one lane, returns its result, and wakes the threads that wait for memory. Takes one lock, the
+    /// lane's.
     ///
     /// # Errors
     ///
@@ -252,11 +247,19 @@ impl<D: Driver> SharedAllocator<D> {
     #[inline(always)]
     pub fn with_lane<R>(
         &self,
-        lane: u8,
+        which: LaneOf,
         act: impl FnOnce(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
-        let mut guard = self.enter(lane.into())?;
+        let index = match which {
+            LaneOf::Number(lane) => lane.into(),
+            LaneOf::Stream(stream) => self.lane_of(stream)?,
+            LaneOf::Pools => 0,
+        };
+        let mut guard = self.enter(index)?;
         let result = act(&mut guard.state.lane);
+        if let LaneOf::Pools = which {
+            self.publish_routes(&guard);
+        }
         let someone_waits = guard.state.waiting > 0;
         self.leave(guard)?;
         if someone_waits {
@@ -278,34 +281,12 @@ impl<D: Driver> SharedAllocator<D> {
         mut act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
         for lane in 0..self.lanes_in_use.load(Ordering::Relaxed) {
-            match self.with_lane(lane, &mut act) {
+            match self.with_lane(LaneOf::Number(lane), &mut act) {
                 Err(AllocError::NotAllocated { .. }) => {}
                 outcome => return outcome,
             }
         }
         Err(AllocError::NotAllocated { address })
-    }
-
-    /// Calls `act` with the lane that has the private pools, and returns its result. `act` may make every call that
-    /// concerns pools and routes.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Poisoned`]; `act` is not called.
-    pub fn with_pools<R>(
-        &self,
-        act: impl FnOnce(&mut Lane<SharedMemory<D>>) -> R,
-    ) -> Result<R, AllocError> {
-        self.with_lane(0, |lane| {
-            let result = act(lane);
-            // A thread that reads the flag afterwards asks the lane, which is locked here.
-            if lane.news().has_routes {
-                self.flags.fetch_or(ROUTED, Ordering::Release);
-            } else {
-                self.flags.fetch_and(!ROUTED, Ordering::Release);
-            }
-            Ok(result)
-        })
     }
 
     /// Calls `act` with every lane, one after the other, including lanes without streams. Returns the first error;
@@ -319,7 +300,7 @@ impl<D: Driver> SharedAllocator<D> {
         mut act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<(), AllocError>,
     ) -> Result<(), AllocError> {
         let lanes = (0..).zip(&self.lanes);
-        let results = lanes.map(|(lane, _)| self.with_lane(lane, &mut act));
+        let results = lanes.map(|(lane, _)| self.with_lane(LaneOf::Number(lane), &mut act));
         results.fold(Ok(()), Result::and)
     }
 
@@ -378,8 +359,8 @@ impl<D: Driver> SharedAllocator<D> {
         stream: Stream,
     ) -> Result<usize, AllocError> {
         self.refuse_poisoned(flags)?;
-        let is_routed =
-            flags & ROUTED != 0 && self.with_lane(0, |lane| Ok(lane.is_routed(stream)))?;
+        let is_routed = flags & ROUTED != 0
+            && self.with_lane(LaneOf::Number(0), |lane| Ok(lane.is_routed(stream)))?;
         let index = if is_routed { 0 } else { index };
         // As with a single allocator, a request frees pending blocks in every lane once other streams are done with
         // them. A lane that another thread has locked does that itself.
@@ -465,6 +446,16 @@ impl<D: Driver> SharedAllocator<D> {
         }
         state.lane.settle(self.count_in_use() == 1);
         state.lane.news().has_new_peak
+    }
+
+    /// Publishes whether private pools serve some streams. `pools` is the lane that has the pools.
+    fn publish_routes(&self, pools: &LaneGuard<'_, D>) {
+        // A thread that reads the flag afterwards asks the lane, which is locked here.
+        if pools.state.lane.news().has_routes {
+            self.flags.fetch_or(ROUTED, Ordering::Release);
+        } else {
+            self.flags.fetch_and(!ROUTED, Ordering::Release);
+        }
     }
 
     /// Wakes all threads that wait for memory. The caller holds no lane.

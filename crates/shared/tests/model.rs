@@ -8,7 +8,7 @@ use lowtide_core::{
     AllocError, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator, Lane, Memory, MempoolId,
     PoolSetting, RouteOrder, StatsReset, Stream,
 };
-use lowtide_shared::SharedAllocator;
+use lowtide_shared::{LaneOf, SharedAllocator};
 use lowtide_sim::program::configs;
 use lowtide_sim::{SimConfig, SimDriver};
 use proptest::prelude::*;
@@ -166,7 +166,7 @@ impl Both {
             Op::BeginPool(..) | Op::EndPool(_) | Op::ReleasePool(_) | Op::UseOnOom(..) => {
                 let change = |lane: &mut dyn Pools| lane.change(op);
                 let expected = change(single.lane_mut());
-                let changed = shared.with_pools(|pools| change(pools)).unwrap();
+                let changed = shared.with_lane(LaneOf::Pools, |pools| change(pools));
                 prop_assert_eq!(changed, expected);
             }
         }

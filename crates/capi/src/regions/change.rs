@@ -8,6 +8,7 @@ use lowtide_core::{Bytes, MempoolId, RouteOrder, Stream};
 use lowtide_region::{
     BackupKind, Change, Copies, RegionError, RegionFigures, RegionState, release_copies,
 };
+use lowtide_shared::LaneOf;
 
 use super::table::{self, Memory};
 use crate::devices::Allocator;
@@ -46,9 +47,9 @@ pub(crate) fn begin_allocate_to_pool(
     accepts: impl Fn(Stream) -> bool + Send + 'static,
 ) -> Result<(), Error> {
     if !table::is_in_process_region() {
-        return Ok(allocator.with_pools(|lane| {
+        return Ok(allocator.with_lane(LaneOf::Pools, |lane| {
             lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, accepts)
-        })??);
+        })?);
     }
     let region = table::of_process(device, allocator)?;
     Ok(region.begin_allocate_to_pool(pool, accepts)?)

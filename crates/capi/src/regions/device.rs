@@ -6,6 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use lowtide_core::{Bytes, DriverError, MempoolId, Stream};
 use lowtide_cuda::{CudaBackups, CudaDriver, SignalsBlocked};
 use lowtide_region::{Device, RegionError};
+use lowtide_shared::LaneOf;
 
 use super::card::{self, Card};
 use super::{backups, scrubbing};
@@ -52,12 +53,13 @@ impl Device for Card {
                 // Listing the segments takes a while, under the lock that allocating threads need.
                 return Ok(());
             }
-            Ok(self.allocator().with_pools(|lane| {
+            Ok(self.allocator().with_lane(LaneOf::Pools, |lane| {
                 let mut segments = lane.segments();
                 segments.retain(|segment| has_pool(segment.pool));
                 let event = |segment| events::pause_event(is_leaving, segment);
                 let events: Vec<_> = segments.iter().map(event).collect();
                 listeners.notify_of_pause(self.ordinal, tag, events);
+                Ok(())
             })?)
         });
     }

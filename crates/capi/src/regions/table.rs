@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use lowtide_core::{AllocError, Driver, DriverError, MempoolId, RouteOrder};
 use lowtide_region::{BackupKind, RegionMemory};
+use lowtide_shared::LaneOf;
 
 use super::backups::{self, stopped};
 use super::card::Card;
@@ -324,9 +325,9 @@ impl Region {
         self.prepare(device, allocator)?;
         let (pool, number) = (self.pool(), self.number);
         let accepts = move |_| is_in(number);
-        allocator.with_pools(|pools| {
+        allocator.with_lane(LaneOf::Pools, |pools| {
             pools.begin_allocate_to_pool(pool, RouteOrder::AfterOthers, accepts)
-        })??;
+        })?;
         Ok(())
     }
 
@@ -335,11 +336,15 @@ impl Region {
         let pool = self.pool();
         for (device, allocator) in devices::all() {
             if self.memories.contains_key(&device) {
-                allocator.with_pools(|pools| match pools.end_allocate_to_pool(pool) {
-                    Ok(()) => pools.release_pool(pool),
-                    Err(AllocError::NoSuchPool { .. } | AllocError::PoolNotRouted { .. }) => Ok(()),
-                    Err(error) => Err(error),
-                })??;
+                allocator.with_lane(LaneOf::Pools, |pools| {
+                    match pools.end_allocate_to_pool(pool) {
+                        Ok(()) => pools.release_pool(pool),
+                        Err(AllocError::NoSuchPool { .. } | AllocError::PoolNotRouted { .. }) => {
+                            Ok(())
+                        }
+                        Err(error) => Err(error),
+                    }
+                })?;
             }
         }
         Ok(())
@@ -357,7 +362,7 @@ impl Region {
         let card = Card::new(device, allocator.physical().driver().device().clone());
         let tag = Arc::clone(&self.tag);
         let memory = Arc::new(Memory::new(card, tag, self.kind, self.pool()));
-        allocator.with_pools(|pools| memory.create_pool(pools))??;
+        allocator.with_lane(LaneOf::Pools, |pools| memory.create_pool(pools))?;
         self.memories.insert(device, Arc::clone(&memory));
         Ok(memory)
     }

@@ -1,6 +1,7 @@
 //! Queries about a region: its figures, and the address of a block's copy.
 
 use lowtide_core::{Allocation, Bytes, OutOfMemory};
+use lowtide_shared::LaneOf;
 
 use crate::backup::Backups;
 use crate::device::Device;
@@ -105,9 +106,14 @@ impl<D: Device> RegionMemory<D> {
         let is_mapped = self.state()? == RegionState::Mapped;
         let is_watched = |lane: &mut PoolsLane<D>| {
             let now = lane.allocation(block.address);
-            now.is_ok_and(|now| now.is_watched)
+            Ok(now.is_ok_and(|now| now.is_watched))
         };
-        if is_mapped && !self.device.allocator().with_pools(is_watched)? {
+        if is_mapped
+            && !self
+                .device
+                .allocator()
+                .with_lane(LaneOf::Pools, is_watched)?
+        {
             // The block was allocated after the pause, and the copy is of another block at its address.
             return Ok(None);
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use lowtide_core::{
     AllocError, Bytes, DeviceAddress, MempoolId, PoolSetting, RouteOrder, SegmentSource, Stream,
 };
+use lowtide_shared::LaneOf;
 
 use crate::device::Device;
 use crate::memory::RegionMemory;
@@ -33,12 +34,12 @@ impl<D: Device> RegionMemory<D> {
     /// [`AllocError::Poisoned`].
     pub fn add_pool(self: &Arc<Self>, pool: MempoolId) -> Result<(), AllocError> {
         // Under one lock, so that nothing is allocated in the new pool before it has its source.
-        self.device.allocator().with_pools(|lane| {
+        self.device.allocator().with_lane(LaneOf::Pools, |lane| {
             if lane.pool(pool).is_err() {
                 lane.create_or_retain_pool(pool);
             }
             self.join(lane, pool)
-        })?
+        })
     }
 
     /// Serves requests of the streams that `accepts` names from a pool. The region becomes the source of its segments, if
@@ -52,7 +53,7 @@ impl<D: Device> RegionMemory<D> {
         pool: MempoolId,
         accepts: impl Fn(Stream) -> bool + Send + 'static,
     ) -> Result<(), AllocError> {
-        self.device.allocator().with_pools(|lane| {
+        self.device.allocator().with_lane(LaneOf::Pools, |lane| {
             // First, because a pool that is in use must not join the region if this fails.
             lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, accepts)?;
             match self.join(lane, pool) {
@@ -60,7 +61,7 @@ impl<D: Device> RegionMemory<D> {
                 Err(AllocError::PoolHasSource { .. }) => Ok(()),
                 outcome => outcome,
             }
-        })?
+        })
     }
 
     /// Makes the region the source of an existing pool's segments, if it is not already.

@@ -14,7 +14,7 @@ use lowtide_core::{
 use lowtide_region::{
     BackupError, BackupKind, Backups, Copies, Device, MemoryRange, RegionError, RegionMemory,
 };
-use lowtide_shared::{OwnerTable, SharedAllocator};
+use lowtide_shared::{LaneOf, OwnerTable, SharedAllocator};
 
 pub(crate) use driver::{TestDriver, UNIT, failed};
 
@@ -293,15 +293,17 @@ impl Allocator {
         stream: Stream,
     ) -> Result<MemoryRange, AllocError> {
         let order = RouteOrder::BeforeOthers;
-        self.with_pools(|lane| lane.begin_allocate_to_pool(pool, order, |_| true))??;
+        self.with_lane(LaneOf::Pools, |lane| {
+            lane.begin_allocate_to_pool(pool, order, |_| true)
+        })?;
         let allocated = self.allocate(size, stream);
-        self.with_pools(|lane| lane.end_allocate_to_pool(pool))??;
+        self.with_lane(LaneOf::Pools, |lane| lane.end_allocate_to_pool(pool))?;
         self.release_pool(pool)?;
         allocated.map(|address| MemoryRange { address, size })
     }
 
     pub(crate) fn release_pool(&self, pool: MempoolId) -> Result<(), AllocError> {
-        self.with_pools(|lane| lane.release_pool(pool))?
+        self.with_lane(LaneOf::Pools, |lane| lane.release_pool(pool))
     }
 
     pub(crate) fn empty_cache(&self) -> Result<(), AllocError> {
@@ -309,8 +311,7 @@ impl Allocator {
     }
 
     pub(crate) fn is_watched(&self, address: DeviceAddress) -> bool {
-        let block = self.with_pools(|lane| lane.allocation(address));
-        let block = block.expect("no call panics");
+        let block = self.with_lane(LaneOf::Pools, |lane| lane.allocation(address));
         block.is_ok_and(|block| block.is_watched)
     }
 }
@@ -438,7 +439,9 @@ impl Device for TestDevice {
 
     fn notify(&self, tag: &Arc<str>, is_leaving: bool, has_pool: impl Fn(MempoolId) -> bool) {
         assert_eq!(&**tag, "kv");
-        let segments = self.allocator.with_pools(|lane| lane.segments());
+        let segments = self
+            .allocator
+            .with_lane(LaneOf::Pools, |lane| Ok(lane.segments()));
         let mut segments = segments.expect("no call panics");
         segments.retain(|segment| has_pool(segment.pool));
         let own = (1..=9).map(|number| MempoolId(number, number));
@@ -479,8 +482,8 @@ impl TestRegion {
         let pool = MempoolId(number, number);
         let allocator = device.allocator.clone();
         let memory = Arc::new(RegionMemory::new(device, "kv".into(), kind, pool));
-        let created = allocator.with_pools(|lane| memory.create_pool(lane));
-        created.expect("no call panics").expect("it is new");
+        let created = allocator.with_lane(LaneOf::Pools, |lane| memory.create_pool(lane));
+        created.expect("it is new");
         let joined = MempoolId(0, number);
         memory.add_pool(joined).expect("it is new");
         TestRegion {
@@ -511,7 +514,9 @@ impl TestRegion {
     }
 
     fn segments_of(&self, pool: MempoolId) -> Vec<SegmentSnapshot> {
-        let segments = self.allocator.with_pools(|lane| lane.segments());
+        let segments = self
+            .allocator
+            .with_lane(LaneOf::Pools, |lane| Ok(lane.segments()));
         let mut segments = segments.expect("no call panics");
         segments.retain(|segment| segment.pool == pool);
         segments
@@ -521,8 +526,10 @@ impl TestRegion {
     pub(crate) fn held_blocks(&self) -> Vec<Allocation> {
         let pools = self.memory.pools().into_iter();
         let held = pools.map(|pool| {
-            let held = self.allocator.with_pools(|lane| lane.held_blocks(pool));
-            held.expect("no call panics").expect("it is there")
+            let held = self
+                .allocator
+                .with_lane(LaneOf::Pools, |lane| lane.held_blocks(pool));
+            held.expect("it is there")
         });
         held.flatten().collect()
     }
@@ -531,8 +538,8 @@ impl TestRegion {
     pub(crate) fn host_copy(&self, range: MemoryRange) -> Option<usize> {
         let block = self
             .allocator
-            .with_pools(|lane| lane.allocation(range.address));
-        let block = block.expect("no call panics").expect("it is held");
+            .with_lane(LaneOf::Pools, |lane| lane.allocation(range.address));
+        let block = block.expect("it is held");
         self.memory.host_copy(&block).expect("no call panics")
     }
 

@@ -14,7 +14,7 @@ use shuttle::thread;
 
 use super::check;
 use super::shadow::{Shadow, Witness};
-use crate::SharedAllocator;
+use crate::{LaneOf, SharedAllocator};
 
 const MIB: u64 = 1 << 20;
 /// How long work on a stream takes: longer than all calls of the driver in a test.
@@ -303,14 +303,15 @@ impl World {
     fn use_pool(&self, number: u64) {
         let (pool, stream) = (MempoolId(0, number + 1), self.any_stream());
         let allocator = &self.allocator;
-        let begun = allocator.with_pools(|lane| {
+        let begun = allocator.with_lane(LaneOf::Pools, |lane| {
             lane.begin_allocate_to_pool(pool, RouteOrder::BeforeOthers, move |asks| asks == stream)
         });
-        begun.unwrap().unwrap();
+        begun.unwrap();
         if thread_rng().gen_bool(0.3) {
-            let allowed =
-                allocator.with_pools(|lane| lane.set_pool(pool, PoolSetting::UseOnOom(true)));
-            allowed.unwrap().unwrap();
+            let allowed = allocator.with_lane(LaneOf::Pools, |lane| {
+                lane.set_pool(pool, PoolSetting::UseOnOom(true))
+            });
+            allowed.unwrap();
         }
         let size = Bytes(thread_rng().gen_range(1..4 * MIB));
         if let Some(block) = self.try_allocate(size, stream) {
@@ -321,11 +322,11 @@ impl World {
             self.shelf.lock().unwrap().push(block);
         }
         self.free();
-        let ended = allocator.with_pools(|lane| {
+        let ended = allocator.with_lane(LaneOf::Pools, |lane| {
             lane.end_allocate_to_pool(pool)?;
             lane.release_pool(pool)
         });
-        ended.unwrap().unwrap();
+        ended.unwrap();
         if thread_rng().gen_bool(0.3) {
             self.empty_pool(pool);
         }

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 
 use lowtide_core::{MempoolId, RouteOrder, Stream};
 use lowtide_region::{Device, RegionError, RegionMemory, RegionState};
-use lowtide_shared::{OwnerTable, SharedAllocator};
+use lowtide_shared::{LaneOf, OwnerTable, SharedAllocator};
 
 use super::*;
 
@@ -106,11 +106,11 @@ impl Paused {
             SIZES.step_bytes + 512,
             70_000,
         ];
-        let pools = allocator.with_pools(|lane| {
+        let pools = allocator.with_lane(LaneOf::Pools, |lane| {
             memory.create_pool(lane)?;
             lane.begin_allocate_to_pool(POOL, RouteOrder::AfterOthers, |_| true)
         });
-        pools.unwrap().unwrap();
+        pools.unwrap();
         // Each in a segment of its own, as streams share none.
         let held = (0..).zip(sizes).map(|(number, size)| {
             let (stream, size) = (Stream(0x1000 + number), Bytes(size as u64));
@@ -118,11 +118,11 @@ impl Paused {
             MemoryRange { address, size }
         });
         let held: Vec<_> = held.collect();
-        let released = allocator.with_pools(|lane| {
+        let released = allocator.with_lane(LaneOf::Pools, |lane| {
             lane.end_allocate_to_pool(POOL)?;
             lane.release_pool(POOL)
         });
-        released.unwrap().unwrap();
+        released.unwrap();
         if is_warm {
             // Without a resume: after one, segments share a piece.
             let mut backups = backups.lock().unwrap();
@@ -183,8 +183,10 @@ impl Paused {
     fn end(mut self) {
         self.free_all();
         self.memory.trim().unwrap();
-        let released = self.allocator.with_pools(|lane| lane.release_pool(POOL));
-        released.unwrap().unwrap();
+        let released = self
+            .allocator
+            .with_lane(LaneOf::Pools, |lane| lane.release_pool(POOL));
+        released.unwrap();
         // The pool ends, which has the region.
         self.free_all();
         let Paused {
