@@ -137,7 +137,7 @@ impl Tide {
             let is_stale = |&at: &PageId| at != heap.pages.shown_at(id) && self.is_unused(heap, at);
             let stale = views.iter().copied().find(is_stale);
             if let Some(oldest) = stale.filter(|_| views.len() >= VIEWS_MAX) {
-                heap.unmap_view(memory, oldest)?;
+                heap.unmap_views(memory, &[oldest])?;
             }
         }
         Ok(())
@@ -217,14 +217,11 @@ fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Resul
     for &(id, at) in &supply.ready {
         heap.show(id, at);
     }
-    for run in supply
-        .missing
-        .chunk_by(|before, after| before.index + 1 == after.index)
-    {
-        for &at in run {
-            if heap.pages.frame_at(at).is_some() {
-                heap.unmap_view(memory, at)?;
-            }
+    for run in supply.missing.chunk_by(is_followed_by) {
+        let has_view = |at: &&PageId| heap.pages.frame_at(**at).is_some();
+        let stale: Vec<PageId> = run.iter().filter(has_view).copied().collect();
+        for views in stale.chunk_by(is_followed_by) {
+            heap.unmap_views(memory, views)?;
         }
         let frames = run.len().min(supply.frames.len());
         let handles = run.len() - frames;
@@ -238,6 +235,11 @@ fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Resul
         supply.handles.drain(..handles);
     }
     Ok(())
+}
+
+/// Returns whether a page of a segment lies straight behind another.
+fn is_followed_by(before: &PageId, after: &PageId) -> bool {
+    before.index + 1 == after.index
 }
 
 /// Memory back to the driver.
