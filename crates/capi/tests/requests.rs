@@ -380,3 +380,41 @@ fn what_is_not_held_is_not_taken_back() {
         assert_eq!(stat(0, "allocation.all.allocated"), 1);
     });
 }
+
+/// Where no event shows how far a stream is, its memory serves others only after a wait for all work of the device.
+#[test]
+fn memory_of_a_stream_that_the_driver_does_not_know_serves_others() {
+    let variables = [
+        ("LOWTIDE_STRATEGY", "tide"),
+        ("FAKECUDA_CAPACITY", "134217728"),
+    ];
+    let test = "memory_of_a_stream_that_the_driver_does_not_know_serves_others";
+    isolated(test, &variables, |fake| {
+        assert_eq!(lowtide_init(1), Status::Ok);
+        let ends = fake.stream();
+        // The number of a thread's own default stream, which the driver would take for a pointer.
+        let of_thread = ptr::without_provenance_mut(3);
+        for (stream, ended, events) in [(ends, true, 1), (of_thread, false, 0)] {
+            let calls = |name| fake.calls(name);
+            let [before, recorded] = ["cuCtxSynchronize", "cuEventRecord"].map(calls);
+            let freed = allocate_on(80 << 20, 0, stream).unwrap();
+            assert_eq!(lowtide_deallocate(freed), Status::Ok);
+            if ended {
+                fake.destroy_stream(stream);
+            }
+            let beside = allocate(40 << 20, 0).unwrap();
+            fill(beside, 40 << 20, 1);
+            assert_eq!(calls("cuEventRecord") - recorded, events);
+            assert_eq!(calls("cuCtxSynchronize"), before);
+            let after = allocate(60 << 20, 0).unwrap();
+            fill(after, 60 << 20, 2);
+            assert_eq!(calls("cuCtxSynchronize") - before, 1);
+            check(beside, 40 << 20, 1);
+            check(after, 60 << 20, 2);
+            for memory in [beside, after] {
+                assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            }
+            assert_eq!(lowtide_reset(), Status::Ok);
+        }
+    });
+}

@@ -155,7 +155,8 @@ pub trait Driver {
     /// Destroys an event. This cannot fail: if the driver refuses, it keeps the event.
     fn release_event(&mut self, event: EventHandle);
 
-    /// Waits until the work now in `stream` is done (`cudaStreamSynchronize`).
+    /// Waits until the work now in `stream` is done (`cudaStreamSynchronize`). A stream that the driver does not know may
+    /// have been destroyed, with work that still runs: then it waits for all work of the device.
     ///
     /// # Errors
     ///

@@ -63,6 +63,32 @@ fn a_request_is_served_within_a_free_block() -> Outcome {
     Ok(())
 }
 
+/// `tide` serves where memory is mapped, and asks the driver for none.
+#[test]
+fn tide_serves_where_memory_is_mapped() -> Outcome {
+    let mut allocator = caching("tide");
+    let start = freed(&mut allocator, 20)?;
+    for (offset, size) in [(4, 3), (0, 2), (17, 3), (2, 2), (7, 10)] {
+        let address = start + Bytes::mib(offset);
+        let lane = allocator.lane_mut();
+        let served = lane.allocate_where(address, Bytes::mib(size), Stream::DEFAULT)?;
+        assert_eq!(served, address);
+        assert_eq!(allocator.lane().allocation(address)?.size, Bytes::mib(size));
+        check(&allocator);
+        assert_eq!(allocator.stats().num_device_alloc, 1);
+    }
+    for offset in [0, 4, 17] {
+        allocator.free(start + Bytes::mib(offset))?;
+    }
+    let (size, default) = (Bytes::mib(2), Stream::DEFAULT);
+    refused(&mut allocator, start + Bytes::mib(2), size, default);
+    refused(&mut allocator, start + Bytes(256), Bytes::mib(1), default);
+    refused(&mut allocator, start, size, OTHER);
+    refused(&mut allocator, start + Bytes::mib(19), size, default);
+    refused(&mut allocator, DeviceAddress(u64::MAX - 511), size, default);
+    Ok(())
+}
+
 /// The statistics and events are those of PyTorch 2.13 and 2.15.
 #[test]
 fn what_lies_before_is_taken_for_the_moment() -> Outcome {

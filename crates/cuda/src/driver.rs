@@ -277,9 +277,10 @@ impl Driver for CudaDriver {
 
     fn record_event(&mut self, stream: Stream) -> Result<EventHandle, DriverError> {
         let _scope = self.context.enter()?;
+        let handle = stream_handle("cuEventRecord", stream)?;
         let event = self.take_event()?;
-        // SAFETY: 1. no one else uses the event. 2. The stream exists, by the contract of `new`.
-        let recorded = unsafe { call!(self.library(), cuEventRecord(event, raw_stream(stream))) };
+        // SAFETY: 1. no one else uses the event. 2. The driver refuses a stream that was destroyed.
+        let recorded = unsafe { call!(self.library(), cuEventRecord(event, handle)) };
         match recorded {
             Ok(()) => Ok(event_handle(event)),
             Err(refusal) => {
@@ -307,7 +308,10 @@ impl Driver for CudaDriver {
 
     fn wait_event(&mut self, stream: Stream, event: EventHandle) -> Result<(), DriverError> {
         let _scope = self.context.enter()?;
-        let (stream, event) = (raw_stream(stream), raw_event(event));
+        let (stream, event) = (
+            stream_handle("cuStreamWaitEvent", stream)?,
+            raw_event(event),
+        );
         // SAFETY: stream and event exist, by the contract of `new`.
         unsafe { call!(self.library(), cuStreamWaitEvent(stream, event, 0)) }
     }
@@ -326,8 +330,12 @@ impl Driver for CudaDriver {
 
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
         let _scope = self.context.enter()?;
-        // SAFETY: the stream exists, by the contract of `new`.
-        unsafe { call!(self.library(), cuStreamSynchronize(raw_stream(stream))) }
+        let waited = stream_handle("cuStreamSynchronize", stream).and_then(|stream| {
+            // SAFETY: the driver refuses a stream that was destroyed.
+            unsafe { call!(self.library(), cuStreamSynchronize(stream)) }
+        });
+        // SAFETY: takes nothing.
+        waited.or_else(|_| unsafe { call!(self.library(), cuCtxSynchronize()) })
     }
 
     fn capture_of(&mut self, stream: Stream) -> Option<u64> {
@@ -407,6 +415,19 @@ pub(crate) fn host_size(size: Bytes) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "checked in the line above")]
     let size = size.get() as usize;
     size
+}
+
+/// Returns the driver's handle of a stream: a pointer, and so even, or at most 2 for a default stream.
+///
+/// # Errors
+///
+/// [`DriverError::Unsupported`] for the number of a thread's own default stream, which the driver would take for a
+/// pointer.
+fn stream_handle(call: &'static str, stream: Stream) -> Result<CUstream, DriverError> {
+    if stream.0 > 2 && stream.0 % 2 == 1 {
+        return Err(DriverError::Unsupported { call });
+    }
+    Ok(raw_stream(stream))
 }
 
 /// Returns the stream with this number.

@@ -150,6 +150,13 @@ fn run(mut command: Command) -> (String, String) {
     (printed, reported)
 }
 
+/// Runs a check with each strategy that shares memory between streams in another way.
+fn check_strategies(name: &str) {
+    for strategy in ["caching", "tide"] {
+        check(name, &[("LOWTIDE_STRATEGY", strategy)]);
+    }
+}
+
 /// Runs a check in both forms, with these environment variables. Returns the standard error of each.
 fn check(name: &str, variables: &[(&str, &str)]) -> [String; 2] {
     FORMS.map(|form| {
@@ -308,32 +315,32 @@ fn what_the_driver_serves_is_counted_with_its_frees() {
 
 #[test]
 fn a_free_waits_for_the_devices_work() {
-    check("free_waits", &[]);
+    check_strategies("free_waits");
 }
 
 #[test]
 fn memory_is_reused_in_the_order_of_its_stream() {
-    check("stream_order", &[]);
+    check_strategies("stream_order");
 }
 
 #[test]
 fn threads_default_streams_are_apart() {
-    check("threads_own_streams", &[]);
+    check_strategies("threads_own_streams");
 }
 
 #[test]
 fn a_streams_work_ends_before_its_handle_is_anothers() {
-    check("destroyed_stream", &[]);
+    check_strategies("destroyed_stream");
 }
 
 #[test]
 fn a_stream_stays_where_nobody_can_tell_that_its_work_is_done() {
-    check("stream_that_stays", &[]);
+    check_strategies("stream_that_stays");
 }
 
 #[test]
 fn captures_are_spoiled_by_what_spoils_them_without_lowtide() {
-    check("captures", &[]);
+    check_strategies("captures");
 }
 
 #[test]

@@ -172,7 +172,7 @@ impl Tide {
     }
 
     /// Returns what a window needs. `None` if work may still use the address of a view that would have to go, or if its
-    /// stream would have to wait during a capture. Linear in its pages.
+    /// stream would have to wait for one that it cannot wait for. Linear in its pages.
     fn cost(&self, heap: &mut Heap, window: &Window) -> Option<Cost> {
         let mut cost = Cost::default();
         if !heap.pages.contains(window.segment) {
@@ -192,7 +192,7 @@ impl Tide {
                 PageState::Ready(id) if heap.pages.claim(id) => {
                     cost.pages += READY_COST;
                     let is_ordered = self.is_ordered(heap, own, id);
-                    if !is_ordered && heap.captures > 0 {
+                    if !is_ordered && !self.can_wait_for(heap, id) {
                         return None;
                     }
                     cost.calls_driver |= !is_ordered;
@@ -217,6 +217,12 @@ impl Tide {
     fn is_ordered(&self, heap: &Heap, own: FenceId, id: FrameId) -> bool {
         let last = self.fence(heap.pages.shown_at(id).segment);
         last == own || self.fences.has_passed(last, heap.pages.idle_since(id))
+    }
+
+    /// Returns whether another stream can be made to wait for the work that used an idle frame.
+    fn can_wait_for(&self, heap: &Heap, id: FrameId) -> bool {
+        let last = self.fence(heap.pages.shown_at(id).segment);
+        heap.captures == 0 && self.fences.can_wait_for(last)
     }
 
     /// Puts a window into use: what is before and behind it stays free.
@@ -608,6 +614,37 @@ impl Tide {
 }
 
 impl Placement for Tide {
+    fn take_around(
+        &mut self,
+        heap: &mut Heap,
+        request: &Request,
+        address: DeviceAddress,
+    ) -> Option<BlockId> {
+        let room = self.room(request.domain, kind_of(request.size));
+        let contains = |&id: &BlockId| {
+            let block = heap.blocks.get(id);
+            (block.address..block.end()).contains(&address)
+                && request.size <= block.end().offset_from(address)
+        };
+        let id = room.free.iter().map(|free| free.id).find(contains)?;
+        let start = heap.blocks.get(id).address;
+        let before = address.offset_from(start);
+        // What lies before is taken, too, for the moment.
+        let whole = window_at(heap, id, start, before + request.size);
+        let has_memory = self
+            .cost(heap, &whole)
+            .is_some_and(|cost| !cost.calls_driver);
+        if !has_memory || !(before % ROUNDING).is_zero() {
+            return None;
+        }
+        let size = if before.is_zero() {
+            request.size
+        } else {
+            before
+        };
+        Some(self.carve(heap, &Window { size, ..whole }))
+    }
+
     fn take_again(
         &mut self,
         heap: &mut Heap,

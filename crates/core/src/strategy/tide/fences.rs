@@ -63,11 +63,17 @@ impl Fences {
         time <= self.fences[id.0].passed
     }
 
+    /// Returns whether other streams can wait for a stream's work: not if the driver refused it an event.
+    #[inline]
+    pub(super) fn can_wait_for(&self, id: FenceId) -> bool {
+        self.fences[id.0].refused == 0
+    }
+
     /// Records an event in each stream in which memory was freed since its last one, and asks which events have
     /// passed. Not allowed during a capture.
     ///
     /// A stream that the driver refuses an event is left as it is: the program may have destroyed it, and others need
-    /// not fail for that.
+    /// not fail for that. Its memory serves others after [`Fences::synchronize`].
     pub(super) fn update(&mut self, driver: &mut impl Driver) {
         for fence in &mut self.fences {
             if fence.events.len() < EVENTS_MAX && fence.refused < fence.freed {
@@ -78,6 +84,8 @@ impl Fences {
     }
 
     /// Makes later work of `stream` wait for the work queued in another before a time. Not allowed during a capture.
+    ///
+    /// The host waits for a stream that the driver cannot make wait, such as a thread's own default stream.
     ///
     /// # Errors
     ///
@@ -91,7 +99,9 @@ impl Fences {
         let fence = &mut self.fences[id.0];
         fence.record(driver)?;
         match fence.events.iter().find(|&&(recorded, _)| time <= recorded) {
-            Some(&(_, event)) => driver.wait_event(stream, event),
+            Some(&(_, event)) => driver
+                .wait_event(stream, event)
+                .or_else(|_| driver.synchronize_event(event)),
             None => Ok(()),
         }
     }

@@ -78,7 +78,7 @@ impl Tide {
     }
 
     /// Returns up to `count` idle frames for pages of a segment, oldest first: those whose work its stream comes after,
-    /// then, outside of captures, those for which it must wait.
+    /// then those for which it must wait, and can.
     fn stealable(&self, heap: &Heap, segment: SegmentId, count: usize) -> Vec<FrameId> {
         let own = self.fence(segment);
         let (mut ordered, mut others) = (Vec::new(), Vec::new());
@@ -88,7 +88,7 @@ impl Tide {
             }
             if self.is_ordered(heap, own, id) {
                 ordered.push(id);
-            } else if heap.captures == 0 && others.len() < count {
+            } else if others.len() < count && self.can_wait_for(heap, id) {
                 others.push(id);
             }
         }
@@ -268,12 +268,17 @@ impl Tide {
                 self.release_frames(heap, memory, segment)?;
             }
         }
-        let mut blocks: BTreeMap<SegmentId, Vec<BlockId>> = BTreeMap::new();
+        // Where a frame is mapped, the addresses stay.
+        let may_go = |&&id: &&SegmentId| !heap.pages.contains(id) || !heap.pages.has_views(id);
+        let unmapped = segments.iter().filter(may_go);
+        let mut blocks: BTreeMap<SegmentId, Vec<BlockId>> =
+            unmapped.map(|&id| (id, Vec::new())).collect();
         for (id, _) in heap.blocks.iter() {
-            blocks.entry(heap.blocks.segment(id)).or_default().push(id);
+            if let Some(of_segment) = blocks.get_mut(&heap.blocks.segment(id)) {
+                of_segment.push(id);
+            }
         }
-        for segment in segments {
-            let blocks = blocks.remove(&segment).unwrap_or_default();
+        for (segment, blocks) in blocks {
             self.release_segment(heap, memory, segment, &blocks)?;
         }
         Ok(())
@@ -313,7 +318,7 @@ impl Tide {
         Ok(())
     }
 
-    /// Releases a segment with its blocks, if none of its bytes is in use and no frame is mapped in it.
+    /// Releases a segment with its blocks, in which no frame is mapped, if none of its bytes is in use.
     fn release_segment<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -321,12 +326,11 @@ impl Tide {
         segment: SegmentId,
         blocks: &[BlockId],
     ) -> Result<(), DriverError> {
-        let has_pages = heap.pages.contains(segment);
         let is_used = blocks.iter().any(|&id| heap.blocks.get(id).is_active());
-        if is_used || has_pages && heap.pages.has_views(segment) {
+        if is_used {
             return Ok(());
         }
-        if has_pages {
+        if heap.pages.contains(segment) {
             heap.unreserve_pages(memory, segment)?;
             self.fence_of[segment.index()] = None;
         } else {
