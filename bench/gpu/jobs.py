@@ -57,7 +57,7 @@ def mnist_mlp() -> tuple[Step, int]:
     return step, 938
 
 
-def gpt2_train() -> tuple[Step, int]:
+def gpt2_train(batch: int = 8) -> tuple[Step, int]:
     """GPT-2 of 12 layers, in mixed precision, every step of the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -66,7 +66,7 @@ def gpt2_train() -> tuple[Step, int]:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step(_: int) -> torch.Tensor:
-        tokens = torch.randint(0, 50000, (8, 1024), device=DEVICE)
+        tokens = torch.randint(0, 50000, (batch, 1024), device=DEVICE)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(input_ids=tokens, labels=tokens).loss
@@ -94,7 +94,7 @@ def llama(hidden: int, layers: int, heads: int) -> nn.Module:
         return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
-def llama_varlen() -> tuple[Step, int]:
+def llama_varlen(longest: int = 4096) -> tuple[Step, int]:
     """A Llama whose every step has another length, with activations computed again."""
     model = llama(2048, 16, 16)
     model.gradient_checkpointing_enable()
@@ -103,7 +103,7 @@ def llama_varlen() -> tuple[Step, int]:
     draw = random.Random(1)
 
     def step(_: int) -> torch.Tensor:
-        shape = draw.choice([1, 2, 3, 4]), draw.randrange(200, 4096)
+        shape = draw.choice([1, 2, 3, 4]), draw.randrange(200, longest)
         tokens = torch.randint(0, 32000, shape, device=DEVICE)
         optimizer.zero_grad(set_to_none=True)
         loss = model(input_ids=tokens, labels=tokens).loss
@@ -151,7 +151,7 @@ def llama_generate() -> tuple[Step, int]:
     return step, 16
 
 
-def rlhf() -> tuple[Step, int]:
+def rlhf(longest: int = 700) -> tuple[Step, int]:
     """A policy writes answers, a frozen reference scores them, and the policy learns from the scores."""
     policy, reference = llama(1024, 12, 8), llama(1024, 12, 8).eval().requires_grad_(False)
     optimizer = torch.optim.AdamW(policy.parameters(), 1e-5)
@@ -162,7 +162,7 @@ def rlhf() -> tuple[Step, int]:
         return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
 
     def step(_: int) -> torch.Tensor:
-        shape = draw.choice([4, 8, 16]), draw.randrange(32, 700)
+        shape = draw.choice([4, 8, 16]), draw.randrange(32, longest)
         prompt = torch.randint(0, 32000, shape, device=DEVICE)
         with torch.no_grad():
             policy.eval()
