@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ._errors import ConfigError, Error, TorchError
-from ._install import check_torch, configure, first_line, shim_obstacle
+from ._install import check_torch, configure, first_line, shim_obstacle, unread_variable
 from ._library import library
 from ._memory import version
 
@@ -116,7 +116,9 @@ def _package() -> Iterator[Check]:
         advice = "see LOWTIDE_STRATEGY, LOWTIDE_CONF and PYTORCH_CUDA_ALLOC_CONF in the environment"
         yield Check("configuration", "missing", str(error), advice)
     else:
-        yield Check("configuration", "ok", library().lowtide_config().decode())
+        variable = unread_variable(None, None)
+        unread = "" if variable is None else f", which does not read {variable}"
+        yield Check("configuration", "ok", library().lowtide_config().decode() + unread)
 
 
 def _machine() -> Iterator[Check]:

@@ -7,11 +7,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from ._errors import ConfigError, Error, NoDriverError, TorchError
-from ._install import install, other_backend, tell
+from ._install import RUN_PREFIX, install, other_backend, tell
 from .compat._aliases import install_those_of_environment
-
-RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
-"""The variable in which `run` says for which environment of Python (`sys.prefix`) it was meant."""
 
 
 def install_after_torch() -> None:

@@ -23,6 +23,9 @@ SHIM_MIN, SHIM_MAX = (2, 8), (2, 15)
 
 _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
+RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
+"""The variable in which `run` says for which environment of Python (`sys.prefix`) it was meant."""
+
 _OTHER_BACKEND = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\s*(,|$)")
 
 # Setters of PyTorch's pluggable allocator, and what is handed to each. Those of `_PYTHON_HOOKS` are written here.
@@ -45,7 +48,9 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     `strategy` is a name, or a name and its options as `lowtide replay` prints them:
     `"caching:expandable_segments:True"`. `config` has the options alone, in the syntax of
     `PYTORCH_CUDA_ALLOC_CONF`. What is `None` is decided by `LOWTIDE_STRATEGY` and `LOWTIDE_CONF`, for the
-    strategy `caching`, which is the default, then by PyTorch's own `PYTORCH_CUDA_ALLOC_CONF`.
+    strategy `caching` then by PyTorch's own `PYTORCH_CUDA_ALLOC_CONF`. Options without a strategy are for `caching`.
+    Without either it is `tide`, which has no options: if a variable of PyTorch's is set, a line on standard error says
+    that it is not read.
 
     A later call changes the choice, as long as CUDA is not in use; one without arguments does nothing. Where lowtide
     has served others already, as in a program of `lowtide run --preload`, one without arguments keeps the choice.
@@ -73,6 +78,8 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
         return
     if torch.cuda.is_initialized():
         raise _started()
+    if RUN_PREFIX not in os.environ:
+        tell_of_unread_settings(strategy, config)
     # First, as a program that can do without a driver can do with any PyTorch.
     find_driver()
     check_torch(torch)
@@ -132,10 +139,29 @@ def configure(strategy: str | None, config: str | None) -> None:
     choose(strategy, config)
 
 
-def other_backend() -> str | None:
-    """Returns which variable asks PyTorch for another allocator than its caching one, if one does."""
+def tell_of_unread_settings(strategy: str | None, config: str | None) -> None:
+    """Says which variable of PyTorch's is not read, if one is set."""
+    variable = unread_variable(strategy, config)
+    if variable is not None:
+        tell(f"tide has no options and does not read {variable}; LOWTIDE_STRATEGY=caching does")
+
+
+def unread_variable(strategy: str | None, config: str | None) -> str | None:
+    """Returns the variable with PyTorch's settings, where nothing names a strategy or options, and so it is `tide`."""
+    ours = (os.environ.get("LOWTIDE_STRATEGY"), os.environ.get("LOWTIDE_CONF"))
+    return None if any((strategy, config, *ours)) else pytorch_variable()
+
+
+def pytorch_variable() -> str | None:
+    """Returns the variable with PyTorch's settings, if there are any."""
     # PyTorch reads the first that is set, be it to nothing.
     variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
+    return variable if variable is not None and os.environ[variable] != "" else None
+
+
+def other_backend() -> str | None:
+    """Returns which variable asks PyTorch for another allocator than its caching one, if one does."""
+    variable = pytorch_variable()
     if variable is None or _OTHER_BACKEND.search(os.environ[variable]) is None:
         return None
     return f"{variable} asks for backend:cudaMallocAsync, an allocator of its own"

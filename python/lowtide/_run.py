@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ._errors import Error, NoDriverError
-from ._hook import RUN_PREFIX
-from ._install import choose, configure, find_driver, tell
+from ._install import RUN_PREFIX, choose, configure, find_driver, tell, tell_of_unread_settings
 from ._library import PATH
 from .compat._aliases import check_environment, names_of_environment
 
@@ -39,6 +38,7 @@ def run(arguments: list[str]) -> NoReturn:
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise Error("`run` does not work with Python's options -E, -I and -S, which children would have too")
     configure(strategy, config)
+    tell_of_unread_settings(strategy, config)
     check_environment()
     environment = script_environment(os.environ, strategy, config)
     try:

@@ -12,6 +12,11 @@ MIB = 1 << 20
 IS_NATIVE = os.environ.get("LOWTIDE_TEST_NATIVE") == "1"
 
 on_lowtide = pytest.mark.skipif(IS_NATIVE, reason="about lowtide itself")
+_STRATEGY = os.environ.get("LOWTIDE_STRATEGY") or "tide"
+# They change PyTorch's settings, or expect one segment of its own size for many blocks.
+on_caching = pytest.mark.skipif(
+    not IS_NATIVE and _STRATEGY != "caching", reason=f"{_STRATEGY} is not PyTorch's allocator"
+)
 # Without one (`fakeruntime`) memory is real, kernels do nothing, and a context is a device's primary one.
 on_a_card = pytest.mark.skipif(os.environ.get("LOWTIDE_TEST_FAKE") == "1", reason="needs a card")
 

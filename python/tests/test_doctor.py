@@ -49,10 +49,13 @@ def test_all_is_well(headers: Machine) -> None:
     assert {check["state"] for check in checks.values()} == {"ok"}, checks
     assert checks["card 0"]["found"].startswith("fakecuda device 0, 8.00 GiB")
     assert checks["PyTorch"]["found"] == "2.11.0+cu130, for CUDA 13.0"
-    assert checks["configuration"]["found"] == "caching"
+    assert checks["configuration"]["found"] == "tide"
     assert checks["shim"]["found"].startswith("not built yet")
     assert not any(feature["obstacles"] for feature in features(headers))
-    checks, _ = examine(headers, PYTORCH_ALLOC_CONF="expandable_segments:True")
+    conf = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    checks, _ = examine(headers, **conf)
+    assert checks["configuration"]["found"] == "tide, which does not read PYTORCH_ALLOC_CONF"
+    checks, _ = examine(headers, LOWTIDE_STRATEGY="caching", **conf)
     assert checks["configuration"]["found"] == "caching:expandable_segments:True"
 
 
@@ -73,7 +76,7 @@ def test_what_the_command_says_is_said_alike(headers: Machine) -> None:
         ({"FAKE_TORCH_VERSION": "2.16.0"}, "shim", "limited", "it is for PyTorch 2.8 to 2.15"),
         ({"CXX": "no-such-compiler"}, "shim", "limited", "cannot be built: the C++ compiler that CXX names"),
         ({"LOWTIDE_STRATEGY": "best"}, "configuration", "missing", "Unknown strategy 'best'"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, "configuration", "missing", "Unrecognized key 'x'"),
+        ({"LOWTIDE_CONF": "x:1"}, "configuration", "missing", "Unrecognized key 'x'"),
     ],
 )
 def test_what_is_missing_is_named(

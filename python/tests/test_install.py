@@ -32,7 +32,7 @@ def install(machine: Machine, arguments: str = "", **variables: str) -> str:
         ("config='x:1'", {}, "ConfigError Unrecognized key 'x'"),
         ("'b\\0'", {}, "ConfigError a zero byte in 'b\\x00'"),
         ("", {"LOWTIDE_STRATEGY": "best"}, "ConfigError Unknown strategy 'best'"),
-        ("", {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, "ConfigError Unrecognized key 'x'"),
+        ("'caching'", {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, "ConfigError Unrecognized key 'x'"),
         (
             "'bfc'",
             {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"},

@@ -50,7 +50,7 @@ def test_memory_stats_show_themselves(gpu: Machine) -> None:
     reader = read(gpu.code(MEMORY, program))
     text = " ".join(" ".join(reader.text).split())
     assert "live what the program asked for and holds 5.00 MiB 5.00 MiB" in text
-    assert "kv<script> 5.00 MiB 20.00 MiB 0 bytes" in text
+    assert "kv<script> 5.00 MiB 6.00 MiB 0 bytes" in text
     assert not any(tag == "script" for tag, _ in reader.attributes)
     assert "num_ooms 0" in text
 

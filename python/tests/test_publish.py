@@ -104,7 +104,7 @@ def test_top_shows_what_a_process_holds(gpu: Machine) -> None:
         assert hidden.pid not in shown
         assert shown[second.pid]["config"] == "buddy"
         process = shown[first.pid]
-        assert process["config"] == "caching"
+        assert process["config"] == "tide"
         assert process["command"].startswith("python")
         (device,) = process["devices"]
         assert device["device"] == 0

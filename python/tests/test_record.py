@@ -38,6 +38,13 @@ CHURN = """
 """
 
 
+@pytest.fixture
+def gpu(gpu: Machine) -> Machine:
+    """Only what `caching` did can be verified."""
+    gpu.environment["LOWTIDE_STRATEGY"] = "caching"
+    return gpu
+
+
 def verified(machine: Machine, name: str) -> dict[str, int]:
     """Returns what a replay of a recording found."""
     assert LOWTIDE is not None

@@ -143,15 +143,20 @@ def test_pytorch_is_served_as_soon_as_it_is_imported(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "strategy"),
+    ("arguments", "variables", "config"),
     [
-        ([], {}, "caching"),
+        ([], {}, "tide"),
         (["--strategy", "direct"], {}, "direct"),
         ([], {"LOWTIDE_STRATEGY": "direct"}, "direct"),
         (["--strategy", "buddy"], {"LOWTIDE_STRATEGY": "bfc", "LOWTIDE_CONF": "retry_ms:7"}, "buddy"),
-        (["--strategy", "caching:expandable_segments:True"], {}, "expandable"),
-        (["--config", "expandable_segments:True"], {}, "expandable"),
-        ([], {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "expandable"),
+        (["--strategy", "caching:expandable_segments:True"], {}, "caching:expandable_segments:True"),
+        (["--config", "expandable_segments:True"], {}, "caching:expandable_segments:True"),
+        ([], {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "tide"),
+        (
+            ["--strategy", "caching"],
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            "caching:expandable_segments:True",
+        ),
         (
             ["--config=expandable_segments:False"],
             {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
@@ -160,21 +165,30 @@ def test_pytorch_is_served_as_soon_as_it_is_imported(machine: Machine) -> None:
     ],
 )
 def test_the_choice_reaches_the_script(
-    machine: Machine, arguments: list[str], variables: dict[str, str], strategy: str
+    machine: Machine, arguments: list[str], variables: dict[str, str], config: str
 ) -> None:
     machine.write(
         "script.py",
         """
-        import torch, lowtide
-        allocate = torch.cuda.memory.current.allocate
-        allocate(1000, 0, None)
-        (segment,) = lowtide.snapshot()["segments"]
-        sizes = {2 << 20: "caching", 1024: "direct", 1 << 30: "buddy"}
-        print("expandable" if segment["is_expandable"] else sizes[segment["total_size"]])
+        import torch
+        from lowtide._library import library
+        torch.cuda.memory.current.allocate(1000, 0, None)
+        print(library().lowtide_config().decode())
         """,
     )
     done = machine.run("-m", "lowtide", "run", *arguments, "script.py", **variables)
-    assert done.stdout == f"{strategy}\n", done
+    assert done.stdout == f"{config}\n", done
+
+
+def test_what_tide_does_not_read_is_said_once(machine: Machine) -> None:
+    line = "lowtide: tide has no options and does not read PYTORCH_ALLOC_CONF; LOWTIDE_STRATEGY=caching does\n"
+    conf = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    machine.write("script.py", "import torch, lowtide; lowtide.install()")
+    for command in (["-m", "lowtide", "run", "script.py"], ["script.py"]):
+        done = machine.run(*command, **conf)
+        assert done.stderr.count(line) == 1, done
+    for choice in ({"LOWTIDE_STRATEGY": "caching"}, {"LOWTIDE_CONF": "expandable_segments:True"}):
+        assert line not in machine.run("-m", "lowtide", "run", "script.py", **conf, **choice).stderr
 
 
 def test_a_script_may_choose_before_it_imports_pytorch(machine: Machine) -> None:

@@ -17,8 +17,12 @@ const PYTORCH_VARIABLES: [&str; 3] = [
     "PYTORCH_ALLOC_CONF",
 ];
 
-/// The strategy if none is named.
-const DEFAULT_STRATEGY: &str = "caching";
+/// The strategy if neither a strategy nor options are named: it has none.
+const DEFAULT_STRATEGY: &str = "tide";
+
+/// The strategy if none is named in front of the driver. Programs share that memory by `cuIpcGetMemHandle`, which refuses
+/// mapped memory.
+const PRELOADED_STRATEGY: &str = "caching";
 
 /// The program's choice. The environment decides what the program did not choose.
 #[derive(Clone, Default, Debug)]
@@ -46,16 +50,17 @@ impl Choice {
             Some((text.unwrap_or_else(|| default.to_owned()), Some(name)))
         };
         Choice {
-            strategy: ours("LOWTIDE_STRATEGY", DEFAULT_STRATEGY),
+            strategy: ours("LOWTIDE_STRATEGY", PRELOADED_STRATEGY),
             conf: ours("LOWTIDE_CONF", ""),
         }
     }
 
     /// Returns the configuration, given the environment's variables.
     ///
-    /// - The strategy is the program's, else `LOWTIDE_STRATEGY`, else `caching`.
     /// - The options are the program's; else `LOWTIDE_CONF`, unless the program named the strategy; else
     ///   PyTorch's own for `caching`; else none.
+    /// - The strategy is the program's, else `LOWTIDE_STRATEGY`; else `caching`, if the program or `LOWTIDE_CONF` has
+    ///   options; else `tide`.
     ///
     /// An empty `LOWTIDE_` variable counts as unset.
     ///
@@ -70,15 +75,17 @@ impl Choice {
         let ours = |name| of_variable(name).filter(|(text, _)| !text.is_empty());
         let named = self.strategy.clone();
         let ours_counts = named.is_none();
+        let conf = self.conf.clone();
+        let conf = conf.or_else(|| ours("LOWTIDE_CONF").filter(|_| ours_counts));
+        let has_options = conf.as_ref().is_some_and(|(text, _)| !text.is_empty());
+        let default = [DEFAULT_STRATEGY, "caching"][usize::from(has_options)];
         let (strategy, strategy_from) = named
             .or_else(|| ours("LOWTIDE_STRATEGY"))
-            .unwrap_or_else(|| (DEFAULT_STRATEGY.to_owned(), None));
+            .unwrap_or_else(|| (default.to_owned(), None));
         let pytorch = || {
             let set = PYTORCH_VARIABLES.into_iter().find_map(of_variable);
             set.filter(|_| strategy == "caching")
         };
-        let conf = self.conf.clone();
-        let conf = conf.or_else(|| ours("LOWTIDE_CONF").filter(|_| ours_counts));
         let (conf, conf_from) = conf.or_else(pytorch).unwrap_or_default();
         Config::parse(&strategy, &conf).map_err(|error| {
             let is_of_strategy = Config::parse(&strategy, "").is_err();
@@ -291,7 +298,6 @@ mod tests {
     #[test]
     fn what_is_advised_to_change_is_what_counts() {
         let program = Choice::of_program;
-        let strategy = ("LOWTIDE_STRATEGY", "caching");
         let conf = ("LOWTIDE_CONF", "max_split_size_mb:64");
         let check =
             |choice: Choice, environment: &[(&str, &str)], expected: (Option<&str>, bool)| {
@@ -318,14 +324,18 @@ mod tests {
             };
         let pytorch = Some("PYTORCH_CUDA_ALLOC_CONF");
         let ours = Some("LOWTIDE_CONF");
-        check(program(None, None), &[], (pytorch, false));
-        check(program(None, None), &[PYTORCH, strategy], (pytorch, false));
+        check(program(None, None), &[PYTORCH, CACHING], (pytorch, false));
+        check(
+            program(None, None),
+            &[PYTORCH, CACHING, conf],
+            (ours, false),
+        );
         check(program(None, None), &[PYTORCH, conf], (ours, false));
-        check(program(None, None), &[strategy], (ours, false));
+        check(program(None, None), &[CACHING], (ours, false));
         let newer = ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64");
         check(
             program(None, None),
-            &[newer],
+            &[newer, CACHING],
             (Some("PYTORCH_ALLOC_CONF"), false),
         );
         // The environment's options are for the environment's strategy.
@@ -336,25 +346,31 @@ mod tests {
         );
         check(
             program(Some("caching"), None),
-            &[strategy, conf],
+            &[CACHING, conf],
             (pytorch, true),
         );
-        check(program(None, Some("")), &[PYTORCH, conf], (None, true));
+        check(
+            program(None, Some("")),
+            &[PYTORCH, CACHING, conf],
+            (None, true),
+        );
         check(program(Some("caching"), Some("")), &[], (None, true));
-        for environment in [&[PYTORCH][..], &[PYTORCH, strategy, conf]] {
+        for environment in [&[PYTORCH][..], &[PYTORCH, CACHING, conf]] {
             let alone = Choice::of_environment_alone(in_environment(environment));
             check(alone, environment, (ours, false));
         }
     }
 
+    const CACHING: (&str, &str) = ("LOWTIDE_STRATEGY", "caching");
     const PYTORCH: (&str, &str) = ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64");
 
     #[test]
     fn the_environment_decides_where_the_program_does_not() {
         let nothing = (None, None);
-        assert_eq!(resolved(nothing, &[]), "caching");
+        assert_eq!(resolved(nothing, &[]), "tide");
+        assert_eq!(resolved(nothing, &[PYTORCH]), "tide");
         assert_eq!(
-            resolved(nothing, &[PYTORCH]),
+            resolved(nothing, &[CACHING, PYTORCH]),
             "caching:max_split_size_mb:64"
         );
         let bfc = ("LOWTIDE_STRATEGY", "bfc");
@@ -364,8 +380,20 @@ mod tests {
             resolved(nothing, &[conf, PYTORCH]),
             "caching:expandable_segments:True"
         );
-        let empty = [("LOWTIDE_CONF", ""), ("LOWTIDE_STRATEGY", ""), PYTORCH];
-        assert_eq!(resolved(nothing, &empty), "caching:max_split_size_mb:64");
+        assert_eq!(
+            resolved((None, Some("expandable_segments:True")), &[PYTORCH]),
+            "caching:expandable_segments:True"
+        );
+        assert_eq!(resolved((None, Some("")), &[conf, PYTORCH]), "tide");
+        let empty = ("LOWTIDE_CONF", "");
+        assert_eq!(
+            resolved(nothing, &[CACHING, empty, PYTORCH]),
+            "caching:max_split_size_mb:64"
+        );
+        assert_eq!(
+            resolved(nothing, &[empty, ("LOWTIDE_STRATEGY", "")]),
+            "tide"
+        );
     }
 
     #[test]
@@ -413,7 +441,7 @@ mod tests {
         );
         check(
             nothing,
-            &[pytorch],
+            &[CACHING, pytorch],
             &format!("{refused} (PYTORCH_ALLOC_CONF)"),
         );
         check((Some("best"), None), &[strategy, ours], "caching, tide");
@@ -445,11 +473,11 @@ mod tests {
         let last = ("PYTORCH_ALLOC_CONF", "expandable_segments:True");
         let nothing = (None, None);
         assert_eq!(
-            resolved(nothing, &[last]),
+            resolved(nothing, &[CACHING, last]),
             "caching:expandable_segments:True"
         );
         assert_eq!(
-            resolved(nothing, &[("PYTORCH_HIP_ALLOC_CONF", ""), last]),
+            resolved(nothing, &[CACHING, ("PYTORCH_HIP_ALLOC_CONF", ""), last]),
             "caching"
         );
         assert!(resolved(nothing, &[("LOWTIDE_STRATEGY", "best")]).contains("'best'"));

@@ -322,7 +322,7 @@ fn running_out_says_where_memory_is_and_what_would_have_fitted() {
             gap,
             "Reserved and not live: 36.00 MiB of 80.00 MiB: 36.00 MiB free between blocks of segments in use."
         );
-        let expandable = ": PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (";
+        let expandable = ": LOWTIDE_CONF=expandable_segments:True (";
         assert!(
             fitting.starts_with("Would have fitted, ") && fitting.contains(expandable),
             "{text}"

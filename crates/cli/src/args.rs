@@ -190,7 +190,7 @@ pub(crate) struct RunArgs {
     pub(crate) preload: bool,
 
     /// The allocator: `tide`, `direct`, `pool`, `buddy`, `slab`, `bfc` or `caching` [default: LOWTIDE_STRATEGY and
-    /// LOWTIDE_CONF, else caching]
+    /// LOWTIDE_CONF, else tide; with --preload caching]
     #[arg(long, value_name = "NAME[:CONF]", value_parser = configuration)]
     pub(crate) strategy: Option<String>,
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import MIB, bytes_of, on_a_card, on_lowtide, segment_of, settings  # noqa: E402
+from gpu_helpers import MIB, bytes_of, on_a_card, on_caching, on_lowtide, segment_of, settings  # noqa: E402
 
 REUSES = ("graph_capture_record_stream_reuse:True", "graph_capture_record_stream_reuse:False")
 
@@ -81,6 +81,7 @@ def test_memory_recorded_in_a_capture_is_not_reused_in_it() -> None:
     assert float(result) == 5.0 * MIB
 
 
+@on_caching
 @on_a_card
 def test_a_capture_uses_memory_again_once_its_streams_are_joined() -> None:
     static = torch.zeros(MIB, device="cuda")
@@ -106,6 +107,7 @@ def test_a_capture_uses_memory_again_once_its_streams_are_joined() -> None:
         assert float(result) == 9.0 * value * MIB
 
 
+@on_caching
 @on_a_card
 def test_a_capture_uses_nothing_again_that_one_of_its_streams_may_read() -> None:
     static = torch.ones(MIB, device="cuda")

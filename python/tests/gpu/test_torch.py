@@ -22,7 +22,18 @@ from lowtide.torch import build
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import IS_NATIVE, MIB, bytes_of, expandable, on_a_card, on_lowtide, segment_of, settings, version  # noqa: E402
+from gpu_helpers import (  # noqa: E402
+    IS_NATIVE,
+    MIB,
+    bytes_of,
+    expandable,
+    on_a_card,
+    on_caching,
+    on_lowtide,
+    segment_of,
+    settings,
+    version,
+)
 
 # ---- installed ----
 
@@ -34,6 +45,7 @@ def test_lowtide_is_the_allocator() -> None:
     assert torch.cuda.get_allocator_backend() == "native"
 
 
+@on_caching
 def test_settings_may_name_the_backend_of_pytorch() -> None:
     with settings("backend:native,max_split_size_mb:128", "backend:native"):
         assert torch.cuda.memory._snapshot()["allocator_settings"]["max_split_size"] == 128 * MIB
@@ -421,6 +433,7 @@ def recorded(**options: Any) -> list[dict[str, Any]]:
     return trace
 
 
+@on_caching
 def test_history_tells_everything_that_happens() -> None:
     torch.cuda.empty_cache()
     trace = recorded(stacks="python")
@@ -510,6 +523,7 @@ def test_pictures_and_shortages_are_in_the_history() -> None:
     assert 0 < trace[-2]["device_free"] <= torch.cuda.get_device_properties(0).total_memory
 
 
+@on_caching
 @pytest.mark.skipif(version() < (2, 11), reason="newer")
 def test_actions_can_be_left_out() -> None:
     trace = recorded(stacks="python", skip_actions=["free_requested", "segment_alloc"])
@@ -811,6 +825,7 @@ def test_expandable_segments_grow_and_shrink() -> None:
         assert torch.cuda.memory_reserved() <= reserved - 60 * MIB
 
 
+@on_caching
 @on_lowtide
 def test_settings_at_run_time_reach_lowtide() -> None:
     with settings("roundup_power2_divisions:4", "roundup_power2_divisions:1"):

@@ -44,7 +44,7 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) 
     );
 }
 
-/// Returns a command that runs one test in a process of its own, without our environment variables.
+/// Returns a command that runs one test in a process of its own, with `caching` and none of our environment variables.
 pub(crate) fn command(test: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
@@ -57,6 +57,8 @@ pub(crate) fn command(test: &str) -> Command {
             command.env_remove(name);
         }
     }
+    // Most tests expect the calls of one segment for many blocks, and PyTorch's settings to be read.
+    command.env("LOWTIDE_STRATEGY", "caching");
     command
 }
 
