@@ -61,6 +61,7 @@ print(repr(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALL
 """
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "LOWTIDE_STRATEGY", "LOWTIDE_CONF")
     environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment["LOWTIDE_STRATEGY"] = "caching"
     how = [] if IS_NATIVE else ["-m", "lowtide", "run"]
     done = subprocess.run(
         [sys.executable, *how, "-c", program], env=environment, capture_output=True, text=True, check=True
@@ -87,7 +88,7 @@ torch.cuda.memory._dump_snapshot(sys.argv[1])
 def test_a_snapshot_says_what_was_in_force(variable: str, change: str, tmp_path: Path) -> None:
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "LOWTIDE_STRATEGY", "LOWTIDE_CONF")
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment[variable] = "expandable_segments:True,roundup_power2_divisions:4"
+    environment |= {"LOWTIDE_STRATEGY": "caching", variable: "expandable_segments:True,roundup_power2_divisions:4"}
     path = tmp_path / "snapshot.pickle"
     program = [sys.executable, "-m", "lowtide", "run", "-c", RECORDED, str(path), *filter(None, [change])]
     subprocess.run(program, env=environment, check=True)
