@@ -256,6 +256,28 @@ fn the_largest_free_block_is_the_drivers_or_a_pools() {
     });
 }
 
+/// Its idle frames come together at any addresses.
+#[test]
+fn the_largest_free_block_of_tide_is_what_is_idle() {
+    let test = "the_largest_free_block_of_tide_is_what_is_idle";
+    let variables = [
+        ("LOWTIDE_STRATEGY", "tide"),
+        ("FAKECUDA_CAPACITY", "104857600"),
+    ];
+    isolated(test, &variables, |_| {
+        let [first, held, last] = [30, 30, 30].map(|mib| allocate(mib << 20, 0).unwrap());
+        assert_eq!(largest_free(0), 10 << 20, "the driver's");
+        for memory in [first, last] {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        assert_eq!(largest_free(0), 60 << 20);
+        let whole = allocate(60 << 20, 0).unwrap();
+        for memory in [held, whole] {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+    });
+}
+
 #[test]
 fn a_shortage_may_be_ended_by_the_program() {
     static SPARE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
