@@ -50,7 +50,10 @@ def run(name: str, size: int, memory_gib: float) -> int:
         step, _ = getattr(jobs, name)(**{JOBS[name].argument: size})
         jobs.run(step, JOBS[name].steps)
         completed = True
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        # cuBLAS has an error of its own where it finds no memory.
+        if not isinstance(error, torch.OutOfMemoryError) and "ALLOC_FAILED" not in str(error):
+            raise
         completed = False
     free, total = torch.cuda.mem_get_info()
     figures = {"name": name, "size": size, "completed": completed, "device_used": total - free}
@@ -59,7 +62,9 @@ def run(name: str, size: int, memory_gib: float) -> int:
 
 
 def largest(completes: Callable[[int], bool], job: Job) -> int:
-    """Returns the largest size that completes; the smallest counts as one that does."""
+    """Returns the largest size that completes, zero if the smallest does not."""
+    if not completes(job.smallest):
+        return 0
     fits, fails = job.smallest, 2 * job.smallest
     while completes(fails):
         fits, fails = fails, 2 * fails

@@ -78,12 +78,12 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
         return
     if torch.cuda.is_initialized():
         raise _started()
-    if RUN_PREFIX not in os.environ:
-        tell_of_unread_settings(strategy, config)
     # First, as a program that can do without a driver can do with any PyTorch.
     find_driver()
     check_torch(torch)
     if not is_settled:
+        if RUN_PREFIX not in os.environ:
+            report_unread_settings(strategy, config)
         check(library().lowtide_set_torch_version(*torch_version(torch)))
     reason = _install_shim(torch)
     if reason is not None:
@@ -139,7 +139,7 @@ def configure(strategy: str | None, config: str | None) -> None:
     choose(strategy, config)
 
 
-def tell_of_unread_settings(strategy: str | None, config: str | None) -> None:
+def report_unread_settings(strategy: str | None, config: str | None) -> None:
     """Says which variable of PyTorch's is not read, if one is set."""
     variable = unread_variable(strategy, config)
     if variable is not None:

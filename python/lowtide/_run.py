@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ._errors import Error, NoDriverError
-from ._install import RUN_PREFIX, choose, configure, find_driver, tell, tell_of_unread_settings
+from ._install import RUN_PREFIX, choose, configure, find_driver, report_unread_settings, tell
 from ._library import PATH
 from .compat._aliases import check_environment, names_of_environment
 
@@ -38,11 +38,11 @@ def run(arguments: list[str]) -> NoReturn:
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise Error("`run` does not work with Python's options -E, -I and -S, which children would have too")
     configure(strategy, config)
-    tell_of_unread_settings(strategy, config)
     check_environment()
     environment = script_environment(os.environ, strategy, config)
     try:
         find_driver()
+        report_unread_settings(strategy, config)
     except NoDriverError as error:
         # A script that can do without a GPU can do without lowtide, and not without the packages that it is to have by
         # other names: it is told there, when it imports PyTorch.

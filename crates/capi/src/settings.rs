@@ -17,12 +17,9 @@ const PYTORCH_VARIABLES: [&str; 3] = [
     "PYTORCH_ALLOC_CONF",
 ];
 
-/// The strategy if neither a strategy nor options are named: it has none.
+/// The strategy if neither a strategy nor options are named: it has none. In front of the driver it is `caching`: programs
+/// share that memory by `cuIpcGetMemHandle`, which refuses mapped memory.
 const DEFAULT_STRATEGY: &str = "tide";
-
-/// The strategy if none is named in front of the driver. Programs share that memory by `cuIpcGetMemHandle`, which refuses
-/// mapped memory.
-const PRELOADED_STRATEGY: &str = "caching";
 
 /// The program's choice. The environment decides what the program did not choose.
 #[derive(Clone, Default, Debug)]
@@ -45,14 +42,16 @@ impl Choice {
     /// Returns the choice of `LOWTIDE_STRATEGY` and `LOWTIDE_CONF` only. PyTorch's variables are for PyTorch's
     /// own allocator, which may run on top of this one.
     pub(crate) fn of_environment_alone(variable: impl Fn(&str) -> Option<String>) -> Choice {
-        let ours = |name, default: &str| {
-            let text = variable(name).filter(|text| !text.is_empty());
-            Some((text.unwrap_or_else(|| default.to_owned()), Some(name)))
-        };
+        let ours = |name| Some((variable(name).unwrap_or_default(), Some(name)));
         Choice {
-            strategy: ours("LOWTIDE_STRATEGY", PRELOADED_STRATEGY),
-            conf: ours("LOWTIDE_CONF", ""),
+            strategy: ours("LOWTIDE_STRATEGY").filter(|(text, _)| !text.is_empty()),
+            conf: ours("LOWTIDE_CONF"),
         }
+    }
+
+    /// Returns whether the program chose a strategy or options.
+    fn is_open(&self) -> bool {
+        self.strategy.is_none() && self.conf.is_none()
     }
 
     /// Returns the configuration, given the environment's variables.
@@ -60,7 +59,7 @@ impl Choice {
     /// - The options are the program's; else `LOWTIDE_CONF`, unless the program named the strategy; else
     ///   PyTorch's own for `caching`; else none.
     /// - The strategy is the program's, else `LOWTIDE_STRATEGY`; else `caching`, if the program or `LOWTIDE_CONF` has
-    ///   options; else `tide`.
+    ///   options, or if lowtide is in front of the driver; else `tide`.
     ///
     /// An empty `LOWTIDE_` variable counts as unset.
     ///
@@ -78,7 +77,11 @@ impl Choice {
         let conf = self.conf.clone();
         let conf = conf.or_else(|| ours("LOWTIDE_CONF").filter(|_| ours_counts));
         let has_options = conf.as_ref().is_some_and(|(text, _)| !text.is_empty());
-        let default = [DEFAULT_STRATEGY, "caching"][usize::from(has_options)];
+        let default = if has_options || ours("LOWTIDE_PRELOAD").is_some() {
+            "caching"
+        } else {
+            DEFAULT_STRATEGY
+        };
         let (strategy, strategy_from) = named
             .or_else(|| ours("LOWTIDE_STRATEGY"))
             .unwrap_or_else(|| (default.to_owned(), None));
@@ -156,6 +159,20 @@ pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
     settings.refuse_settled()?;
     choice.resolve(variable)?;
     settings.choice = choice;
+    Ok(())
+}
+
+/// Sets the choice of a process with lowtide in front of the driver, unless the program chose already.
+///
+/// # Errors
+///
+/// If the configuration is refused.
+pub(crate) fn configure_preloaded(choice: Choice) -> Result<(), Error> {
+    let mut settings = lock()?;
+    if settings.config.is_none() && settings.choice.is_open() {
+        choice.resolve(variable)?;
+        settings.choice = choice;
+    }
     Ok(())
 }
 
@@ -355,12 +372,13 @@ mod tests {
             (None, true),
         );
         check(program(Some("caching"), Some("")), &[], (None, true));
-        for environment in [&[PYTORCH][..], &[PYTORCH, CACHING, conf]] {
+        for environment in [&[PYTORCH, PRELOADED][..], &[PYTORCH, CACHING, conf]] {
             let alone = Choice::of_environment_alone(in_environment(environment));
             check(alone, environment, (ours, false));
         }
     }
 
+    const PRELOADED: (&str, &str) = ("LOWTIDE_PRELOAD", "1");
     const CACHING: (&str, &str) = ("LOWTIDE_STRATEGY", "caching");
     const PYTORCH: (&str, &str) = ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64");
 
@@ -369,6 +387,7 @@ mod tests {
         let nothing = (None, None);
         assert_eq!(resolved(nothing, &[]), "tide");
         assert_eq!(resolved(nothing, &[PYTORCH]), "tide");
+        assert_eq!(resolved(nothing, &[PRELOADED]), "caching");
         assert_eq!(
             resolved(nothing, &[CACHING, PYTORCH]),
             "caching:max_split_size_mb:64"
@@ -459,7 +478,7 @@ mod tests {
             let config = choice.resolve(in_environment(environment));
             config.unwrap().to_string()
         };
-        assert_eq!(chosen(&[PYTORCH]), "caching");
+        assert_eq!(chosen(&[PYTORCH, PRELOADED]), "caching");
         let ours = [
             ("LOWTIDE_STRATEGY", "bfc"),
             ("LOWTIDE_CONF", "retry_ms:5"),

@@ -418,3 +418,33 @@ fn memory_of_a_stream_that_the_driver_does_not_know_serves_others() {
         }
     });
 }
+
+/// As many events wait for the stream as there may be, so that none was refused before it is needed.
+#[test]
+fn memory_of_a_destroyed_stream_with_many_events_serves_others() {
+    let variables = [
+        ("LOWTIDE_STRATEGY", "tide"),
+        ("FAKECUDA_CAPACITY", "536870912"),
+    ];
+    let test = "memory_of_a_destroyed_stream_with_many_events_serves_others";
+    isolated(test, &variables, |fake| {
+        assert_eq!(lowtide_init(1), Status::Ok);
+        let ends = fake.stream();
+        let large = allocate_on(300 << 20, 0, ends).unwrap();
+        fake.hold(ends, true);
+        for _ in 0..70 {
+            let freed = allocate_on(2 << 20, 0, ends).unwrap();
+            assert_eq!(lowtide_deallocate(freed), Status::Ok);
+            allocate(2 << 20, 0).unwrap();
+        }
+        assert_eq!(lowtide_deallocate(large), Status::Ok);
+        fake.hold(ends, false);
+        assert!(fake.synchronize(ends));
+        fake.destroy_stream(ends);
+        let before = fake.calls("cuCtxSynchronize");
+        let after = allocate(340 << 20, 0).unwrap();
+        fill(after, 340 << 20, 1);
+        check(after, 340 << 20, 1);
+        assert_eq!(fake.calls("cuCtxSynchronize") - before, 1);
+    });
+}

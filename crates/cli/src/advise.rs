@@ -48,6 +48,12 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
             format::list(&kept.strange)
         ));
     }
+    if !trace.settings.is_of_caching() {
+        recording.notes.push(format!(
+            "{}: lowtide's strategy `{}` served the job; the settings of PyTorch's allocator are compared with its defaults",
+            recording.name, trace.settings.strategy
+        ));
+    }
     output::notes(&recording.notes);
     let search = Search {
         trace,

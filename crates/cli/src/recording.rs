@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
-use lowtide_core::{Action, Bytes, CachingConfig, StrategyName};
+use lowtide_core::{Action, Bytes, CachingConfig};
 use lowtide_trace::{Snapshot, Trace, file_names};
 use serde::Serialize;
 
@@ -264,9 +264,8 @@ impl Recording {
     ///
     /// If the recording names another strategy.
     pub(crate) fn refuse_other_strategy(&self) -> Result<()> {
-        let recorded = &self.trace.settings.strategy;
-        let strategy = recorded.raw().split(':').next().unwrap_or_default();
-        if !strategy.is_empty() && strategy != StrategyName::Caching.as_str() {
+        if !self.trace.settings.is_of_caching() {
+            let recorded = &self.trace.settings.strategy;
             bail!(
                 "{}: lowtide's strategy `{recorded}` was recorded, and only `caching` can be verified",
                 self.name

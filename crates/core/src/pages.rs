@@ -171,7 +171,7 @@ impl Pages {
         debug_assert!(self.segments[index].is_none(), "a segment is added once");
         self.segments[index] = Some(SegmentPages {
             start,
-            // Pages are added as they are used: addresses are reserved for all memory of the device.
+            // Pages are added as they are used: addresses are reserved for more than the device's memory.
             pages: Vec::new(),
             shares,
             shown: 0,

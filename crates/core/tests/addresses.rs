@@ -89,6 +89,22 @@ fn tide_serves_where_memory_is_mapped() -> Outcome {
     Ok(())
 }
 
+/// Frames that another stream took are missing there, and in what lies before.
+#[test]
+fn tide_refuses_addresses_without_memory() -> Outcome {
+    let mut allocator = caching("tide");
+    let start = freed(&mut allocator, 20)?;
+    let taken = allocator.allocate(Bytes::mib(4), OTHER)?;
+    let (size, default) = (Bytes::mib(2), Stream::DEFAULT);
+    refused(&mut allocator, start, size, default);
+    refused(&mut allocator, start + Bytes::mib(8), size, default);
+    allocator.free(taken)?;
+    let rest = allocator.allocate(Bytes::mib(16), default)?;
+    assert_eq!(rest, start + Bytes::mib(4));
+    allocator.free(rest)?;
+    Ok(())
+}
+
 /// The statistics and events are those of PyTorch 2.13 and 2.15.
 #[test]
 fn what_lies_before_is_taken_for_the_moment() -> Outcome {

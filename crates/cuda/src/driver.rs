@@ -334,8 +334,11 @@ impl Driver for CudaDriver {
             // SAFETY: the driver refuses a stream that was destroyed.
             unsafe { call!(self.library(), cuStreamSynchronize(stream)) }
         });
-        // SAFETY: takes nothing.
-        waited.or_else(|_| unsafe { call!(self.library(), cuCtxSynchronize()) })
+        if waited.as_ref().is_err_and(is_of_no_stream) {
+            // SAFETY: takes nothing.
+            return unsafe { call!(self.library(), cuCtxSynchronize()) };
+        }
+        waited
     }
 
     fn capture_of(&mut self, stream: Stream) -> Option<u64> {
@@ -415,6 +418,16 @@ pub(crate) fn host_size(size: Bytes) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "checked in the line above")]
     let size = size.get() as usize;
     size
+}
+
+/// Returns whether the driver refused a stream because it does not exist, or no longer.
+fn is_of_no_stream(error: &DriverError) -> bool {
+    const GONE: [CUresult; 2] = [CUresult::INVALID_HANDLE, CUresult::CONTEXT_IS_DESTROYED];
+    match error {
+        DriverError::Unsupported { .. } => true,
+        DriverError::Failed { code, .. } => GONE.iter().any(|gone| gone.0.cast_signed() == *code),
+        _ => false,
+    }
 }
 
 /// Returns the driver's handle of a stream: a pointer, and so even, or at most 2 for a default stream.

@@ -50,8 +50,10 @@ enumeration! { CUresult {
     SUCCESS = 0,
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
+    INVALID_HANDLE = 400,
     NOT_READY = 600,
     PEER_ACCESS_ALREADY_ENABLED = 704,
+    CONTEXT_IS_DESTROYED = 709,
     NOT_SUPPORTED = 801,
 }}
 

@@ -70,6 +70,8 @@ impl Trace {
     /// - off for a job that took segments and mapped no page,
     /// - the value at the end for a job that did both ([`segment_kinds`](Trace::segment_kinds)) or neither.
     ///
+    /// Those of a job that another strategy served say nothing about it.
+    ///
     /// Linear time.
     ///
     /// # Errors
@@ -143,7 +145,11 @@ impl Trace {
         }
         let option = values.expandable_segments;
         let option = option.unwrap_or(config.expandable_segments);
-        config.expandable_segments = self.segment_kinds().expandable_segments(option);
+        config.expandable_segments = if self.settings.is_of_caching() {
+            self.segment_kinds().expandable_segments(option)
+        } else {
+            option
+        };
         config
     }
 }
@@ -264,6 +270,11 @@ mod tests {
         };
         let is_on = trace.config_in_force().unwrap().expandable_segments;
         assert_eq!((is_on, trace.segment_kinds().are_mixed()), expected);
+        // Those of another strategy do not show it.
+        let mut of_tide = trace;
+        of_tide.settings.strategy = "tide".into();
+        let is_on = of_tide.config_in_force().unwrap().expandable_segments;
+        assert_eq!(is_on, option);
     }
 
     #[test]

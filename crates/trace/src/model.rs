@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lowtide_core::{
     Action, BlockSnapshot, BlockStatus, Bytes, DeviceAddress, Event, FreeBlockOrder, MempoolId,
-    SegmentSnapshot, Stream,
+    SegmentSnapshot, StrategyName, Stream,
 };
 
 use crate::error::{Result, TraceError};
@@ -154,6 +154,14 @@ pub struct AllocatorSettings {
     /// The recorded strategy of lowtide, as `NAME:CONF` or `NAME`; empty for PyTorch's own allocator. Only files of
     /// lowtide's own format have it.
     pub strategy: RecordedText,
+}
+
+impl AllocatorSettings {
+    /// Returns whether PyTorch's allocator served the job, or lowtide's `caching`.
+    pub fn is_of_caching(&self) -> bool {
+        let name = self.strategy.raw().split(':').next().unwrap_or_default();
+        name.is_empty() || name == StrategyName::Caching.as_str()
+    }
 }
 
 /// A mark that the program set in time (`record_function`, the optimizer's step).

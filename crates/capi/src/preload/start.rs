@@ -51,12 +51,7 @@ extern "C" fn report_summary() {
 }
 
 fn prepare() -> Result<&'static PrimaryContexts, Error> {
-    let choice = Choice::of_environment_alone(environment::variable);
-    // A program that also loads lowtide itself may have chosen already.
-    match settings::configure(choice) {
-        Err(error) if error.status != Status::Started => return Err(error),
-        _ => {}
-    }
+    settings::configure_preloaded(Choice::of_environment_alone(environment::variable))?;
     if let Config::Caching(options) = settings::config()?
         && options.expandable_segments
     {

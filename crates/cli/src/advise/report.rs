@@ -163,7 +163,7 @@ fn tide(advice: &Advice<'_>) -> String {
         outcome.peak_reserved_bytes,
         outcome.reserved_ratio,
         share.unwrap_or_default(),
-        style("LOWTIDE_STRATEGY=tide python -m lowtide run SCRIPT").bold()
+        style("python -m lowtide run SCRIPT").bold()
     )
 }
 

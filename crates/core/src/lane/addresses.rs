@@ -42,12 +42,12 @@ impl<M: Memory> Lane<M> {
     /// With `caching` this serves all that PyTorch's `_resize_with_addr_` does, and counts as there: what
     /// lies before is taken for the moment. A strategy whose blocks have places of their own serves a request
     /// that would go there by itself. Never asks the driver for memory. Linear in the free blocks of the
-    /// stream.
+    /// stream and in the pages of the bytes.
     ///
     /// # Errors
     ///
     /// [`AllocError::NotFree`] where those bytes are not free, are another stream's or pool's, or serve
-    /// requests of other sizes; and as [`Lane::allocate`].
+    /// requests of other sizes, or with `tide` have no memory, as what lies before; and as [`Lane::allocate`].
     pub fn allocate_where(
         &mut self,
         address: DeviceAddress,

@@ -77,7 +77,7 @@ impl Fences {
     pub(super) fn update(&mut self, driver: &mut impl Driver) {
         for fence in &mut self.fences {
             if fence.events.len() < EVENTS_MAX && fence.refused < fence.freed {
-                fence.refused = fence.record(driver).map_or(fence.freed, |()| 0);
+                fence.record_or_note(driver);
             }
             while fence.poll(driver) == Ok(true) {}
         }
@@ -89,7 +89,7 @@ impl Fences {
     ///
     /// # Errors
     ///
-    /// The driver's error.
+    /// The driver's error; [`DriverError::OutOfMemory`] if it refuses an event: [`Fences::synchronize`] may then help.
     pub(super) fn wait_in_stream(
         &mut self,
         driver: &mut impl Driver,
@@ -97,7 +97,10 @@ impl Fences {
         (id, time): (FenceId, u64),
     ) -> Result<(), DriverError> {
         let fence = &mut self.fences[id.0];
-        fence.record(driver)?;
+        fence.record_or_note(driver);
+        if fence.refused > 0 {
+            return Err(DriverError::OutOfMemory);
+        }
         match fence.events.iter().find(|&&(recorded, _)| time <= recorded) {
             Some(&(_, event)) => driver
                 .wait_event(stream, event)
@@ -127,6 +130,11 @@ impl Fences {
 }
 
 impl Fence {
+    /// Records an event, unless the latest one shows all that was freed. Notes whether the driver refuses it.
+    fn record_or_note(&mut self, driver: &mut impl Driver) {
+        self.refused = self.record(driver).map_or(self.freed, |()| 0);
+    }
+
     /// Records an event, unless the latest one shows all that was freed.
     fn record(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
         let recorded = self.events.back().map_or(self.passed, |&(time, _)| time);
