@@ -10,6 +10,7 @@ use lowtide::*;
 
 const TWO: (&str, &str) = ("FAKECUDA_DEVICES", "2");
 const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
+const TIDE: (&str, &str) = ("LOWTIDE_STRATEGY", "tide");
 
 /// Returns whether work of a stream may write to memory. If not, the stream's context is lost.
 fn can_write(fake: &Fake, memory: *mut c_void, stream: *mut c_void) -> bool {
@@ -20,7 +21,7 @@ fn can_write(fake: &Fake, memory: *mut c_void, stream: *mut c_void) -> bool {
 #[test]
 fn a_peer_uses_what_there_is_and_what_comes() {
     let test = "a_peer_uses_what_there_is_and_what_comes";
-    for variables in [&[TWO][..], &[TWO, EXPANDABLE]] {
+    for variables in [&[TWO][..], &[TWO, EXPANDABLE], &[TWO, TIDE]] {
         isolated(test, variables, |fake| {
             let before = allocate(3 << 20, 0).unwrap();
             for _ in 0..2 {
@@ -52,24 +53,26 @@ fn what_cannot_be_a_peer_is_an_error() {
 #[test]
 fn a_call_that_fails_once_does_not_keep_peers_apart() {
     let test = "a_call_that_fails_once_does_not_keep_peers_apart";
-    isolated(test, &[TWO, EXPANDABLE], |fake| {
-        let memory = allocate(3 << 20, 0).unwrap();
-        assert_eq!(lowtide_enable_peer_access(1, 0), Status::Ok);
-        for call in [
-            "cuDeviceCanAccessPeer",
-            "cuDevicePrimaryCtxRetain",
-            "cuCtxEnablePeerAccess",
-            "cuMemSetAccess",
-        ] {
-            fake.fail(call, 1, 999);
-            assert_eq!(lowtide_enable_peer_access(0, 1), Status::Driver, "{call}");
-            assert!(last_error().contains(call), "{}", last_error());
-        }
-        let contexts = fake.live().contexts;
-        assert_eq!(lowtide_enable_peer_access(0, 1), Status::Ok);
-        assert_eq!(fake.live().contexts, contexts);
-        assert!(can_write(fake, memory, fake.stream_of(1)));
-    });
+    for options in [EXPANDABLE, TIDE] {
+        isolated(test, &[TWO, options], |fake| {
+            let memory = allocate(3 << 20, 0).unwrap();
+            assert_eq!(lowtide_enable_peer_access(1, 0), Status::Ok);
+            for call in [
+                "cuDeviceCanAccessPeer",
+                "cuDevicePrimaryCtxRetain",
+                "cuCtxEnablePeerAccess",
+                "cuMemSetAccess",
+            ] {
+                fake.fail(call, 1, 999);
+                assert_eq!(lowtide_enable_peer_access(0, 1), Status::Driver, "{call}");
+                assert!(last_error().contains(call), "{}", last_error());
+            }
+            let contexts = fake.live().contexts;
+            assert_eq!(lowtide_enable_peer_access(0, 1), Status::Ok);
+            assert_eq!(fake.live().contexts, contexts);
+            assert!(can_write(fake, memory, fake.stream_of(1)));
+        });
+    }
 }
 
 /// A block that another device's stream used is not reused before that stream's work is done.

@@ -14,7 +14,9 @@ use super::common::{Fake, Live, allocate, check, command, fill, last_error};
 /// The variable with the role of a process.
 const ROLE: &str = "LOWTIDE_TEST_ROLE";
 pub(crate) const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
-pub(crate) const KINDS: [(&str, &str); 2] = [EXPANDABLE, ("LOWTIDE_CONF", "")];
+/// Segments that the driver shares whole, by `cuIpcGetMemHandle`.
+pub(crate) const PLAIN: (&str, &str) = ("LOWTIDE_CONF", "");
+pub(crate) const KINDS: [(&str, &str); 3] = [EXPANDABLE, PLAIN, ("LOWTIDE_STRATEGY", "tide")];
 pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) type Role = fn(&Fake);
