@@ -443,9 +443,10 @@ impl Past {
             return Err(overlap("frees", event.event, block));
         }
         let segment = self.segments.around(address);
-        // A segment that does not exist at the end, and is not freed by an event, existed at the last event.
-        self.saw_younger |=
-            segment.is_none() && self.knows_end && self.kinds.has_all_segment_releases();
+        // A segment that does not exist at the end, and is not freed by an event, existed at the last event. So
+        // did the segment of a block that reaches out of the one at the end.
+        let is_within = segment.is_some_and(|it| range_end(address, size) <= it.end());
+        self.saw_younger |= !is_within && self.knows_end && self.kinds.has_all_segment_releases();
         let pool = event.pool().or(segment.and_then(|segment| segment.pool));
         event.set_pool(pool);
         let block = InitialBlock {

@@ -584,6 +584,17 @@ fn touched(events: &[TraceEvent], range: (u64, u64)) -> bool {
     events.any(|it| overlap((it.address.get(), it.size.get()), range))
 }
 
+/// Returns whether a block of `events` lies in a range only in part.
+fn straddled(events: &[TraceEvent], (start, size): (u64, u64)) -> bool {
+    let blocks = events.iter().map(|it| it.event);
+    let mut blocks = blocks.filter(|it| !it.action.is_segment());
+    blocks.any(|it| {
+        let block = (it.address.get(), rounded(it.size.get()));
+        let is_within = start <= block.0 && block.0 + block.1 <= start + size;
+        overlap(block, (start, size)) && !is_within
+    })
+}
+
 /// Returns the bytes of each block that nothing in the recording shows, and whether the block is live. Such a block
 /// is in `one` and not in `other`, and its memory has no events.
 fn unknowable(events: &[TraceEvent], one: &Moment, other: &Moment) -> Vec<(u64, bool)> {
@@ -594,9 +605,11 @@ fn unknowable(events: &[TraceEvent], one: &Moment, other: &Moment) -> Vec<(u64, 
     let untouched = only.filter(|&(&address, block)| {
         let mut ranges = one.ranges().into_iter();
         let around = ranges.find(|range| address >= range.0 && address < range.0 + range.1);
-        // A segment that replaced another is known to be new, with all blocks in it.
+        // A segment that replaced another is known to be new, with all blocks in it. An event has the other, or a
+        // block that reaches out of this one.
         let (start, size, is_expandable) = around.expect("blocks are in segments");
-        let came = !is_expandable && touched(&segment_events, (start, size));
+        let replaced = touched(&segment_events, (start, size)) || straddled(events, (start, size));
+        let came = !is_expandable && replaced;
         !came && !touched(events, (address, rounded(block.0)))
     });
     untouched
@@ -820,8 +833,44 @@ fn a_segment_that_a_block_reaches_out_of_came_meanwhile() {
     shown.address = DeviceAddress(start);
     shown.blocks[0].address = shown.address;
     for (block, before) in [(start - PAGE / 2, start - PAGE), (start + PAGE / 2, start)] {
-        let before = (&[before][..], &[block][..]);
-        let recovered = check(&[shown.clone()], &freed(block, PAGE), 2, before);
+        let before_free = (&[before][..], &[block][..]);
+        let recovered = check(&[shown.clone()], &freed(block, PAGE), 2, before_free);
         assert_eq!(recovered.initial.segments[0].size, Bytes(2 * PAGE));
+        // It was allocated after the first event.
+        let events = [&allocated(block, PAGE)[..], &freed(block, PAGE)].concat();
+        let recovered = check(&[shown.clone()], &events, 2, (&[before], &[]));
+        assert_eq!(recovered.initial.segments[0].size, Bytes(2 * PAGE));
+    }
+}
+
+/// No event has the page, and the block is neither from before the first event nor in use at the last.
+#[test]
+fn a_page_that_a_block_reaches_into_went_meanwhile() {
+    let shown = [expandable(EXPANDABLE, PAGE, &[(PAGE, Inactive)])];
+    let events = [
+        &allocated(EXPANDABLE, 2 * PAGE)[..],
+        &freed(EXPANDABLE, 2 * PAGE),
+    ]
+    .concat();
+    let recovered = check(&shown, &events, 1, (&[EXPANDABLE], &[]));
+    assert_eq!(recovered.initial.segments[0].size, Bytes(2 * PAGE));
+}
+
+/// A block without events in a segment that came meanwhile is as young as the segment. Only a block of the events
+/// shows that the segment is another: it reaches out of it, at its start or at its end.
+#[test]
+fn a_block_in_a_segment_that_another_reaches_out_of_came_meanwhile() {
+    for (first_page, place) in [(3, 1), (1, 0)] {
+        let acts = [
+            // Three pages from the first on. The block is on the second and the third.
+            (0, 1, 2),
+            (2, 15, STEP + 1),
+            (9, 0, 1),
+            (1, 1, 1),
+            (0, first_page, 1),
+            (2, place, 1),
+        ];
+        // The recording has the events of the block only.
+        check_job(&acts, 1, 3, 6).expect("all is known");
     }
 }
