@@ -57,5 +57,4 @@ mod start;
 mod summary;
 
 pub use lookup::dlsym;
-pub(crate) use order::is_of_thread;
 pub use stand_ins::*;

@@ -49,7 +49,7 @@ impl Choice {
         }
     }
 
-    /// Returns whether the program chose a strategy or options.
+    /// Returns whether neither a strategy nor options are chosen.
     fn is_open(&self) -> bool {
         self.strategy.is_none() && self.conf.is_none()
     }

@@ -295,7 +295,7 @@ impl Piece {
     fn wait(&mut self, device: &impl Device, own: Option<Stream>) -> Result<(), DriverError> {
         while let Some(index) = self.streams.iter().position(|&stream| Some(stream) != own) {
             let stream = self.streams[index];
-            wait_for(device, stream)?;
+            device.with_driver(|driver| Driver::synchronize_stream(driver, stream))?;
             self.streams.swap_remove(index);
         }
         Ok(())
@@ -305,14 +305,4 @@ impl Piece {
 /// Returns whether the device may read and write the handle that is mapped from an address on.
 fn has_access<D>(physical: &Physical<D>, address: DeviceAddress) -> bool {
     physical.view(address).is_some_and(|view| view.has_access)
-}
-
-/// Waits for the work of a stream that used memory which is free now. The program may have destroyed the stream. If the
-/// driver refuses to wait for it, waits for all work of the device.
-fn wait_for(device: &impl Device, stream: Stream) -> Result<(), DriverError> {
-    let wait = |driver: &mut _| Driver::synchronize_stream(driver, stream);
-    if device.can_wait_for(stream) && device.with_driver(wait).is_ok() {
-        return Ok(());
-    }
-    device.synchronize()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
-use lowtide_core::{Bytes, Driver, DriverError, MempoolId, Physical, Stream};
+use lowtide_core::{Bytes, Driver, DriverError, MempoolId, Physical};
 use lowtide_shared::SharedAllocator;
 
 use crate::backup::Backups;
@@ -39,11 +39,6 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// The driver's error.
     fn synchronize(&self) -> Result<(), DriverError>;
-
-    /// Returns whether the driver can wait for a stream by this number. If not, all work of the device is waited for.
-    fn can_wait_for(&self, _stream: Stream) -> bool {
-        true
-    }
 
     /// Returns how many bytes of the device regions leave free when they grow.
     fn margin(&self) -> Bytes {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
-use lowtide_core::{Bytes, DriverError, MempoolId, Stream};
+use lowtide_core::{Bytes, DriverError, MempoolId};
 use lowtide_cuda::{CudaBackups, CudaDriver, SignalsBlocked};
 use lowtide_region::{Device, RegionError};
 use lowtide_shared::LaneOf;
@@ -12,7 +12,6 @@ use super::card::{self, Card};
 use super::{backups, scrubbing};
 use crate::devices::{self, Allocator};
 use crate::events;
-use crate::preload::is_of_thread;
 use crate::record::now_us;
 
 impl Device for Card {
@@ -33,11 +32,6 @@ impl Device for Card {
 
     fn synchronize(&self) -> Result<(), DriverError> {
         self.device.synchronize()
-    }
-
-    /// The driver would take the number of a thread's default stream for a pointer.
-    fn can_wait_for(&self, stream: Stream) -> bool {
-        !is_of_thread(stream)
     }
 
     fn margin(&self) -> Bytes {
