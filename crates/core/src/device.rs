@@ -19,7 +19,6 @@ use crate::strategy::Request;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 pub use inspect::DevicePast;
-pub use miss::{Miss, Unserved};
 
 /// What the lanes of a device have in common.
 #[derive(Debug)]
@@ -180,7 +179,10 @@ impl<D: Driver> Device<OneLane<D>> {
     fn serve(&mut self, found: Found) -> Result<DeviceAddress, AllocError> {
         match found {
             Found::Block(address) => Ok(address),
-            Found::Nothing(request) => self.serve_new(0, &request),
+            Found::Nothing(request) => {
+                let served = self.serve_miss(0, &request, false)?;
+                Ok(served.expect("a request that cannot wait is served or fails"))
+            }
         }
     }
 

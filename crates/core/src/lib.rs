@@ -77,9 +77,7 @@ mod units;
 
 pub use check::CheckLevel;
 pub use config::{Config, ConfigError, StrategyName};
-pub use device::{
-    Device, DeviceAllocator, DevicePast, DeviceState, Lanes, Miss, OneLane, Unserved,
-};
+pub use device::{Device, DeviceAllocator, DevicePast, DeviceState, Lanes, OneLane};
 pub use domain::SegmentSource;
 pub use driver::{CapturePoint, Driver, DriverError, EventHandle, GraphNode, Handle, MemoryInfo};
 pub use error::{AllocError, Holder, OutOfMemory};

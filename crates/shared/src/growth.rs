@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use lowtide_core::{
-    AllocError, Bytes, Device, DeviceAddress, Driver, Found, Lanes, Miss, Request, Stream,
+    AllocError, Bytes, Device, DeviceAddress, Driver, Found, Lanes, Request, Stream,
 };
 
 use crate::SharedAllocator;
@@ -30,18 +30,15 @@ impl<D: Driver> SharedAllocator<D> {
             let known = searched.take().filter(|(_, before)| before + 1 == visits);
             let known = known.map(|(request, _)| request);
             let left = self.wait_left(start);
-            let attempt = attempt(&mut device, index, known, (requested, stream));
-            let outcome = match attempt {
-                Ok(outcome) => outcome,
-                // Some of the lanes may have been entered, whose figures alone say nothing.
-                Err(AllocError::Poisoned) => return Err(AllocError::Poisoned),
-                Err(error) => {
-                    self.leave_device(device)?;
-                    return Err(error);
-                }
-            };
-            match (outcome, left) {
-                (Miss::Served(address), _) => {
+            let served = serve(
+                &mut device,
+                index,
+                known,
+                left.is_some(),
+                (requested, stream),
+            );
+            match (served, left) {
+                (Ok(Some(address)), _) => {
                     let may_be_short = is_nearer_to_the_end(&device);
                     let has_limit = device.limit().is_some();
                     self.leave_device(device)?;
@@ -51,11 +48,12 @@ impl<D: Driver> SharedAllocator<D> {
                     return Ok(address);
                 }
                 // The lane was not left since the attempt, so no free can be missed.
-                (_, Some(left)) => self.wait(device, index, left)?,
-                (Miss::Unserved(unserved), None) => {
-                    let error = device.out_of_memory(index, &unserved);
+                (Ok(None), left) => self.wait(device, index, left.unwrap_or_default())?,
+                // Some of the lanes may have been entered, whose figures alone say nothing.
+                (Err(AllocError::Poisoned), _) => return Err(AllocError::Poisoned),
+                (Err(error), _) => {
                     self.leave_device(device)?;
-                    return Err(error?);
+                    return Err(error);
                 }
             }
         }
@@ -101,21 +99,22 @@ impl<D: Driver> SharedAllocator<D> {
     }
 }
 
-/// Serves a request if it can be now. `known` is the request if no free block of its lane serves it.
-fn attempt<D: Driver>(
+/// Serves a request, or returns `None` if it `can_wait`. `known` is the request if no free block of its lane serves it.
+fn serve<D: Driver>(
     device: &mut Device<Entered<'_, D>>,
     own: usize,
     known: Option<Request>,
+    can_wait: bool,
     (requested, stream): (Bytes, Stream),
-) -> Result<Miss, AllocError> {
+) -> Result<Option<DeviceAddress>, AllocError> {
     let request = match known {
         Some(request) => request,
         None => match device.lanes.lane(own).allocate(requested, stream)? {
-            Found::Block(address) => return Ok(Miss::Served(address)),
+            Found::Block(address) => return Ok(Some(address)),
             Found::Nothing(request) => request,
         },
     };
-    device.serve_miss(own, &request)
+    device.serve_miss(own, &request, can_wait)
 }
 
 /// Returns whether less memory may be left than ever before. A program that releases memory and allocates it again

@@ -11,42 +11,42 @@ use crate::event::Action;
 use crate::strategy::{Release, Request, Strategy};
 use crate::units::{DeviceAddress, TorchRelease};
 
-/// The outcome of a request that no free block served.
-#[derive(Clone, Copy, Debug)]
-pub enum Miss {
-    /// It was served, at this address.
+/// The outcome of the attempts to serve a request.
+enum Miss {
+    /// One of them served it, at this address.
     Served(DeviceAddress),
-    /// No attempt served it.
-    Unserved(Unserved),
-}
-
-/// A request that no attempt served.
-#[derive(Clone, Copy, Debug)]
-pub struct Unserved {
-    request: Request,
-    /// Whether it would have exceeded what the configuration has fail at once. Otherwise the driver, or the limit, has
-    /// no more memory.
-    is_rejected: bool,
+    /// It would have exceeded what the configuration has fail at once.
+    Rejected,
+    /// The driver, or the limit, has no more memory.
+    Unserved,
 }
 
 impl<L: Lanes> Device<L> {
-    /// Serves a request by the first of these attempts that succeeds. No free block of the request's lane, `own`,
-    /// serves it.
+    /// Serves a request that no free block of its lane, `own`, serves. If there is no memory for it and it `can_wait` for
+    /// another thread to free some, returns `None`, and nothing is counted or recorded.
     ///
     /// Only lane `own` must have been entered. The others are entered when they are needed.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when the device fails for another reason than lack of memory, and
-    /// [`AllocError::Poisoned`].
-    pub fn serve_miss(&mut self, own: usize, request: &Request) -> Result<Miss, AllocError> {
-        let unserved = |is_rejected| {
-            let request = *request;
-            Ok(Miss::Unserved(Unserved {
-                request,
-                is_rejected,
-            }))
-        };
+    /// [`AllocError::OutOfMemory`], which is counted and recorded. [`AllocError::Driver`] when the device fails for
+    /// another reason than lack of memory, and [`AllocError::Poisoned`].
+    #[cold]
+    pub fn serve_miss(
+        &mut self,
+        own: usize,
+        request: &Request,
+        can_wait: bool,
+    ) -> Result<Option<DeviceAddress>, AllocError> {
+        match self.attempt(own, request)? {
+            Miss::Served(address) => Ok(Some(address)),
+            _ if can_wait => Ok(None),
+            miss => Err(self.out_of_memory(own, request, matches!(miss, Miss::Rejected))?),
+        }
+    }
+
+    /// Serves a request by the first of these attempts that succeeds.
+    fn attempt(&mut self, own: usize, request: &Request) -> Result<Miss, AllocError> {
         self.apply_configured_fraction(own)?;
         // A limit applies to the memory of all lanes together.
         if self.counts_all_lanes(own) {
@@ -58,7 +58,7 @@ impl<L: Lanes> Device<L> {
         // If the user wants requests above a fraction of the device's memory to fail without a driver call, they
         // fail here.
         if self.is_rejected(own, request)? {
-            return unserved(true);
+            return Ok(Miss::Rejected);
         }
         // New memory, within the limit.
         if let Some(address) = self.lanes.lane(own).grow(request)? {
@@ -76,7 +76,7 @@ impl<L: Lanes> Device<L> {
         }
         // In a capture nothing may wait for events, so no more memory can be released.
         if self.lane().is_capturing() {
-            return unserved(false);
+            return Ok(Miss::Unserved);
         }
         // Release all cached memory, including pending blocks after a wait, then try the last times.
         self.reclaim_pending()?;
@@ -92,21 +92,7 @@ impl<L: Lanes> Device<L> {
         {
             return Ok(Miss::Served(address));
         }
-        unserved(false)
-    }
-
-    /// Serves a miss of lane `own`, or returns why it cannot. Separate from [`Device::allocate`], so that a hit does not
-    /// pay for it.
-    #[cold]
-    pub(super) fn serve_new(
-        &mut self,
-        own: usize,
-        request: &Request,
-    ) -> Result<DeviceAddress, AllocError> {
-        match self.serve_miss(own, request)? {
-            Miss::Served(address) => Ok(address),
-            Miss::Unserved(unserved) => Err(self.out_of_memory(own, &unserved)?),
-        }
+        Ok(Miss::Unserved)
     }
 
     /// Returns whether the memory of all lanes decides if one lane may reserve more.
@@ -178,15 +164,12 @@ impl<L: Lanes> Device<L> {
     /// # Errors
     ///
     /// The driver's error when it was asked for its free and total memory.
-    pub fn out_of_memory(
+    fn out_of_memory(
         &mut self,
         own: usize,
-        unserved: &Unserved,
+        request: &Request,
+        is_rejected: bool,
     ) -> Result<AllocError, DriverError> {
-        let Unserved {
-            request,
-            is_rejected,
-        } = unserved;
         let reserved_in_private = self.lane().reserved_in_private_pools();
         let active_in_private = self.lane().active_in_private_pools();
         let stats = self.stats();
@@ -215,11 +198,11 @@ impl<L: Lanes> Device<L> {
             paused: paused.into_iter().collect(),
             details: lane.strategy.describe(heap, request),
             holders,
-            is_rejected: *is_rejected,
+            is_rejected,
             expandable_segments: lane.config.has_expandable_segments(),
             torch: TorchRelease::NEWEST,
         };
-        if *is_rejected {
+        if is_rejected {
             lane.heap.stats.num_oom_rejections += 1;
         } else {
             let address = DeviceAddress(info.free.get());

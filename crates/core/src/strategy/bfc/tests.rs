@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::options::BfcConfig;
 use crate::check::CheckLevel;
 use crate::config::Config;
-use crate::device::{DeviceAllocator, Miss};
+use crate::device::DeviceAllocator;
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::event::Action;
@@ -477,10 +477,7 @@ fn a_failed_try_leaves_no_trace_in_the_figures() {
         let Found::Nothing(request) = found else {
             panic!("nothing is free: {found:?}");
         };
-        match allocator.serve_miss(0, &request)? {
-            Miss::Served(address) => Ok::<_, AllocError>(Some(address)),
-            Miss::Unserved(_) => Ok(None),
-        }
+        allocator.serve_miss(0, &request, true)
     };
     assert_eq!(attempt(&mut allocator, 3), Ok(None));
     assert_eq!(allocator.stats().num_ooms, 0);
