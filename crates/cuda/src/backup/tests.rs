@@ -1,7 +1,7 @@
 //! Tests of backups on `fakecuda`, a stand-in for NVIDIA's driver whose device memory is host memory, so that every
 //! byte can be compared.
 //!
-//! Not covered: speed, which `examples/backup_speed.rs` measures on a card.
+//! Not covered: speed, which `bench/gpu/saver.py` measures on a card.
 
 #[path = "../../tests/fake/control.rs"]
 #[expect(dead_code, reason = "other tests need the rest")]
