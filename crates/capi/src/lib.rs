@@ -35,6 +35,7 @@ mod explain;
 mod exposition;
 mod fork;
 mod held;
+mod idle;
 mod metrics;
 mod pauses;
 mod peers;

@@ -10,7 +10,7 @@ use crate::devices::{self, Allocator};
 use crate::error::Error;
 use crate::regions::table;
 use crate::tms::process;
-use crate::{cuda, events, publish, record, settings};
+use crate::{cuda, events, idle, publish, record, settings};
 
 /// Returns a device's allocator, and makes it if necessary. If that failed before, it is tried again.
 ///
@@ -58,5 +58,6 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     let _attached = table::attach(ordinal, &allocator)?;
     // This comes last: if a device could not be made, the next attempt must not begin a second time.
     listeners.begin_recording(ordinal, &allocator, &settings.recorded()?, &BTreeMap::new())?;
+    idle::start(config.name());
     devices::insert(number, allocator)
 }

@@ -7,6 +7,7 @@ mod common;
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 use std::{env, ptr, thread};
 
 use common::{Fake, allocate, allocate_on, check, fill, isolated, last_error, stat};
@@ -50,6 +51,33 @@ fn contents_stay_whatever_the_strategy() {
             assert_eq!(fake.used_bytes(0), 0, "all of it went back");
         });
     }
+}
+
+/// Another program takes nearly all that is free. What is missing in 1/64 of the device then goes back, after 10 s.
+#[test]
+fn memory_that_was_idle_for_long_goes_back_where_little_is_free() {
+    let variables = [
+        ("LOWTIDE_STRATEGY", "tide"),
+        ("FAKECUDA_CAPACITY", "268435456"),
+    ];
+    let test = "memory_that_was_idle_for_long_goes_back_where_little_is_free";
+    isolated(test, &variables, |fake| {
+        let reserved = || stat(0, "reserved_bytes.all.current");
+        let held = allocate(64 << 20, 0).unwrap();
+        fill(held, 64 << 20, 1);
+        let idle = allocate(100 << 20, 0).unwrap();
+        assert_eq!(lowtide_deallocate(idle), Status::Ok);
+        assert_eq!(reserved(), 164 << 20);
+        fake.allocate(91 << 20).unwrap();
+        let start = Instant::now();
+        while reserved() == 164 << 20 && start.elapsed() < Duration::from_secs(60) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        thread::sleep(Duration::from_millis(500));
+        // One MiB was free, and 4 are kept free: two frames went.
+        assert_eq!(reserved(), 160 << 20);
+        check(held, 64 << 20, 1);
+    });
 }
 
 #[test]

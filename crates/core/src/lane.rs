@@ -536,6 +536,18 @@ impl<M: Memory> Lane<M> {
         Ok(self.release_pool_segments(index, None)?)
     }
 
+    /// Releases memory that no work uses and that has been idle since a time, an earlier result of this function: up to
+    /// `most` bytes, the longest idle first. Returns the time now. Waits for nothing, and does nothing during a capture.
+    /// Only `tide` has such memory.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the driver refuses a call; memory released before that stays released.
+    pub fn release_unused(&mut self, since: u64, most: Bytes) -> Result<u64, AllocError> {
+        self.release(Release::Unused { since, most })?;
+        Ok(self.heap.pages.now())
+    }
+
     /// Gives back everything that is free, but for what private pools keep that are still held.
     pub(crate) fn release_cached(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         self.heap.release_spares(&mut self.memory)?;

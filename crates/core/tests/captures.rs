@@ -130,6 +130,33 @@ fn without_the_option_a_block_serves_its_capture_once() -> Outcome {
     end(&mut allocator)
 }
 
+/// A library may capture a stream without telling the allocator. An event of that stream would break the capture.
+#[test]
+fn a_capture_that_nobody_announced_is_left_alone() -> Outcome {
+    let mut allocator = allocator("tide");
+    let block = allocator.allocate(SIZE, SIDE)?;
+    assert!(allocator.driver().begin_capture(SIDE));
+    allocator.free(block)?;
+    let other = allocator.allocate(SIZE, OWN)?;
+    allocator.free(other)?;
+    allocator.empty_cache(None)?;
+    allocator.lane_mut().release_unused(u64::MAX, SIZE)?;
+    for call in [
+        Call::RecordEvent,
+        Call::QueryEvent,
+        Call::WaitEvent,
+        Call::SynchronizeStream,
+    ] {
+        assert_eq!(allocator.driver().stats(call).count, 0, "{call}");
+    }
+    assert_eq!(allocator.stats().reserved(), SIZE + SIZE);
+    // Once it has ended, the memory serves the other stream, which waits.
+    assert!(allocator.driver().end_capture(SIDE));
+    allocator.allocate(SIZE + SIZE, OWN)?;
+    assert_eq!(allocator.stats().reserved(), SIZE + SIZE);
+    Ok(())
+}
+
 /// Two graphs share a pool: the second capture reuses a block that the first freed, without a request in between.
 #[test]
 fn the_next_capture_finds_what_the_last_one_freed() -> Outcome {
@@ -391,6 +418,7 @@ proptest! {
             "caching:graph_capture_record_stream_reuse:True,expandable_segments:True",
             "caching",
             "bfc",
+            "tide",
         ] {
             let config: Config = conf.parse().expect("the options exist");
             let mut begun = vec![Op::CaptureBegin { stream: Stream(0) }];

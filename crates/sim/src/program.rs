@@ -52,6 +52,17 @@ pub enum Op {
         /// The pool; `None` for the pool that the stream is routed to.
         pool: Option<MempoolId>,
     },
+    /// Allocates memory behind a block, if that is free.
+    AllocBehind {
+        /// The block.
+        index: u16,
+        /// The free bytes to leave between them, in units of 512.
+        gap: u8,
+        /// The size.
+        size: Bytes,
+        /// The stream of the new block.
+        stream: Stream,
+    },
     /// Frees a block.
     Free {
         /// The block.
@@ -85,6 +96,13 @@ pub enum Op {
     ProcessEvents,
     /// Releases the memory that is not in use.
     EmptyCache,
+    /// Releases memory that no work uses.
+    ReleaseUnused {
+        /// Whether only what was idle at the last such operation is released.
+        is_old: bool,
+        /// How much, at most.
+        most: Bytes,
+    },
     /// Routes a stream's requests to a pool.
     BeginPool {
         /// The pool.

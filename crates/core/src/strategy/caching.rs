@@ -491,7 +491,7 @@ impl Strategy for Caching {
             Release::Idle => self.collect_garbage(heap, memory)?,
             Release::For(request) => return self.release_for(heap, memory, request),
             Release::Pool(pool, _) => self.release_pool(heap, memory, pool)?,
-            Release::Domain(_) => {}
+            Release::Domain(_) | Release::Unused { .. } => {}
         }
         Ok(true)
     }

@@ -28,6 +28,9 @@ pub(crate) enum Release<'r> {
     Idle,
     /// Just enough memory for a request to fit. Only `caching` with `max_split_size_mb` does that.
     For(&'r Request),
+    /// Memory that has been idle since a time of [`Pages::now`](crate::pages::Pages::now) and that no queued work uses, the
+    /// longest idle first: as many bytes at most. Waits for nothing. Only `tide` has such memory.
+    Unused { since: u64, most: Bytes },
     /// The strategy's state of a domain that has no memory. Another domain may get its number.
     Domain(DomainId),
     /// Every wholly free segment of a pool. The request, if any, would fail otherwise; `bfc` keeps the segments

@@ -458,6 +458,10 @@ impl Strategy for Tide {
     ) -> Result<bool, DriverError> {
         match wanted {
             Release::Idle | Release::For(_) => Ok(false),
+            Release::Unused { since, most } => {
+                self.release_unused(heap, memory, (since, most))?;
+                Ok(true)
+            }
             Release::Domain(domain) => {
                 if let Some(rooms) = self.rooms.get_mut(domain.index()) {
                     *rooms = Default::default();

@@ -24,7 +24,13 @@ impl Op {
                 pool: named_pool(e),
             },
             88..176 => Op::Free { index },
-            176..180 => Op::FreeStray { index },
+            176..178 => Op::FreeStray { index },
+            178..180 => Op::AllocBehind {
+                index,
+                gap: c % 4,
+                size: size(d, 0),
+                stream: self::stream(e),
+            },
             180..200 => Op::RecordStream {
                 index,
                 stream: self::stream(c),
@@ -68,7 +74,11 @@ impl Op {
                 expandable_segments: a % 2 == 0,
                 max_split_size: (b % 4 == 0).then_some(Bytes::mib(20 + u64::from(c % 32))),
             },
-            254..=255 => Op::Snapshot,
+            254 => Op::ReleaseUnused {
+                is_old: a % 2 == 0,
+                most: Bytes::mib(u64::from(b % 64)),
+            },
+            255 => Op::Snapshot,
         }
     }
 

@@ -1,9 +1,9 @@
 //! Executes programs and compares the allocator with the model.
 
 use lowtide_core::{
-    AllocError, Bytes, CachingConfig, Config, DeviceAddress, DeviceAllocator, DriverError, Event,
-    Lane, Memory, MempoolId, OutOfMemory, PoolSetting, RouteOrder, StatsReset, StrategyName,
-    Stream,
+    Action, AllocError, Allocation, Bytes, CachingConfig, Config, DeviceAddress, DeviceAllocator,
+    DriverError, Event, Lane, Memory, MempoolId, OutOfMemory, PoolSetting, RouteOrder, StatsReset,
+    StrategyName, Stream,
 };
 
 use super::Op;
@@ -37,6 +37,8 @@ pub struct Runner {
     pub(super) had_reset: bool,
     /// The number of requests that ran out of memory.
     pub(super) ooms: u64,
+    /// The allocator's time at the last [`Op::ReleaseUnused`].
+    released_at: u64,
     /// Kept between calls for its capacity.
     pub(super) events: Vec<Event>,
 }
@@ -102,6 +104,7 @@ impl Runner {
             had_fault: false,
             had_reset: false,
             ooms: 0,
+            released_at: 0,
             events: Vec::new(),
         }
     }
@@ -154,6 +157,12 @@ impl Runner {
     fn perform(&mut self, op: &Op) -> Result<Effect, String> {
         match *op {
             Op::Alloc { size, stream, pool } => self.allocate(size, stream, pool),
+            Op::AllocBehind {
+                index,
+                gap,
+                size,
+                stream,
+            } => self.allocate_behind(index, gap, (size, stream)),
             Op::Free { index } => self.free(index),
             Op::FreeStray { index } => self.free_stray(index),
             Op::RecordStream { index, stream } => self.record_stream(index, stream),
@@ -165,6 +174,7 @@ impl Runner {
                 let result = self.allocator.empty_cache(None);
                 self.unless_fault(result)
             }
+            Op::ReleaseUnused { is_old, most } => self.release_unused(is_old, most),
             Op::BeginPool { .. }
             | Op::EndPool { .. }
             | Op::RetainPool { .. }
@@ -267,6 +277,55 @@ impl Runner {
             }
             Err(error) => self.unless_fault(Err(error)),
         }
+    }
+
+    /// Requests memory at an address behind a block.
+    fn allocate_behind(
+        &mut self,
+        index: u16,
+        gap: u8,
+        (size, stream): (Bytes, Stream),
+    ) -> Result<Effect, String> {
+        let Some(held) = self.shadow.address(index) else {
+            return Ok(Effect::Nothing);
+        };
+        let held = self.allocator.lane().allocation(held);
+        let held = held.map_err(|error| error.to_string())?;
+        let address = held.address + held.size + Bytes(512 * u64::from(gap));
+        let reserved = self.allocator.stats().reserved();
+        let result = self
+            .allocator
+            .lane_mut()
+            .allocate_where(address, size, stream);
+        self.read_events_before(address)?;
+        let now = self.allocator.stats().reserved();
+        ensure(now <= reserved, || format!("it reserved {now:?}"))?;
+        match result {
+            Ok(DeviceAddress::NULL) if size.is_zero() => Ok(Effect::Done),
+            Ok(at) => {
+                ensure_equal("the address", at.get(), address.get())?;
+                self.check_block(at, size, stream, self.pools.route(stream))?;
+                Ok(Effect::Done)
+            }
+            Err(AllocError::NotFree { .. } | AllocError::TooLarge { .. }) => Ok(Effect::Refused),
+            Err(error) => self.unless_fault(Err(error)),
+        }
+    }
+
+    /// Releases memory that no work uses, and checks that it was not more than was asked for.
+    fn release_unused(&mut self, is_old: bool, most: Bytes) -> Result<Effect, String> {
+        let since = if is_old { self.released_at } else { u64::MAX };
+        let before = self.allocator.stats().reserved();
+        let result = self.allocator.lane_mut().release_unused(since, most);
+        self.read_events()?;
+        let released = before.saturating_sub(self.allocator.stats().reserved());
+        ensure(released <= most, || {
+            format!("{released:?} were released of {most:?}")
+        })?;
+        if let Ok(now) = result {
+            self.released_at = now;
+        }
+        self.unless_fault(result.map(drop))
     }
 
     /// Checks a block that was just allocated, and adds it to the model.
@@ -560,15 +619,37 @@ impl Runner {
     }
 
     pub(super) fn read_events(&mut self) -> Result<(), String> {
+        self.read_events_before(DeviceAddress::NULL)
+    }
+
+    /// Reads new events, of which those of blocks before an address are of memory that was taken for the moment.
+    fn read_events_before(&mut self, address: DeviceAddress) -> Result<(), String> {
         self.follow_steps()?;
         self.events
             .extend(self.allocator.lane_mut().event_log().take());
         let now_ns = self.allocator.driver().now_ns();
         for event in self.events.drain(..) {
             self.ledger.apply(&event)?;
+            if event.action == Action::Alloc && event.address < address {
+                self.shadow.hand_out(taken_for_the_moment(&event), now_ns)?;
+                self.shadow.let_go(event.address);
+            }
             self.shadow.witness(&event, now_ns)?;
         }
         Ok(())
+    }
+}
+
+/// Returns the block that an event says was allocated.
+fn taken_for_the_moment(event: &Event) -> Allocation {
+    Allocation {
+        address: event.address,
+        size: event.size,
+        requested: event.size,
+        stream: event.stream,
+        pool: event.pool,
+        is_expandable: false,
+        is_watched: false,
     }
 }
 

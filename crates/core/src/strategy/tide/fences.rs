@@ -17,6 +17,8 @@ pub(super) struct FenceId(usize);
 #[derive(Debug, Default)]
 pub(super) struct Fences {
     fences: Vec<Fence>,
+    /// Whether a library of the process is capturing one of the streams: events from outside would break the capture.
+    has_captured: bool,
     by_stream: BTreeMap<Stream, FenceId>,
 }
 
@@ -63,24 +65,35 @@ impl Fences {
         time <= self.fences[id.0].passed
     }
 
-    /// Returns whether other streams can wait for a stream's work: not if the driver refused it an event.
+    /// Returns whether other streams can wait for a stream's work: not if the driver refused it an event, and not while a
+    /// stream is captured.
     #[inline]
     pub(super) fn can_wait_for(&self, id: FenceId) -> bool {
-        self.fences[id.0].refused == 0
+        self.fences[id.0].refused == 0 && !self.has_captured
     }
 
     /// Records an event in each stream in which memory was freed since its last one, and asks which events have
-    /// passed. Not allowed during a capture.
+    /// passed. Does nothing while one of the streams is captured.
     ///
     /// A stream that the driver refuses an event is left as it is: the program may have destroyed it, and others need
     /// not fail for that. Its memory serves others after [`Fences::synchronize`].
     pub(super) fn update(&mut self, driver: &mut impl Driver) {
+        if self.look_for_captures(driver) {
+            return;
+        }
         for fence in &mut self.fences {
-            if fence.events.len() < EVENTS_MAX && fence.refused < fence.freed {
+            if fence.events.len() < EVENTS_MAX && fence.is_known() {
                 fence.record_or_note(driver);
             }
             while fence.poll(driver) == Ok(true) {}
         }
+    }
+
+    /// Returns whether one of the streams is captured.
+    pub(super) fn look_for_captures(&mut self, driver: &mut impl Driver) -> bool {
+        let mut known = self.fences.iter().filter(|fence| fence.is_known());
+        self.has_captured = known.any(|fence| driver.capture_of(fence.stream).is_some());
+        self.has_captured
     }
 
     /// Makes later work of `stream` wait for the work queued in another before a time. Not allowed during a capture.
@@ -130,6 +143,11 @@ impl Fences {
 }
 
 impl Fence {
+    /// Returns whether the driver may know the stream: it did not refuse an event since memory was last freed there.
+    fn is_known(&self) -> bool {
+        self.refused == 0 || self.refused < self.freed
+    }
+
     /// Records an event, unless the latest one shows all that was freed. Notes whether the driver refuses it.
     fn record_or_note(&mut self, driver: &mut impl Driver) {
         self.refused = self.record(driver).map_or(self.freed, |()| 0);

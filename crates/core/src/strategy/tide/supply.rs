@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fences::FenceId;
-use super::{Tide, Window};
+use super::{PAGE, Tide, Window};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError, Handle};
@@ -12,6 +12,7 @@ use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::strategy::free_blocks::FreeBlock;
+use crate::units::Bytes;
 
 /// A stolen frame that has this many views loses the oldest one that no work uses: more find no more steps that repeat.
 const VIEWS_MAX: usize = 4;
@@ -150,19 +151,19 @@ impl Tide {
         memory: &mut M,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
-        let is_unused = |&id: &FrameId| {
-            heap.pages
-                .views(id)
-                .iter()
-                .all(|&at| self.is_unused(heap, at))
-        };
-        let unused = heap.pages.idle().filter(is_unused);
-        let unused: Vec<FrameId> = unused.take(supply.missing.len()).collect();
-        for id in unused {
+        let unused = self.unused_frames(heap).take(supply.missing.len());
+        for id in unused.collect::<Vec<FrameId>>() {
             let handle = heap.unmap_frame(memory, id)?;
             supply.handles.push(handle);
         }
         Ok(())
+    }
+
+    /// Returns the idle frames that no work uses, the longest idle first.
+    fn unused_frames(&self, heap: &Heap) -> impl Iterator<Item = FrameId> {
+        let is_unused = |&at: &PageId| self.is_unused(heap, at);
+        let idle = heap.pages.idle();
+        idle.filter(move |&id| heap.pages.views(id).iter().all(&is_unused))
     }
 
     /// Returns whether no work uses the address of a page that no block in use touches.
@@ -258,15 +259,16 @@ impl Tide {
             .filter(|&id| heap.domain_of(id).pool == pool)
             .collect();
         // Frames stay in a capture, in which nothing may be waited for.
-        if heap.captures == 0 {
+        if !self.is_capturing(heap, memory) {
             self.synchronize(heap, memory, &segments)?;
             let can_steal = |request: &Request| !heap.domains.has_source(request.domain);
             if pool == PoolIndex::DEFAULT && failing.is_some_and(can_steal) {
                 return Ok(());
             }
-            for &segment in &segments {
-                self.release_frames(heap, memory, segment)?;
-            }
+            let paged = segments.iter().filter(|&&id| heap.pages.contains(id));
+            let idle = paged.flat_map(|&id| heap.pages.idle_in(id));
+            let idle: Vec<FrameId> = idle.collect();
+            self.release_frames(heap, memory, &idle)?;
         }
         // Where a frame is mapped, the addresses stay.
         let may_go = |&&id: &&SegmentId| !heap.pages.contains(id) || !heap.pages.has_views(id);
@@ -282,6 +284,34 @@ impl Tide {
             self.release_segment(heap, memory, segment, &blocks)?;
         }
         Ok(())
+    }
+
+    /// Releases frames that have been idle since a time and that no work uses, up to `most` bytes, the longest idle first.
+    /// Waits for nothing.
+    pub(super) fn release_unused<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        (since, most): (u64, Bytes),
+    ) -> Result<(), DriverError> {
+        // No page is known before the first segment.
+        let page_size = heap.pages.page_size().max(PAGE);
+        if most < page_size || self.is_capturing(heap, memory) {
+            return Ok(());
+        }
+        self.fences.update(memory.physical_mut().driver_mut());
+        let unused = self.unused_frames(heap);
+        let old = unused.take_while(|&id| heap.pages.idle_since(id) <= since);
+        let count = most.get() / page_size.get();
+        let old: Vec<FrameId> = old
+            .take(usize::try_from(count).unwrap_or(usize::MAX))
+            .collect();
+        self.release_frames(heap, memory, &old)
+    }
+
+    /// Returns whether a stream is captured, also into a graph that lowtide was not told of.
+    fn is_capturing<M: Memory>(&mut self, heap: &Heap, memory: &mut M) -> bool {
+        heap.captures > 0 || (self.fences).look_for_captures(memory.physical_mut().driver_mut())
     }
 
     /// Waits for all work in the streams of those segments that have pages.
@@ -300,17 +330,14 @@ impl Tide {
         Ok(())
     }
 
-    /// Releases the idle frames that a segment shows.
+    /// Releases idle frames, whose addresses no work uses.
     fn release_frames<M: Memory>(
-        &mut self,
+        &self,
         heap: &mut Heap,
         memory: &mut M,
-        segment: SegmentId,
+        frames: &[FrameId],
     ) -> Result<(), DriverError> {
-        if !heap.pages.contains(segment) {
-            return Ok(());
-        }
-        for id in heap.pages.idle_in(segment) {
+        for &id in frames {
             let at = heap.pages.shown_at(id);
             let handle = heap.unmap_frame(memory, id)?;
             heap.release_handles(memory, vec![handle], at);
