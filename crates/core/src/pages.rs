@@ -29,7 +29,7 @@ pub(crate) struct PageId {
 }
 
 /// Pages of a segment, one behind the other.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageRange {
     segment: SegmentId,
     first: u32,
@@ -81,7 +81,9 @@ impl Page {
 pub(crate) enum PageState {
     /// A block in use touches it.
     InUse,
-    /// Its frame is idle.
+    /// Its frame is idle and mapped nowhere else.
+    Alone(FrameId),
+    /// Its frame is idle and mapped elsewhere, too.
     Ready(FrameId),
     /// No frame is mapped there.
     Unmapped,
@@ -272,6 +274,7 @@ impl Pages {
         match page.frame {
             _ if page.users() > 0 => PageState::InUse,
             None => PageState::Unmapped,
+            Some(id) if !page.has_other_views() => PageState::Alone(id),
             Some(id) if self.is_idle(id) => PageState::Ready(id),
             Some(_) => PageState::Blocked,
         }
@@ -540,11 +543,19 @@ impl Pages {
         if !self.segment(range.segment).shares {
             return;
         }
+        let time = self.now;
+        // A block that is freed again and again leaves one entry.
+        match self.idle.back_mut() {
+            Some(last) if last.range == range => last.time = time,
+            _ => self.push_idle(IdleRange { range, time }),
+        }
+    }
+
+    fn push_idle(&mut self, idle: IdleRange) {
         if self.idle.len() >= self.ranges_max {
             self.drop_stale_ranges();
         }
-        let time = self.now;
-        self.idle.push_back(IdleRange { range, time });
+        self.idle.push_back(idle);
     }
 
     /// Drops the ranges without an idle page. Linear in the pages of all ranges, once for three times as many ranges as

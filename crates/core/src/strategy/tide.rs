@@ -157,7 +157,8 @@ impl Tide {
                 if !best.is_none_or(is_less) {
                     continue;
                 }
-                let cost = self.cost(heap, &window);
+                let most = best.map_or(u64::MAX, |(_, least)| least.pages);
+                let cost = self.cost(heap, &window, most);
                 best = match (cost, best) {
                     (Some(cost), None) => Some((window, cost)),
                     (Some(cost), Some((_, least))) if cost < least => Some((window, cost)),
@@ -171,24 +172,49 @@ impl Tide {
         best
     }
 
-    /// Returns what a window needs. `None` if work may still use the address of a view that would have to go, or if its
-    /// stream would have to wait for one that it cannot wait for. Linear in its pages.
-    fn cost(&self, heap: &mut Heap, window: &Window) -> Option<Cost> {
+    /// Takes the start of the tightest free block if no window costs less: nothing but its place has to change.
+    #[inline]
+    fn take_tightest(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
+        let size = request.size;
+        let page_size = heap.pages.page_size().max(PAGE);
+        let costs_least = |free: &FreeBlock| {
+            let segment = heap.blocks.segment(free.id);
+            if !heap.pages.contains(segment) {
+                return true;
+            }
+            let range = (heap.pages).touched(segment, DeviceAddress(free.rank), size);
+            let idle = heap.pages.idle_with_one_view(range);
+            idle.is_some_and(|idle| idle * READY_COST <= fewest_pages(size, free.size, page_size))
+        };
+        let room = room_of(&mut self.rooms, request.domain, kind_of(size));
+        let free = room.free.take_first_at_least(size, costs_least)?;
+        if size < free.size {
+            let rest = heap.blocks.split(free.id, size);
+            room.free
+                .insert(FreeBlock::of(rest, &heap.blocks.get(rest)));
+        }
+        let segment = heap.blocks.segment(free.id);
+        if heap.pages.contains(segment) {
+            heap.occupy(segment, DeviceAddress(free.rank), size);
+        }
+        Some(free.id)
+    }
+
+    /// Returns what a window needs. `None` if that is more than `most` pages, if work may still use the address of a view
+    /// that would have to go, or if its stream would have to wait for one that it cannot wait for. Linear in its pages.
+    fn cost(&self, heap: &mut Heap, window: &Window, most: u64) -> Option<Cost> {
         let mut cost = Cost::default();
         if !heap.pages.contains(window.segment) {
             return Some(cost);
         }
         let range = (heap.pages).touched(window.segment, window.address, window.size);
-        if let Some(idle) = heap.pages.idle_with_one_view(range) {
-            cost.pages = idle * READY_COST;
-            return Some(cost);
-        }
         let own = self.fence(window.segment);
         heap.pages.begin_window();
         for at in range.pages() {
             let state = heap.pages.state(at);
             match state {
                 PageState::InUse => {}
+                PageState::Alone(_) => cost.pages += READY_COST,
                 PageState::Ready(id) if heap.pages.claim(id) => {
                     cost.pages += READY_COST;
                     let is_ordered = self.is_ordered(heap, own, id);
@@ -208,6 +234,9 @@ impl Tide {
                     cost.pages += BLOCKED_COST;
                     cost.calls_driver = true;
                 }
+            }
+            if cost.pages > most {
+                return None;
             }
         }
         Some(cost)
@@ -318,7 +347,7 @@ impl Tide {
         [first, next_page].into_iter().find_map(|address| {
             let window = window_at(heap, unused, address, request.size);
             let has_room = address + request.size <= block.end();
-            (has_room && self.cost(heap, &window).is_some()).then_some((unused, window))
+            (has_room && self.cost(heap, &window, u64::MAX).is_some()).then_some((unused, window))
         })
     }
 
@@ -411,6 +440,9 @@ impl Strategy for Tide {
     }
 
     fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
+        if let Some(id) = self.take_tightest(heap, request) {
+            return Some(id);
+        }
         let (window, cost) = self.best_window(heap, request)?;
         (!cost.calls_driver).then(|| self.carve(heap, &window))
     }
@@ -570,8 +602,12 @@ fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
     if !heap.pages.contains(segment) {
         return block.size;
     }
-    let is_usable =
-        |&at: &PageId| matches!(heap.pages.state(at), PageState::InUse | PageState::Ready(_));
+    let is_usable = |&at: &PageId| {
+        !matches!(
+            heap.pages.state(at),
+            PageState::Unmapped | PageState::Blocked
+        )
+    };
     let touched = heap.pages.touched(segment, block.address, block.size);
     let overlap = |at: PageId| {
         let start = heap.pages.address(at);
@@ -638,7 +674,7 @@ impl Placement for Tide {
         // What lies before is taken, too, for the moment.
         let whole = window_at(heap, id, start, before + request.size);
         let has_memory = self
-            .cost(heap, &whole)
+            .cost(heap, &whole, u64::MAX)
             .is_some_and(|cost| !cost.calls_driver);
         if !has_memory || !(before % ROUNDING).is_zero() {
             return None;

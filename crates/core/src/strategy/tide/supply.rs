@@ -181,10 +181,10 @@ fn claim(heap: &mut Heap, window: &Window) -> Supply {
     for at in range.pages() {
         match heap.pages.state(at) {
             PageState::InUse => {}
-            PageState::Ready(id) if heap.pages.claim(id) => supply.ready.push((id, at)),
-            PageState::Unmapped | PageState::Ready(_) | PageState::Blocked => {
-                supply.missing.push(at)
+            PageState::Alone(id) | PageState::Ready(id) if heap.pages.claim(id) => {
+                supply.ready.push((id, at));
             }
+            _ => supply.missing.push(at),
         }
     }
     supply
