@@ -150,7 +150,7 @@ fn a_capture_that_nobody_announced_is_left_alone() -> Outcome {
         assert_eq!(allocator.driver().stats(call).count, 0, "{call}");
     }
     assert_eq!(allocator.stats().reserved(), SIZE + SIZE);
-    // Once it has ended, the memory serves the other stream, which waits.
+    // Once it has ended, the memory serves the other stream.
     assert!(allocator.driver().end_capture(SIDE));
     allocator.allocate(SIZE + SIZE, OWN)?;
     assert_eq!(allocator.stats().reserved(), SIZE + SIZE);

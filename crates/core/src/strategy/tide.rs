@@ -25,7 +25,7 @@ use crate::config::options::Options;
 use crate::config::tokens::Reader;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::pages::{FrameId, PageId, PageState};
+use crate::pages::{PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
@@ -200,29 +200,21 @@ impl Tide {
         Some(free.id)
     }
 
-    /// Returns what a window needs. `None` if that is more than `most` pages, if work may still use the address of a view
-    /// that would have to go, or if its stream would have to wait for one that it cannot wait for. Linear in its pages.
+    /// Returns what a window needs. `None` if that is more than `most` pages, or if work may still use the address of a view
+    /// that would have to go. Linear in its pages.
     fn cost(&self, heap: &mut Heap, window: &Window, most: u64) -> Option<Cost> {
         let mut cost = Cost::default();
         if !heap.pages.contains(window.segment) {
             return Some(cost);
         }
         let range = (heap.pages).touched(window.segment, window.address, window.size);
-        let own = self.fence(window.segment);
         heap.pages.begin_window();
         for at in range.pages() {
             let state = heap.pages.state(at);
             match state {
                 PageState::InUse => {}
                 PageState::Alone(_) => cost.pages += READY_COST,
-                PageState::Ready(id) if heap.pages.claim(id) => {
-                    cost.pages += READY_COST;
-                    let is_ordered = self.is_ordered(heap, own, id);
-                    if !is_ordered && !self.can_wait_for(heap, id) {
-                        return None;
-                    }
-                    cost.calls_driver |= !is_ordered;
-                }
+                PageState::Ready(id) if heap.pages.claim(id) => cost.pages += READY_COST,
                 PageState::Unmapped => {
                     cost.pages += UNMAPPED_COST;
                     cost.calls_driver = true;
@@ -240,18 +232,6 @@ impl Tide {
             }
         }
         Some(cost)
-    }
-
-    /// Returns whether later work of a stream comes after the work that used an idle frame.
-    fn is_ordered(&self, heap: &Heap, own: FenceId, id: FrameId) -> bool {
-        let last = self.fence(heap.pages.shown_at(id).segment);
-        last == own || self.fences.has_passed(last, heap.pages.idle_since(id))
-    }
-
-    /// Returns whether another stream can be made to wait for the work that used an idle frame.
-    fn can_wait_for(&self, heap: &Heap, id: FrameId) -> bool {
-        let last = self.fence(heap.pages.shown_at(id).segment);
-        heap.captures == 0 && self.fences.can_wait_for(last)
     }
 
     /// Puts a window into use: what is before and behind it stays free.

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::driver::{Driver, DriverError, EventHandle};
 use crate::units::Stream;
 
-/// From this many events on, a stream gets one only if another waits for it. The host of a job that is bound by its
-/// card runs ahead of it by less.
+/// A stream has this many events at most. The host of a job that is bound by its card runs ahead of it by less.
 const EVENTS_MAX: usize = 64;
 
 /// The number of a stream in [`Fences`].
@@ -17,8 +16,6 @@ pub(super) struct FenceId(usize);
 #[derive(Debug, Default)]
 pub(super) struct Fences {
     fences: Vec<Fence>,
-    /// Whether a library of the process is capturing one of the streams: events from outside would break the capture.
-    has_captured: bool,
     by_stream: BTreeMap<Stream, FenceId>,
 }
 
@@ -65,20 +62,13 @@ impl Fences {
         time <= self.fences[id.0].passed
     }
 
-    /// Returns whether other streams can wait for a stream's work: not if the driver refused it an event, and not while a
-    /// stream is captured.
-    #[inline]
-    pub(super) fn can_wait_for(&self, id: FenceId) -> bool {
-        self.fences[id.0].refused == 0 && !self.has_captured
-    }
-
     /// Records an event in each stream in which memory was freed since its last one, and asks which events have
     /// passed. Does nothing while one of the streams is captured.
     ///
     /// A stream that the driver refuses an event is left as it is: the program may have destroyed it, and others need
     /// not fail for that. Its memory serves others after [`Fences::synchronize`].
     pub(super) fn update(&mut self, driver: &mut impl Driver) {
-        if self.look_for_captures(driver) {
+        if self.has_captured(driver) {
             return;
         }
         for fence in &mut self.fences {
@@ -89,37 +79,10 @@ impl Fences {
         }
     }
 
-    /// Returns whether one of the streams is captured.
-    pub(super) fn look_for_captures(&mut self, driver: &mut impl Driver) -> bool {
+    /// Returns whether one of the streams is captured. Events from outside would break the capture.
+    pub(super) fn has_captured(&self, driver: &mut impl Driver) -> bool {
         let mut known = self.fences.iter().filter(|fence| fence.is_known());
-        self.has_captured = known.any(|fence| driver.capture_of(fence.stream).is_some());
-        self.has_captured
-    }
-
-    /// Makes later work of `stream` wait for the work queued in another before a time. Not allowed during a capture.
-    ///
-    /// The host waits for a stream that the driver cannot make wait, such as a thread's own default stream.
-    ///
-    /// # Errors
-    ///
-    /// The driver's error; [`DriverError::OutOfMemory`] if it refuses an event: [`Fences::synchronize`] may then help.
-    pub(super) fn wait_in_stream(
-        &mut self,
-        driver: &mut impl Driver,
-        stream: Stream,
-        (id, time): (FenceId, u64),
-    ) -> Result<(), DriverError> {
-        let fence = &mut self.fences[id.0];
-        fence.record_or_note(driver);
-        if fence.refused > 0 {
-            return Err(DriverError::OutOfMemory);
-        }
-        match fence.events.iter().find(|&&(recorded, _)| time <= recorded) {
-            Some(&(_, event)) => driver
-                .wait_event(stream, event)
-                .or_else(|_| driver.synchronize_event(event)),
-            None => Ok(()),
-        }
+        known.any(|fence| driver.capture_of(fence.stream).is_some())
     }
 
     /// Waits until all work of a stream is done. Not allowed during a capture.

@@ -44,11 +44,9 @@ impl Tide {
         window: &Window,
     ) -> Result<(), DriverError> {
         let mut supply = claim(heap, window);
-        // A frame changes hands only after the wait, so that nothing has to be undone if the driver refuses it.
         let result = self
             .steal(heap, memory, window, &mut supply)
             .and_then(|()| create(heap, memory, &mut supply))
-            .and_then(|()| self.wait_for_frames(heap, memory, window, &supply))
             .and_then(|()| self.retire_views(heap, memory, &supply))
             .and_then(|()| map(heap, memory, &mut supply));
         if let Some(&page) = supply.missing.first() {
@@ -59,7 +57,9 @@ impl Tide {
         result
     }
 
-    /// Adds idle frames from elsewhere to a supply. A private pool's frames have one view each: there they are moved.
+    /// Adds idle frames from elsewhere to a supply, the longest idle first. Those of the window's stream keep their other
+    /// views. Those of other streams are moved, once no work uses them: no stream waits for another. A private pool's frames
+    /// have one view each, so they are moved, too.
     fn steal<M: Memory>(
         &self,
         heap: &mut Heap,
@@ -67,61 +67,18 @@ impl Tide {
         window: &Window,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
-        if supply.missing.is_empty() {
-            return Ok(());
-        }
+        let count = supply.missing.len();
         heap.pages.drop_stale_front();
-        if heap.domain_of(window.segment).pool != PoolIndex::DEFAULT {
-            return self.move_frames(heap, memory, supply);
-        }
-        supply.frames = self.stealable(heap, window.segment, supply.missing.len());
-        Ok(())
-    }
-
-    /// Returns up to `count` idle frames for pages of a segment, oldest first: those whose work its stream comes after,
-    /// then those for which it must wait, and can.
-    fn stealable(&self, heap: &Heap, segment: SegmentId, count: usize) -> Vec<FrameId> {
-        let own = self.fence(segment);
-        let (mut ordered, mut others) = (Vec::new(), Vec::new());
-        for id in heap.pages.idle().filter(|&id| !heap.pages.is_claimed(id)) {
-            if ordered.len() == count {
-                break;
-            }
-            if self.is_ordered(heap, own, id) {
-                ordered.push(id);
-            } else if others.len() < count && self.can_wait_for(heap, id) {
-                others.push(id);
-            }
-        }
-        others.truncate(count - ordered.len());
-        ordered.extend(others);
-        ordered
-    }
-
-    /// Makes the window's stream wait for the work that uses its frames.
-    fn wait_for_frames<M: Memory>(
-        &mut self,
-        heap: &Heap,
-        memory: &mut M,
-        window: &Window,
-        supply: &Supply,
-    ) -> Result<(), DriverError> {
-        let own = self.fence(window.segment);
-        let ready = supply.ready.iter().map(|&(id, _)| id);
-        let mut waits: BTreeMap<FenceId, u64> = BTreeMap::new();
-        for id in ready.chain(supply.frames.iter().copied()) {
-            if !self.is_ordered(heap, own, id) {
-                let time = waits
-                    .entry(self.fence(heap.pages.shown_at(id).segment))
-                    .or_insert(0);
-                *time = heap.pages.idle_since(id).max(*time);
-            }
-        }
-        let stream = heap.domain_of(window.segment).stream;
-        for wait in waits {
-            let mut physical = memory.physical_mut();
-            self.fences
-                .wait_in_stream(physical.driver_mut(), stream, wait)?;
+        let is_shared = heap.domain_of(window.segment).pool == PoolIndex::DEFAULT;
+        let own = is_shared.then(|| self.fence(window.segment));
+        let is_own = |id| Some(self.fence(heap.pages.shown_at(id).segment)) == own;
+        let unclaimed = heap.pages.idle().filter(|&id| !heap.pages.is_claimed(id));
+        supply.frames = unclaimed.filter(|&id| is_own(id)).take(count).collect();
+        let unused = self.unused_frames(heap).filter(|&id| !is_own(id));
+        let moved: Vec<FrameId> = unused.take(count - supply.frames.len()).collect();
+        for id in moved {
+            let handle = heap.unmap_frame(memory, id)?;
+            supply.handles.push(handle);
         }
         Ok(())
     }
@@ -140,21 +97,6 @@ impl Tide {
             if let Some(oldest) = stale.filter(|_| views.len() >= VIEWS_MAX) {
                 heap.unmap_views(memory, &[oldest])?;
             }
-        }
-        Ok(())
-    }
-
-    /// Moves idle frames that no work uses into the supply: a private pool's frames have one view each.
-    fn move_frames<M: Memory>(
-        &self,
-        heap: &mut Heap,
-        memory: &mut M,
-        supply: &mut Supply,
-    ) -> Result<(), DriverError> {
-        let unused = self.unused_frames(heap).take(supply.missing.len());
-        for id in unused.collect::<Vec<FrameId>>() {
-            let handle = heap.unmap_frame(memory, id)?;
-            supply.handles.push(handle);
         }
         Ok(())
     }
@@ -311,7 +253,7 @@ impl Tide {
 
     /// Returns whether a stream is captured, also into a graph that lowtide was not told of.
     fn is_capturing<M: Memory>(&mut self, heap: &Heap, memory: &mut M) -> bool {
-        heap.captures > 0 || (self.fences).look_for_captures(memory.physical_mut().driver_mut())
+        heap.captures > 0 || (self.fences).has_captured(memory.physical_mut().driver_mut())
     }
 
     /// Waits for all work in the streams of those segments that have pages.
