@@ -58,9 +58,12 @@ pub(crate) struct Rewound {
 
 /// Returns the memory at the last of `events`. `shown` are the segments a little later. Returns `None` if both are
 /// the same, or if they differ by more than other threads do meanwhile. O((n + m) log m) for n events and m blocks.
+///
+/// `has_requests` says whether the blocks of the segments have their requested bytes, and not their sizes instead.
 pub(super) fn rewind(
     events: &[TraceEvent],
     shown: &[SegmentSnapshot],
+    has_requests: bool,
     budget: &Budget,
 ) -> Option<Rewound> {
     let mut said = Said::new(events, granule(shown, events));
@@ -83,13 +86,20 @@ pub(super) fn rewind(
         calls: 0,
     };
     rewind.keep_segments(&said, shown)?;
-    rewind.match_blocks(&said);
+    rewind.match_blocks(&said, has_requests);
     rewind.remove_younger(&said);
     rewind.restore_segments(&said)?;
     if rewind.missed_events == 0 || rewind.calls > CALLS_MAX {
         return None;
     }
     Some(rewind.into_rewound(shown))
+}
+
+/// Returns whether a block in use has requested bytes of its own. Older recordings have the size of the block there; so has a
+/// recording in which all requests in use are multiples of 512 bytes.
+pub(super) fn has_requests(shown: &[SegmentSnapshot]) -> bool {
+    let mut in_use = blocks_in_use(shown).into_values();
+    in_use.any(|block| block.requested != block.size)
 }
 
 /// Returns the blocks in use in some segments, by address.
@@ -331,10 +341,7 @@ impl Rewind {
 
     /// Finds the blocks that the events leave in use among those of the segments. Those that it does not find were
     /// freed meanwhile, and are added.
-    fn match_blocks(&mut self, said: &Said<'_>) {
-        // Older recordings have the size of the block there.
-        let mut shown = self.shown.values();
-        let has_requests = shown.any(|block| block.requested != block.size);
+    fn match_blocks(&mut self, said: &Said<'_>, has_requests: bool) {
         for (&address, left) in &said.blocks {
             let next = said.blocks.range(address + 1..).next();
             let next = next.map_or(u64::MAX, |(&next, _)| next);

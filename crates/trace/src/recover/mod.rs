@@ -96,17 +96,25 @@ pub(crate) fn recover(
         first => {
             // The first walk's result is not needed any more, and takes memory.
             let first = first.map(drop);
-            forget_pools(&mut events, &pools_known);
-            if !segments.is_empty() {
-                rewound = meanwhile::rewind(&events, segments, budget);
-            }
-            let of_then = rewound.as_ref();
-            match of_then.and_then(|_| walk(&mut events, of_then, budget).ok()) {
-                Some(walked) => walked,
-                None => {
-                    rewound = None;
-                    first.and_then(|()| walk(&mut events, None, budget))?
+            let mut walk_from = |has_requests| {
+                forget_pools(&mut events, &pools_known);
+                let rewound = meanwhile::rewind(&events, segments, has_requests, budget)?;
+                let walked = walk(&mut events, Some(&rewound), budget).ok()?;
+                Some((rewound, walked))
+            };
+            // No recording says whether it has requested bytes.
+            let has_requests = meanwhile::has_requests(segments);
+            let attempts = [has_requests, true];
+            let attempts = attempts.into_iter().filter(|_| !segments.is_empty());
+            match attempts
+                .take(2 - usize::from(has_requests))
+                .find_map(&mut walk_from)
+            {
+                Some((of_then, walked)) => {
+                    rewound = Some(of_then);
+                    walked
                 }
+                None => first.and_then(|()| walk(&mut events, None, budget))?,
             }
         }
     };

@@ -112,6 +112,25 @@ fn a_block_was_freed_meanwhile() {
     check(&[segment(&[])], &events, 1, (&[SEGMENT], &before));
 }
 
+/// A larger block took the place of one, in a recording of which no block shows that it has requested bytes: each has a
+/// multiple of 512.
+#[test]
+fn a_larger_block_came_meanwhile_where_one_was() {
+    let larger = expandable(SEGMENT, PAGE, &[(1536, Allocated), (PAGE - 1536, Inactive)]);
+    let events = [
+        &[event(SegmentMap, SEGMENT, PAGE)][..],
+        &allocated(SEGMENT, 700),
+        &allocated(SEGMENT + 1024, 512),
+        &freed(SEGMENT + 1024, 512),
+    ]
+    .concat();
+    let recovered = check(&as_shown(vec![larger]), &events, 3, (&[], &[]));
+    let rewound = recovered.rewound.expect("events are missing");
+    let in_use = { rewound.segments[0].blocks.iter() }.filter(|block| block.status != Inactive);
+    let in_use: Vec<u64> = in_use.map(|block| block.requested.get()).collect();
+    assert_eq!(in_use, [700]);
+}
+
 #[test]
 fn a_program_let_go_of_a_block_meanwhile() {
     let events = [

@@ -108,7 +108,7 @@ fn what_the_events_say_last_is_counted() {
     ];
     let counted = |events: &[TraceEvent], shown: &[SegmentSnapshot]| {
         let events = [events, &gone].concat();
-        least(|budget| rewind(&events, shown, &budget).is_some())
+        least(|budget| rewind(&events, shown, true, &budget).is_some())
     };
     let came = events(SegmentAlloc, PAGE);
     let shown: Vec<_> = { came.iter() }
