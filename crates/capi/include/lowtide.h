@@ -398,10 +398,10 @@ typedef struct lowtide_event {
 } lowtide_event;
 
 /**
- * Is notified of an event, with the `context` that was registered with it. The thread that caused the event
- * makes the call before its own call returns; if memory leaves, before it leaves. Called under the lock of the
- * memory concerned, for different streams possibly from several threads at once. It must not call lowtide, throw
- * or unwind.
+ * Is notified of an event, with the `context` that was registered with it. The thread that caused the event makes
+ * the call before its own call returns; it may be one of lowtide's. If memory leaves, the call comes before that. It
+ * is made under the lock of the memory concerned, for different streams possibly from several threads at once. It
+ * must not call lowtide, throw or unwind.
  */
 typedef void (*lowtide_event_observer)(void *context, const struct lowtide_event *event);
 

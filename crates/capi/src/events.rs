@@ -66,10 +66,10 @@ pub struct Event {
     pub pool: Mempool,
 }
 
-/// Is notified of an event, with the `context` that was registered with it. The thread that caused the event
-/// makes the call before its own call returns; if memory leaves, before it leaves. Called under the lock of the
-/// memory concerned, for different streams possibly from several threads at once. It must not call lowtide, throw
-/// or unwind.
+/// Is notified of an event, with the `context` that was registered with it. The thread that caused the event makes
+/// the call before its own call returns; it may be one of lowtide's. If memory leaves, the call comes before that. It
+/// is made under the lock of the memory concerned, for different streams possibly from several threads at once. It
+/// must not call lowtide, throw or unwind.
 pub type EventObserver = Option<unsafe extern "C" fn(context: *mut c_void, event: *const Event)>;
 
 /// Registers `observer`, which is notified of every event on every device from now on. Null removes it.

@@ -182,7 +182,7 @@ impl Config {
     /// - BFC: a request may wait for memory that any stream frees.
     /// - Garbage collection compares the free segments of all streams.
     /// - `throw_on_cudamalloc_oom` rejects a request by the reserved bytes of all streams.
-    /// - `tide` steals the idle frames of all streams.
+    /// - `tide` gives a stream the idle frames of others, once no work uses them.
     /// - `direct` releases freed memory to the driver, so it can serve the next request of any stream.
     pub fn keeps_streams_apart(&self) -> bool {
         match self {

@@ -155,18 +155,31 @@ pub trait Driver {
     /// Destroys an event. This cannot fail: if the driver refuses, it keeps the event.
     fn release_event(&mut self, event: EventHandle);
 
-    /// Waits until the work now in `stream` is done (`cudaStreamSynchronize`). A stream that the driver does not know may
-    /// have been destroyed, with work that still runs: then it waits for all work of the device.
+    /// Waits until the work now in `stream`, which exists, is done (`cudaStreamSynchronize`). For the number of a thread's own
+    /// default stream it waits for all work of the device.
     ///
     /// # Errors
     ///
     /// The driver's error.
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError>;
 
+    /// Waits until all work of the device is done (`cudaDeviceSynchronize`), also in streams that were destroyed.
+    ///
+    /// # Errors
+    ///
+    /// The driver's error.
+    fn synchronize_device(&mut self) -> Result<(), DriverError>;
+
     /// Returns the number of the capture that `stream` is in (`cudaStreamGetCaptureInfo`). `None` if the stream is
     /// not being captured or the device does not report it.
     fn capture_of(&mut self, _stream: Stream) -> Option<u64> {
         None
+    }
+
+    /// Returns whether an event in `stream` would break a capture: the stream is in one, or its work would have to wait for
+    /// one. False for a stream that the driver does not know.
+    fn is_in_capture(&mut self, stream: Stream) -> bool {
+        self.capture_of(stream).is_some()
     }
 
     /// Returns the position of the next work of `stream` in the graph that it is captured into; `None` as for

@@ -329,20 +329,26 @@ impl Driver for CudaDriver {
     }
 
     fn synchronize_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
+        let Ok(stream) = stream_handle("cuStreamSynchronize", stream) else {
+            return self.synchronize_device();
+        };
         let _scope = self.context.enter()?;
-        let waited = stream_handle("cuStreamSynchronize", stream).and_then(|stream| {
-            // SAFETY: the driver refuses a stream that was destroyed.
-            unsafe { call!(self.library(), cuStreamSynchronize(stream)) }
-        });
-        if waited.as_ref().is_err_and(is_of_no_stream) {
-            // SAFETY: takes nothing.
-            return unsafe { call!(self.library(), cuCtxSynchronize()) };
-        }
-        waited
+        // SAFETY: the stream exists, by the contract of `new`.
+        unsafe { call!(self.library(), cuStreamSynchronize(stream)) }
+    }
+
+    fn synchronize_device(&mut self) -> Result<(), DriverError> {
+        let _scope = self.context.enter()?;
+        // SAFETY: takes nothing.
+        unsafe { call!(self.library(), cuCtxSynchronize()) }
     }
 
     fn capture_of(&mut self, stream: Stream) -> Option<u64> {
         self.capture_id(stream).ok().flatten()
+    }
+
+    fn is_in_capture(&mut self, stream: Stream) -> bool {
+        self.concerns_capture(stream)
     }
 
     fn capture_point(&mut self, stream: Stream) -> Option<CapturePoint> {
@@ -420,23 +426,13 @@ pub(crate) fn host_size(size: Bytes) -> usize {
     size
 }
 
-/// Returns whether the driver refused a stream because it does not exist, or no longer.
-fn is_of_no_stream(error: &DriverError) -> bool {
-    const GONE: [CUresult; 2] = [CUresult::INVALID_HANDLE, CUresult::CONTEXT_IS_DESTROYED];
-    match error {
-        DriverError::Unsupported { .. } => true,
-        DriverError::Failed { code, .. } => GONE.iter().any(|gone| gone.0.cast_signed() == *code),
-        _ => false,
-    }
-}
-
 /// Returns the driver's handle of a stream: a pointer, and so even, or at most 2 for a default stream.
 ///
 /// # Errors
 ///
 /// [`DriverError::Unsupported`] for the number of a thread's own default stream, which the driver would take for a
 /// pointer.
-fn stream_handle(call: &'static str, stream: Stream) -> Result<CUstream, DriverError> {
+pub(crate) fn stream_handle(call: &'static str, stream: Stream) -> Result<CUstream, DriverError> {
     if stream.0 > 2 && stream.0 % 2 == 1 {
         return Err(DriverError::Unsupported { call });
     }

@@ -4,9 +4,9 @@ use std::ptr;
 
 use lowtide_core::{Bytes, CapturePoint, DeviceAddress, DriverError, GraphNode, Stream};
 
-use crate::driver::{CudaDriver, host_size, raw_stream};
+use crate::driver::{CudaDriver, host_size, raw_stream, stream_handle};
 use crate::library::{call, call_optional};
-use crate::sys::{CUgraphEdgeData, CUgraphNode, CUstreamCaptureStatus};
+use crate::sys::{CUgraphEdgeData, CUgraphNode, CUresult, CUstreamCaptureStatus};
 
 /// The capture status of a stream, which decides what happens to work that is submitted to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,19 +37,26 @@ impl CudaDriver {
     /// # Errors
     ///
     /// The driver's error. The default stream gives an error while another stream is being captured, because work
-    /// there would have to wait for the capture.
+    /// there would have to wait for the capture. [`DriverError::Unsupported`] for a thread's own default stream.
     pub fn capture_status(&self, stream: Stream) -> Result<CaptureStatus, DriverError> {
         let _scope = self.context.enter()?;
+        let known = stream_handle("cuStreamIsCapturing", stream)?;
         let mut status = CUstreamCaptureStatus::NONE;
         // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes `status`, which
         // outlives it.
-        unsafe {
-            call!(
-                self.library(),
-                cuStreamIsCapturing(raw_stream(stream), &raw mut status)
-            )
-        }?;
+        unsafe { call!(self.library(), cuStreamIsCapturing(known, &raw mut status)) }?;
         Ok(CaptureStatus::from_raw(status))
+    }
+
+    /// Returns whether a stream is in a capture, or would wait for one, as the legacy default stream does for those of blocking
+    /// streams.
+    pub(crate) fn concerns_capture(&self, stream: Stream) -> bool {
+        const IMPLICIT: i32 = CUresult::STREAM_CAPTURE_IMPLICIT.0.cast_signed();
+        match self.capture_status(stream) {
+            Ok(status) => status != CaptureStatus::None,
+            Err(DriverError::Failed { code, .. }) => code == IMPLICIT,
+            Err(_) => false,
+        }
     }
 
     /// Returns the id of the capture that `stream` is part of, if any. All streams of a capture have the same id.
@@ -59,6 +66,7 @@ impl CudaDriver {
     /// As for [`CudaDriver::capture_status`].
     pub(crate) fn capture_id(&self, stream: Stream) -> Result<Option<u64>, DriverError> {
         let _scope = self.context.enter()?;
+        let known = stream_handle("cuStreamGetCaptureInfo", stream)?;
         let mut status = CUstreamCaptureStatus::NONE;
         let mut id = 0;
         // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes `status` and `id`,
@@ -67,7 +75,7 @@ impl CudaDriver {
             call!(
                 self.library(),
                 cuStreamGetCaptureInfo_v2(
-                    raw_stream(stream),
+                    known,
                     &raw mut status,
                     &raw mut id,
                     ptr::null_mut(),

@@ -26,6 +26,7 @@ pub(crate) struct State {
     pub(crate) devices: Vec<Device>,
     pub(crate) memory: Memory,
     pub(crate) streams: BTreeMap<CUstream, Stream>,
+    pub(crate) destroyed_streams: BTreeSet<CUstream>,
     pub(crate) events: BTreeMap<CUevent, Event>,
     /// Captures in progress, by their number.
     pub(crate) captures: BTreeMap<u64, Capture>,

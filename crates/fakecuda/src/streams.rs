@@ -37,6 +37,7 @@ driver_calls! {
         capture::lose_stream(&mut state, name);
         let has_ended = state.streams[&name].queue.tail().is_passed();
         state.stream_mut(name).is_destroyed = true;
+        state.destroyed_streams.insert(name);
         if has_ended {
             state.streams.remove(&name);
         }
@@ -115,8 +116,13 @@ impl State {
                 Ok(name)
             }
             name => {
+                // Driver 580 crashes in each call that was tried: cuEventRecord, cuStreamIsCapturing and
+                // cuStreamGetCaptureInfo.
+                if self.destroyed_streams.contains(&name) {
+                    eprintln!("fakecuda: a call was given a stream that was destroyed");
+                    std::process::abort();
+                }
                 let found = self.streams.get(&name);
-                let found = found.filter(|stream| !stream.is_destroyed);
                 let device = found.ok_or(CUresult::INVALID_HANDLE)?.device;
                 self.check_fault(device)?;
                 Ok(name)

@@ -293,10 +293,11 @@ impl Backing {
 impl Piece {
     /// Waits for the work of removed segments, except for work in `own`.
     fn wait(&mut self, device: &impl Device, own: Option<Stream>) -> Result<(), DriverError> {
-        while let Some(index) = self.streams.iter().position(|&stream| Some(stream) != own) {
-            let stream = self.streams[index];
-            device.with_driver(|driver| Driver::synchronize_stream(driver, stream))?;
-            self.streams.swap_remove(index);
+        let is_own = |stream: &Stream| Some(*stream) == own;
+        if !self.streams.iter().all(is_own) {
+            // The program may have destroyed the streams, of which the driver then must not be asked.
+            device.with_driver(Driver::synchronize_device)?;
+            self.streams.retain(is_own);
         }
         Ok(())
     }

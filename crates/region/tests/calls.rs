@@ -148,13 +148,13 @@ fn memory_is_used_again_before_more_is_taken() {
         driver.launch(block, Stream(1));
         assert_eq!(region.allocator.free(block.address), Ok(()));
     }
-    let before = (calls(&driver), driver.calls(Call::SynchronizeStream));
+    let before = (calls(&driver), driver.calls(Call::SynchronizeDevice));
     let own = region
         .allocate(Bytes::kib(1), Stream(1))
         .expect("there is room");
     assert_eq!(own, blocks[0]);
     assert_eq!(
-        driver.calls(Call::SynchronizeStream),
+        driver.calls(Call::SynchronizeDevice),
         before.1,
         "its order is the stream's"
     );
@@ -163,7 +163,7 @@ fn memory_is_used_again_before_more_is_taken() {
         .expect("there is room");
     assert_eq!(other, blocks[1]);
     driver.give(other, Stream(2));
-    assert_eq!(driver.calls(Call::SynchronizeStream), before.1 + 1);
+    assert_eq!(driver.calls(Call::SynchronizeDevice), before.1 + 1);
     assert_eq!(since(&driver, before.0), [0; 5]);
     for block in [own, other, blocks[2]] {
         assert_eq!(region.allocator.free(block.address), Ok(()));

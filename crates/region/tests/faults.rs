@@ -566,9 +566,9 @@ fn what_a_pause_left_of_a_segment_that_is_gone_makes_room_for_the_others() {
     assert_eq!(region.allocator.free(gone.address), Ok(()));
     let other = region.allocator.allocate(Bytes::mib(128), Stream(0));
     other.expect("there is room");
-    let waits = driver.calls(Call::SynchronizeStream);
+    let waits = driver.calls(Call::SynchronizeDevice);
     region.resume().expect("there is room");
-    assert_eq!(driver.calls(Call::SynchronizeStream), waits);
+    assert_eq!(driver.calls(Call::SynchronizeDevice), waits);
     assert!(driver.check(kept, 7));
     assert_eq!(driver.violations(), [""; 0]);
 }

@@ -37,13 +37,15 @@ pub enum Call {
     ReleaseEvent,
     /// [`lowtide_core::Driver::synchronize_stream`].
     SynchronizeStream,
+    /// [`lowtide_core::Driver::synchronize_device`].
+    SynchronizeDevice,
     /// [`lowtide_core::Driver::memory_info`].
     MemoryInfo,
 }
 
 impl Call {
     /// All calls, in the order of the trait.
-    pub const ALL: [Call; 16] = [
+    pub const ALL: [Call; 17] = [
         Call::Allocate,
         Call::Free,
         Call::Reserve,
@@ -59,6 +61,7 @@ impl Call {
         Call::WaitEvent,
         Call::ReleaseEvent,
         Call::SynchronizeStream,
+        Call::SynchronizeDevice,
         Call::MemoryInfo,
     ];
 
@@ -80,6 +83,7 @@ impl Call {
             Call::WaitEvent => "cudaStreamWaitEvent",
             Call::ReleaseEvent => "cudaEventDestroy",
             Call::SynchronizeStream => "cudaStreamSynchronize",
+            Call::SynchronizeDevice => "cudaDeviceSynchronize",
             Call::MemoryInfo => "cudaMemGetInfo",
         }
     }

@@ -72,7 +72,7 @@ const fn fixed(call: Call) -> u64 {
         Call::RecordEvent | Call::QueryEvent | Call::WaitEvent => 150,
         Call::SynchronizeEvent => 170,
         Call::ReleaseEvent => 100,
-        Call::SynchronizeStream => 210,
+        Call::SynchronizeStream | Call::SynchronizeDevice => 210,
         Call::MemoryInfo => 3_900,
         _ => unreachable!(),
     }

@@ -501,6 +501,14 @@ impl<A: AddressSource> Driver for SimDriver<A> {
         })
     }
 
+    fn synchronize_device(&mut self) -> Result<(), DriverError> {
+        self.call(Call::SynchronizeDevice, Bytes::ZERO, |device| {
+            device.check_captures()?;
+            device.clock.wait_for_device();
+            Ok(((), cost_ns(Call::SynchronizeDevice, Bytes::ZERO)))
+        })
+    }
+
     fn capture_of(&mut self, stream: Stream) -> Option<u64> {
         let point = self.device.captures.point(stream);
         point.map(|point| point.capture)

@@ -189,6 +189,7 @@ fn every_call_moves_the_clock_by_its_cost() {
     driver.wait_event(A, event).unwrap();
     driver.release_event(event);
     driver.synchronize_stream(A).unwrap();
+    driver.synchronize_device().unwrap();
     driver.memory_info().unwrap();
     for call in Call::ALL {
         assert!(driver.stats(call).cost_ns > 0, "{call}");

@@ -109,16 +109,17 @@ fn memory_goes_back_whose_stream_has_ended() {
     });
 }
 
-/// A thread's own default stream has a number that is not a handle. A driver that gets it may crash.
+/// A thread's own default stream has a number that is not a handle, and any other may have been destroyed. A driver that
+/// gets one of those may crash.
 #[test]
-fn the_driver_is_asked_for_no_stream_of_a_thread() {
-    let test = "returns::the_driver_is_asked_for_no_stream_of_a_thread";
+fn the_driver_is_asked_for_no_stream() {
+    let test = "returns::the_driver_is_asked_for_no_stream";
     isolated(test, &[], |fake| {
         let _outside = allocate(MIB, 0).unwrap();
         let used = fake.used_bytes(0);
         let names = ["cuStreamSynchronize", "cuCtxSynchronize"];
         let of_thread = ptr::without_provenance_mut(3);
-        for (stream, expected) in [(fake.stream(), [1, 0]), (of_thread, [0, 1])] {
+        for stream in [fake.stream(), of_thread] {
             enter("kv", Backup::None);
             let memory = allocate_on(12 * MIB, 0, stream);
             leave();
@@ -128,7 +129,7 @@ fn the_driver_is_asked_for_no_stream_of_a_thread() {
             assert_eq!(lowtide_reset(), Status::Ok);
             let after = names.map(|name| fake.calls(name));
             let calls = [after[0] - before[0], after[1] - before[1]];
-            assert_eq!((calls, fake.used_bytes(0)), (expected, used));
+            assert_eq!((calls, fake.used_bytes(0)), ([0, 1], used));
         }
     });
 }

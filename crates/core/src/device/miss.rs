@@ -23,7 +23,7 @@ enum Miss {
 
 impl<L: Lanes> Device<L> {
     /// Serves a request that no free block of its lane, `own`, serves. If there is no memory for it and it `can_wait` for
-    /// another thread to free some, returns `None`, and nothing is counted or recorded.
+    /// another thread to free some, returns `None`, and no out-of-memory error is counted or recorded.
     ///
     /// Only lane `own` must have been entered. The others are entered when they are needed.
     ///

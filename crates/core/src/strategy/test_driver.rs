@@ -153,6 +153,10 @@ impl Driver for TestDriver {
         Ok(())
     }
 
+    fn synchronize_device(&mut self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         Ok(MemoryInfo {
             free: self.free_bytes(),

@@ -3,7 +3,8 @@
 //! 1. Addresses first: best fit with coalescing, in address ranges of each stream. Frames (handles of one page, see
 //!    [`Pages`](crate::pages::Pages)) follow the blocks. They decide only between the tightest free blocks and their
 //!    two ends.
-//! 2. Steal before create: an idle frame, wherever it is mapped, serves before a new one is created.
+//! 2. Steal before create: an idle frame, wherever it is mapped, serves before a new one is created. It is one that the
+//!    stream used last, or that no work uses: no stream waits for another.
 //! 3. Views stay: a stolen frame stays mapped where it was. A job that repeats finds its views again and calls no
 //!    driver.
 //!
@@ -25,7 +26,7 @@ use crate::config::options::Options;
 use crate::config::tokens::Reader;
 use crate::domain::DomainId;
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
-use crate::pages::{PageId, PageState};
+use crate::pages::{FrameId, PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::stats::SizeKind;
@@ -139,7 +140,12 @@ impl Tide {
 
     /// Returns the window that costs least among those in the tightest free blocks; of equal ones, that in the tightest.
     /// `None` if no free block is large enough, or if none can be used yet.
-    fn best_window(&self, heap: &mut Heap, request: &Request) -> Option<(Window, Cost)> {
+    fn best_window(
+        &self,
+        heap: &mut Heap,
+        request: &Request,
+        has_asked: bool,
+    ) -> Option<(Window, Cost)> {
         let rooms = self.rooms.get(request.domain.index())?;
         let room = &rooms[room_index(kind_of(request.size))];
         // No page is known before the first segment.
@@ -158,7 +164,7 @@ impl Tide {
                     continue;
                 }
                 let most = best.map_or(u64::MAX, |(_, least)| least.pages);
-                let cost = self.cost(heap, &window, most);
+                let cost = self.cost(heap, &window, (most, has_asked));
                 best = match (cost, best) {
                     (Some(cost), None) => Some((window, cost)),
                     (Some(cost), Some((_, least))) if cost < least => Some((window, cost)),
@@ -200,21 +206,36 @@ impl Tide {
         Some(free.id)
     }
 
-    /// Returns what a window needs. `None` if that is more than `most` pages, or if work may still use the address of a view
-    /// that would have to go. Linear in its pages.
-    fn cost(&self, heap: &mut Heap, window: &Window, most: u64) -> Option<Cost> {
+    /// Returns what a window needs. Linear in its pages. `None` if that is more than `most` pages, or if work may still use:
+    ///
+    /// - the address of a view that would have to go,
+    /// - in another stream, a frame that is mapped here. If the driver was not asked yet how far that stream has come
+    ///   (`has_asked`), the window needs that call.
+    fn cost(
+        &self,
+        heap: &mut Heap,
+        window: &Window,
+        (most, has_asked): (u64, bool),
+    ) -> Option<Cost> {
         let mut cost = Cost::default();
         if !heap.pages.contains(window.segment) {
             return Some(cost);
         }
         let range = (heap.pages).touched(window.segment, window.address, window.size);
+        let own = self.fence(window.segment);
         heap.pages.begin_window();
         for at in range.pages() {
-            let state = heap.pages.state(at);
-            match state {
+            match heap.pages.state(at) {
                 PageState::InUse => {}
                 PageState::Alone(_) => cost.pages += READY_COST,
-                PageState::Ready(id) if heap.pages.claim(id) => cost.pages += READY_COST,
+                PageState::Ready(id) if heap.pages.claim(id) => {
+                    let is_ordered = self.is_ordered(heap, own, id);
+                    if !is_ordered && has_asked {
+                        return None;
+                    }
+                    cost.pages += READY_COST;
+                    cost.calls_driver |= !is_ordered;
+                }
                 PageState::Unmapped => {
                     cost.pages += UNMAPPED_COST;
                     cost.calls_driver = true;
@@ -232,6 +253,12 @@ impl Tide {
             }
         }
         Some(cost)
+    }
+
+    /// Returns whether later work of a stream comes after the work that used an idle frame.
+    fn is_ordered(&self, heap: &Heap, own: FenceId, id: FrameId) -> bool {
+        let last = self.fence(heap.pages.shown_at(id).segment);
+        last == own || self.fences.has_passed(last, heap.pages.idle_since(id))
     }
 
     /// Puts a window into use: what is before and behind it stays free.
@@ -327,7 +354,8 @@ impl Tide {
         [first, next_page].into_iter().find_map(|address| {
             let window = window_at(heap, unused, address, request.size);
             let has_room = address + request.size <= block.end();
-            (has_room && self.cost(heap, &window, u64::MAX).is_some()).then_some((unused, window))
+            (has_room && self.cost(heap, &window, (u64::MAX, true)).is_some())
+                .then_some((unused, window))
         })
     }
 
@@ -423,7 +451,7 @@ impl Strategy for Tide {
         if let Some(id) = self.take_tightest(heap, request) {
             return Some(id);
         }
-        let (window, cost) = self.best_window(heap, request)?;
+        let (window, cost) = self.best_window(heap, request, false)?;
         (!cost.calls_driver).then(|| self.carve(heap, &window))
     }
 
@@ -438,9 +466,12 @@ impl Strategy for Tide {
             return self.grow_plain(heap, memory, request);
         }
         if heap.captures == 0 {
-            self.fences.update(memory.physical_mut().driver_mut());
+            let stream = heap.domains.domain(request.domain).stream;
+            let own = self.fences.of_stream(stream);
+            self.fences
+                .update(memory.physical_mut().driver_mut(), Some(own));
         }
-        let window = match self.best_window(heap, request) {
+        let window = match self.best_window(heap, request, true) {
             Some((window, _)) => window,
             None => match unless_out_of_memory(self.extend(heap, memory, request))? {
                 Some(window) => window,
@@ -576,17 +607,17 @@ fn window_at(heap: &Heap, block: BlockId, address: DeviceAddress, size: Bytes) -
     }
 }
 
-/// Returns the bytes of a free block that have a frame which is idle or in use there.
+/// Returns the bytes of a free block that have a frame which is idle or in use there. A frame counts once.
 fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
     let (block, segment) = (heap.blocks.get(id), heap.blocks.segment(id));
     if !heap.pages.contains(segment) {
         return block.size;
     }
-    let is_usable = |&at: &PageId| {
-        !matches!(
-            heap.pages.state(at),
-            PageState::Unmapped | PageState::Blocked
-        )
+    let mut frames = BTreeSet::new();
+    let mut is_usable = |&at: &PageId| match heap.pages.state(at) {
+        PageState::InUse | PageState::Alone(_) => true,
+        PageState::Ready(id) => frames.insert(id),
+        PageState::Unmapped | PageState::Blocked => false,
     };
     let touched = heap.pages.touched(segment, block.address, block.size);
     let overlap = |at: PageId| {
@@ -594,7 +625,8 @@ fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
         let end = (start + heap.pages.page_size()).min(block.end());
         end.offset_from(start.max(block.address))
     };
-    touched.pages().filter(is_usable).map(overlap).sum()
+    let usable = touched.pages().filter(|at| is_usable(at));
+    usable.map(overlap).sum()
 }
 
 impl Tide {
@@ -654,7 +686,7 @@ impl Placement for Tide {
         // What lies before is taken, too, for the moment.
         let whole = window_at(heap, id, start, before + request.size);
         let has_memory = self
-            .cost(heap, &whole, u64::MAX)
+            .cost(heap, &whole, (u64::MAX, true))
             .is_some_and(|cost| !cost.calls_driver);
         if !has_memory || !(before % ROUNDING).is_zero() {
             return None;

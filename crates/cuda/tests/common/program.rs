@@ -59,17 +59,20 @@ impl Program {
         Ok(context.addr())
     }
 
-    /// Creates a stream on the current device, for the rest of the process.
+    /// Creates a stream on the current device, for the rest of the process. The default stream does not wait for it.
     pub(crate) fn create_stream(&self) -> Result<Stream, Box<dyn Error>> {
         const NON_BLOCKING: c_uint = 1;
+        self.create_stream_with(NON_BLOCKING)
+    }
+
+    /// Creates a stream with the driver's flags.
+    pub(crate) fn create_stream_with(&self, flags: c_uint) -> Result<Stream, Box<dyn Error>> {
         type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_uint;
         // SAFETY: the type is cuda.h's.
         let create: Create = unsafe { self.function("cuStreamCreate") }?;
         let mut stream = ptr::null_mut();
         // SAFETY: the call writes `stream`, which outlives it.
-        check("cuStreamCreate", unsafe {
-            create(&raw mut stream, NON_BLOCKING)
-        })?;
+        check("cuStreamCreate", unsafe { create(&raw mut stream, flags) })?;
         Ok(Stream(stream.expose_provenance() as u64))
     }
 

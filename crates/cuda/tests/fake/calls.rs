@@ -165,6 +165,7 @@ fn memory_calls_of_others_spoil_a_capture() {
     assert_eq!(fake.allocate_unguarded(), STREAM_CAPTURE_UNSUPPORTED);
     let status = driver.capture_status(stream).unwrap();
     assert_eq!(status, CaptureStatus::Invalidated);
+    assert!(driver.is_in_capture(stream), "until it has ended");
     assert_eq!(driver.capture_of(stream), None);
     assert_eq!(driver.capture_point(stream), None);
     assert!(program.end_capture(stream).is_err());
@@ -177,6 +178,24 @@ fn memory_calls_of_others_spoil_a_capture() {
     drop(relaxed);
     assert_eq!(fake.allocate_unguarded(), STREAM_CAPTURE_UNSUPPORTED);
     assert!(program.end_capture(stream).is_err());
+}
+
+/// Work of the default stream would wait for a capture of a stream that waits for the default stream.
+#[test]
+fn the_default_stream_is_in_the_captures_that_it_would_wait_for() {
+    let fake = Fake::start();
+    let mut driver = fake.driver();
+    let (program, [other, _]) = fake.program();
+    let stream = program.create_stream_with(0).unwrap();
+    let in_capture = |driver: &mut CudaDriver| {
+        let streams = [Stream::DEFAULT, stream, other, Stream(3)];
+        streams.map(|stream| driver.is_in_capture(stream))
+    };
+    assert_eq!(in_capture(&mut driver), [false; 4]);
+    program.begin_capture(stream).unwrap();
+    assert_eq!(in_capture(&mut driver), [true, true, false, false]);
+    program.end_capture(stream).unwrap();
+    assert_eq!(in_capture(&mut driver), [false; 4]);
 }
 
 #[test]

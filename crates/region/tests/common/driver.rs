@@ -301,6 +301,12 @@ impl Driver for TestDriver {
         card.kernels.retain(|&(_, by)| by != stream);
         Ok(())
     }
+    fn synchronize_device(&mut self) -> Result<(), DriverError> {
+        let mut card = self.card();
+        card.sim.synchronize_device()?;
+        card.kernels.clear();
+        Ok(())
+    }
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         self.card().sim.memory_info()
     }
@@ -309,9 +315,6 @@ impl Driver for TestDriver {
 impl TestDriver {
     /// Waits for all work.
     pub(super) fn synchronize(&self) -> Result<(), DriverError> {
-        // One call, as on a card.
-        self.clone().synchronize_stream(Stream::DEFAULT)?;
-        self.card().kernels.clear();
-        Ok(())
+        self.clone().synchronize_device()
     }
 }

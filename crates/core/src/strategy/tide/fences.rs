@@ -27,8 +27,6 @@ struct Fence {
     freed: u64,
     /// Work queued before that time is done.
     passed: u64,
-    /// What was freed when the driver last refused an event; zero if it did not.
-    refused: u64,
     /// Events that have not passed, oldest first, each with the time when it was recorded.
     events: VecDeque<(u64, EventHandle)>,
 }
@@ -43,7 +41,6 @@ impl Fences {
                 stream,
                 freed: 0,
                 passed: 0,
-                refused: 0,
                 events: VecDeque::new(),
             });
         }
@@ -62,81 +59,78 @@ impl Fences {
         time <= self.fences[id.0].passed
     }
 
-    /// Records an event in each stream in which memory was freed since its last one, and asks which events have
-    /// passed. Does nothing while one of the streams is captured.
+    /// Records an event in the stream `own`, which exists as it makes a request, and in the default stream. Asks of every
+    /// stream which of its events have passed. Does nothing while one of the two is captured.
     ///
-    /// A stream that the driver refuses an event is left as it is: the program may have destroyed it, and others need
-    /// not fail for that. Its memory serves others after [`Fences::synchronize`].
-    pub(super) fn update(&mut self, driver: &mut impl Driver) {
-        if self.has_captured(driver) {
+    /// Other streams are left alone: the program may have destroyed them, and the driver crashes if it is asked of such a
+    /// stream. Their memory serves others after their own next miss, or after [`Fences::synchronize`].
+    pub(super) fn update(&mut self, driver: &mut impl Driver, own: Option<FenceId>) {
+        if self.is_captured(driver, own) {
             return;
         }
+        for id in self.existing(own) {
+            self.fences[id.0].record(driver);
+        }
         for fence in &mut self.fences {
-            if fence.events.len() < EVENTS_MAX && fence.is_known() {
-                fence.record_or_note(driver);
-            }
-            while fence.poll(driver) == Ok(true) {}
+            while fence.poll(driver) {}
         }
     }
 
-    /// Returns whether one of the streams is captured. Events from outside would break the capture.
-    pub(super) fn has_captured(&self, driver: &mut impl Driver) -> bool {
-        let mut known = self.fences.iter().filter(|fence| fence.is_known());
-        known.any(|fence| driver.capture_of(fence.stream).is_some())
+    /// Returns whether the stream `own`, which exists, or the default stream is captured. Events from outside would break
+    /// the capture.
+    pub(super) fn is_captured(&self, driver: &mut impl Driver, own: Option<FenceId>) -> bool {
+        let mut streams = self.existing(own).map(|id| self.fences[id.0].stream);
+        streams.any(|stream| driver.is_in_capture(stream))
     }
 
-    /// Waits until all work of a stream is done. Not allowed during a capture.
+    /// Returns the streams that the driver may be asked of.
+    fn existing(&self, own: Option<FenceId>) -> impl Iterator<Item = FenceId> + use<> {
+        let default = self.by_stream.get(&Stream::DEFAULT).copied();
+        own.into_iter()
+            .chain(default.filter(move |_| own != default))
+    }
+
+    /// Waits until all work of the device is done. Not allowed during a capture.
     ///
     /// # Errors
     ///
     /// The driver's error.
-    pub(super) fn synchronize(
-        &mut self,
-        driver: &mut impl Driver,
-        id: FenceId,
-    ) -> Result<(), DriverError> {
-        let fence = &mut self.fences[id.0];
-        // Also if everything that was freed has passed: a graph may use a pool's memory later.
-        driver.synchronize_stream(fence.stream)?;
-        fence.passed = fence.freed;
-        let events = fence.events.drain(..);
-        events.for_each(|(_, event)| driver.release_event(event));
+    pub(super) fn synchronize(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+        driver.synchronize_device()?;
+        for fence in &mut self.fences {
+            fence.passed = fence.freed;
+            let events = fence.events.drain(..);
+            events.for_each(|(_, event)| driver.release_event(event));
+        }
         Ok(())
     }
 }
 
 impl Fence {
-    /// Returns whether the driver may know the stream: it did not refuse an event since memory was last freed there.
-    fn is_known(&self) -> bool {
-        self.refused == 0 || self.refused < self.freed
-    }
-
-    /// Records an event, unless the latest one shows all that was freed. Notes whether the driver refuses it.
-    fn record_or_note(&mut self, driver: &mut impl Driver) {
-        self.refused = self.record(driver).map_or(self.freed, |()| 0);
-    }
-
-    /// Records an event, unless the latest one shows all that was freed.
-    fn record(&mut self, driver: &mut impl Driver) -> Result<(), DriverError> {
+    /// Records an event, unless the latest one shows all that was freed. If the driver refuses it, the next miss tries again.
+    fn record(&mut self, driver: &mut impl Driver) {
         let recorded = self.events.back().map_or(self.passed, |&(time, _)| time);
-        if recorded < self.freed {
-            let event = driver.record_event(self.stream)?;
+        if recorded < self.freed
+            && self.events.len() < EVENTS_MAX
+            && let Ok(event) = driver.record_event(self.stream)
+        {
             self.events.push_back((self.freed, event));
         }
-        Ok(())
     }
 
-    /// Asks for the oldest event. Returns whether it has passed.
-    fn poll(&mut self, driver: &mut impl Driver) -> Result<bool, DriverError> {
+    /// Asks for the oldest event. Returns whether to go on with the next: this one has passed, or cannot be asked for. What
+    /// was freed before it then passes with a later one.
+    fn poll(&mut self, driver: &mut impl Driver) -> bool {
         let Some(&(time, event)) = self.events.front() else {
-            return Ok(false);
+            return false;
         };
-        let has_passed = driver.query_event(event)?;
-        if has_passed {
-            driver.release_event(event);
-            self.events.pop_front();
-            self.passed = time;
+        match driver.query_event(event) {
+            Ok(false) => return false,
+            Ok(true) => self.passed = time,
+            Err(_) => {}
         }
-        Ok(has_passed)
+        driver.release_event(event);
+        self.events.pop_front();
+        true
     }
 }

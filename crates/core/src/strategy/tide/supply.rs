@@ -1,8 +1,7 @@
-//! Memory behind a window: idle frames from anywhere, then new ones. And memory back to the driver.
+//! Memory behind a window: idle frames that the stream may use, then new ones. And memory back to the driver.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::fences::FenceId;
 use super::{PAGE, Tide, Window};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
@@ -57,9 +56,8 @@ impl Tide {
         result
     }
 
-    /// Adds idle frames from elsewhere to a supply, the longest idle first. Those of the window's stream keep their other
-    /// views. Those of other streams are moved, once no work uses them: no stream waits for another. A private pool's frames
-    /// have one view each, so they are moved, too.
+    /// Adds idle frames from elsewhere to a supply, the longest idle first: those whose work the window's stream comes after.
+    /// No stream waits for another. A private pool's frames have one view each: there they are moved.
     fn steal<M: Memory>(
         &self,
         heap: &mut Heap,
@@ -67,19 +65,17 @@ impl Tide {
         window: &Window,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
-        let count = supply.missing.len();
-        heap.pages.drop_stale_front();
-        let is_shared = heap.domain_of(window.segment).pool == PoolIndex::DEFAULT;
-        let own = is_shared.then(|| self.fence(window.segment));
-        let is_own = |id| Some(self.fence(heap.pages.shown_at(id).segment)) == own;
-        let unclaimed = heap.pages.idle().filter(|&id| !heap.pages.is_claimed(id));
-        supply.frames = unclaimed.filter(|&id| is_own(id)).take(count).collect();
-        let unused = self.unused_frames(heap).filter(|&id| !is_own(id));
-        let moved: Vec<FrameId> = unused.take(count - supply.frames.len()).collect();
-        for id in moved {
-            let handle = heap.unmap_frame(memory, id)?;
-            supply.handles.push(handle);
+        if supply.missing.is_empty() {
+            return Ok(());
         }
+        heap.pages.drop_stale_front();
+        if heap.domain_of(window.segment).pool != PoolIndex::DEFAULT {
+            return self.move_frames(heap, memory, supply);
+        }
+        let own = self.fence(window.segment);
+        let unclaimed = heap.pages.idle().filter(|&id| !heap.pages.is_claimed(id));
+        let ordered = unclaimed.filter(|&id| self.is_ordered(heap, own, id));
+        supply.frames = ordered.take(supply.missing.len()).collect();
         Ok(())
     }
 
@@ -97,6 +93,21 @@ impl Tide {
             if let Some(oldest) = stale.filter(|_| views.len() >= VIEWS_MAX) {
                 heap.unmap_views(memory, &[oldest])?;
             }
+        }
+        Ok(())
+    }
+
+    /// Moves idle frames that no work uses into the supply.
+    fn move_frames<M: Memory>(
+        &self,
+        heap: &mut Heap,
+        memory: &mut M,
+        supply: &mut Supply,
+    ) -> Result<(), DriverError> {
+        let unused = self.unused_frames(heap).take(supply.missing.len());
+        for id in unused.collect::<Vec<FrameId>>() {
+            let handle = heap.unmap_frame(memory, id)?;
+            supply.handles.push(handle);
         }
         Ok(())
     }
@@ -202,7 +213,10 @@ impl Tide {
             .collect();
         // Frames stay in a capture, in which nothing may be waited for.
         if !self.is_capturing(heap, memory) {
-            self.synchronize(heap, memory, &segments)?;
+            if segments.iter().any(|&id| heap.pages.contains(id)) {
+                self.fences
+                    .synchronize(memory.physical_mut().driver_mut())?;
+            }
             let can_steal = |request: &Request| !heap.domains.has_source(request.domain);
             if pool == PoolIndex::DEFAULT && failing.is_some_and(can_steal) {
                 return Ok(());
@@ -241,7 +255,7 @@ impl Tide {
         if most < page_size || self.is_capturing(heap, memory) {
             return Ok(());
         }
-        self.fences.update(memory.physical_mut().driver_mut());
+        self.fences.update(memory.physical_mut().driver_mut(), None);
         let unused = self.unused_frames(heap);
         let old = unused.take_while(|&id| heap.pages.idle_since(id) <= since);
         let count = most.get() / page_size.get();
@@ -253,23 +267,7 @@ impl Tide {
 
     /// Returns whether a stream is captured, also into a graph that lowtide was not told of.
     fn is_capturing<M: Memory>(&mut self, heap: &Heap, memory: &mut M) -> bool {
-        heap.captures > 0 || (self.fences).has_captured(memory.physical_mut().driver_mut())
-    }
-
-    /// Waits for all work in the streams of those segments that have pages.
-    fn synchronize<M: Memory>(
-        &mut self,
-        heap: &Heap,
-        memory: &mut M,
-        segments: &[SegmentId],
-    ) -> Result<(), DriverError> {
-        let paged = segments.iter().filter(|&&id| heap.pages.contains(id));
-        let fences: BTreeSet<FenceId> = paged.map(|&id| self.fence(id)).collect();
-        for fence in fences {
-            let mut physical = memory.physical_mut();
-            self.fences.synchronize(physical.driver_mut(), fence)?;
-        }
-        Ok(())
+        heap.captures > 0 || (self.fences).is_captured(memory.physical_mut().driver_mut(), None)
     }
 
     /// Releases idle frames, whose addresses no work uses.
