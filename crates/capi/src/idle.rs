@@ -14,6 +14,7 @@ use lowtide_shared::LaneOf;
 
 use crate::cuda;
 use crate::devices::{self, Allocator, DEVICES_MAX};
+use crate::error::Error;
 
 /// How often the free memory of each device is looked at. A query takes a few microseconds. A program that takes 20 GiB a
 /// second on an H200 outran 100 ms.
@@ -35,8 +36,9 @@ pub(crate) fn start(strategy: StrategyName) {
 
 fn watch() {
     // In this mode, calls from this thread do not break the captures of others.
-    let relaxed = cuda::library().and_then(|library| Ok(library.relax_capture()?));
-    let Ok(_relaxed) = relaxed else {
+    let relax = |_call| Ok(cuda::library()?.relax_capture()?);
+    let relaxed: Option<Result<_, Error>> = DriverCall::begin().map(relax);
+    let Some(Ok(_relaxed)) = relaxed else {
         return;
     };
     let mut times: Vec<Times> = (0..DEVICES_MAX).map(|_| Times::default()).collect();

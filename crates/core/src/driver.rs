@@ -176,8 +176,8 @@ pub trait Driver {
         None
     }
 
-    /// Returns whether an event in `stream` would break a capture: the stream is in one, or its work would have to wait for
-    /// one. False for a stream that the driver does not know.
+    /// Returns whether an event in `stream`, which exists, would break a capture: the stream is in one, or its work would have
+    /// to wait for one. False for the number of a thread's own default stream.
     fn is_in_capture(&mut self, stream: Stream) -> bool {
         self.capture_of(stream).is_some()
     }

@@ -279,7 +279,7 @@ impl Driver for CudaDriver {
         let _scope = self.context.enter()?;
         let handle = stream_handle("cuEventRecord", stream)?;
         let event = self.take_event()?;
-        // SAFETY: 1. no one else uses the event. 2. The driver refuses a stream that was destroyed.
+        // SAFETY: 1. no one else uses the event. 2. The stream exists, by the contract of `new`.
         let recorded = unsafe { call!(self.library(), cuEventRecord(event, handle)) };
         match recorded {
             Ok(()) => Ok(event_handle(event)),

@@ -99,6 +99,7 @@ impl CudaDriver {
         stream: Stream,
     ) -> Result<Option<CapturePoint>, DriverError> {
         let _scope = self.context.enter()?;
+        let known = stream_handle("cuStreamGetCaptureInfo", stream)?;
         let (mut status, mut capture) = (CUstreamCaptureStatus::NONE, 0);
         let (mut after, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
         // SAFETY: 1. the stream exists, by the contract of `new`. 2. The call writes through the pointers to
@@ -107,7 +108,7 @@ impl CudaDriver {
             call_optional!(
                 self.library(),
                 cuStreamGetCaptureInfo_v3(
-                    raw_stream(stream),
+                    known,
                     &raw mut status,
                     &raw mut capture,
                     ptr::null_mut(),

@@ -168,13 +168,21 @@ impl Backing {
         device: &impl Device,
         is_used: impl Fn(MemoryRange) -> bool,
     ) {
-        let mut kept = BTreeSet::new();
-        for (&address, piece) in &mut self.pieces {
-            let size = piece.size;
-            if is_used(MemoryRange { address, size }) || piece.wait(device, None).is_err() {
-                kept.insert(address);
-            }
+        let is_used = |address: DeviceAddress, piece: &Piece| {
+            is_used(MemoryRange {
+                address,
+                size: piece.size,
+            })
+        };
+        let mut pieces = self.pieces.iter();
+        let has_work = |piece: &Piece| !piece.streams.is_empty();
+        if pieces.any(|(&address, piece)| has_work(piece) && !is_used(address, piece)) {
+            // Otherwise the pieces stay.
+            let _ = self.synchronize(device);
         }
+        let pieces = self.pieces.iter();
+        let kept = pieces.filter(|&(&address, piece)| has_work(piece) || is_used(address, piece));
+        let kept = kept.map(|(&address, _)| address).collect();
         let _ = self.release_except(device, &kept);
     }
 
@@ -195,8 +203,20 @@ impl Backing {
         range: MemoryRange,
         stream: Stream,
     ) -> Result<(), DriverError> {
-        let mut touched = self.touched(range);
-        touched.try_for_each(|(_, piece)| piece.wait(device, Some(stream)))
+        let is_own = |&used: &Stream| used == stream;
+        let is_ordered = { self.touched(range) }.all(|(_, piece)| piece.streams.iter().all(is_own));
+        if is_ordered {
+            return Ok(());
+        }
+        self.synchronize(device)
+    }
+
+    /// Waits for all work of the device, once for all pieces: the program may have destroyed their streams, of which the
+    /// driver then must not be asked.
+    fn synchronize(&mut self, device: &impl Device) -> Result<(), DriverError> {
+        device.with_driver(Driver::synchronize_device)?;
+        self.forget_streams();
+        Ok(())
     }
 
     /// Records that no work uses any piece.
@@ -287,19 +307,6 @@ impl Backing {
             }
         }
         runs
-    }
-}
-
-impl Piece {
-    /// Waits for the work of removed segments, except for work in `own`.
-    fn wait(&mut self, device: &impl Device, own: Option<Stream>) -> Result<(), DriverError> {
-        let is_own = |stream: &Stream| Some(*stream) == own;
-        if !self.streams.iter().all(is_own) {
-            // The program may have destroyed the streams, of which the driver then must not be asked.
-            device.with_driver(Driver::synchronize_device)?;
-            self.streams.retain(is_own);
-        }
-        Ok(())
     }
 }
 

@@ -209,8 +209,8 @@ impl Tide {
     /// Returns what a window needs. Linear in its pages. `None` if that is more than `most` pages, or if work may still use:
     ///
     /// - the address of a view that would have to go,
-    /// - in another stream, a frame that is mapped here. If the driver was not asked yet how far that stream has come
-    ///   (`has_asked`), the window needs that call.
+    /// - in another stream, a frame that is mapped here. If the driver can tell how far that stream has come and was not
+    ///   asked yet (`has_asked`), the window needs that call.
     fn cost(
         &self,
         heap: &mut Heap,
@@ -230,7 +230,8 @@ impl Tide {
                 PageState::Alone(_) => cost.pages += READY_COST,
                 PageState::Ready(id) if heap.pages.claim(id) => {
                     let is_ordered = self.is_ordered(heap, own, id);
-                    if !is_ordered && has_asked {
+                    let last = self.fence(heap.pages.shown_at(id).segment);
+                    if !is_ordered && (has_asked || !self.fences.may_have_passed(last)) {
                         return None;
                     }
                     cost.pages += READY_COST;

@@ -59,6 +59,14 @@ impl Fences {
         time <= self.fences[id.0].passed
     }
 
+    /// Returns whether the driver may know of more of a stream's work that is done.
+    #[inline]
+    pub(super) fn may_have_passed(&self, id: FenceId) -> bool {
+        let fence = &self.fences[id.0];
+        let is_default = fence.stream == Stream::DEFAULT;
+        !fence.events.is_empty() || is_default && fence.passed < fence.freed
+    }
+
     /// Records an event in the stream `own`, which exists as it makes a request, and in the default stream. Asks of every
     /// stream which of its events have passed. Does nothing while one of the two is captured.
     ///

@@ -104,7 +104,8 @@ impl Tide {
         memory: &mut M,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
-        let unused = self.unused_frames(heap).take(supply.missing.len());
+        let unused = { heap.pages.idle() }.filter(|&id| self.is_unused_frame(heap, id));
+        let unused = unused.take(supply.missing.len());
         for id in unused.collect::<Vec<FrameId>>() {
             let handle = heap.unmap_frame(memory, id)?;
             supply.handles.push(handle);
@@ -112,11 +113,10 @@ impl Tide {
         Ok(())
     }
 
-    /// Returns the idle frames that no work uses, the longest idle first.
-    fn unused_frames(&self, heap: &Heap) -> impl Iterator<Item = FrameId> {
-        let is_unused = |&at: &PageId| self.is_unused(heap, at);
-        let idle = heap.pages.idle();
-        idle.filter(move |&id| heap.pages.views(id).iter().all(&is_unused))
+    /// Returns whether no work uses any address of an idle frame.
+    fn is_unused_frame(&self, heap: &Heap, id: FrameId) -> bool {
+        let views = heap.pages.views(id);
+        views.iter().all(|&at| self.is_unused(heap, at))
     }
 
     /// Returns whether no work uses the address of a page that no block in use touches.
@@ -256,8 +256,8 @@ impl Tide {
             return Ok(());
         }
         self.fences.update(memory.physical_mut().driver_mut(), None);
-        let unused = self.unused_frames(heap);
-        let old = unused.take_while(|&id| heap.pages.idle_since(id) <= since);
+        let old = { heap.pages.idle() }.take_while(|&id| heap.pages.idle_since(id) <= since);
+        let old = old.filter(|&id| self.is_unused_frame(heap, id));
         let count = most.get() / page_size.get();
         let old: Vec<FrameId> = old
             .take(usize::try_from(count).unwrap_or(usize::MAX))
