@@ -179,11 +179,15 @@ impl<D: Driver> Device<OneLane<D>> {
     fn serve(&mut self, found: Found) -> Result<DeviceAddress, AllocError> {
         match found {
             Found::Block(address) => Ok(address),
-            Found::Nothing(request) => {
-                let served = self.serve_miss(0, &request, false)?;
-                Ok(served.expect("a request that cannot wait is served or fails"))
-            }
+            Found::Nothing(request) => self.serve_new(&request),
         }
+    }
+
+    /// Serves a miss. Separate, so that a hit does not pay for it.
+    #[cold]
+    fn serve_new(&mut self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        let served = self.serve_miss(0, request, false)?;
+        Ok(served.expect("a request that cannot wait is served or fails"))
     }
 
     /// Frees a block like [`Lane::free`].

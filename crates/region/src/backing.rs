@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowtide_core::{Bytes, DeviceAddress, Driver, DriverError, Handle, Physical, Stream};
+use lowtide_core::{Bytes, DeviceAddress, DriverError, Handle, Physical, Stream};
 
 use crate::backup::MemoryRange;
 use crate::device::Device;
@@ -214,7 +214,7 @@ impl Backing {
     /// Waits for all work of the device, once for all pieces: the program may have destroyed their streams, of which the
     /// driver then must not be asked.
     fn synchronize(&mut self, device: &impl Device) -> Result<(), DriverError> {
-        device.with_driver(Driver::synchronize_device)?;
+        device.synchronize()?;
         self.forget_streams();
         Ok(())
     }

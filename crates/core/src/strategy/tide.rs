@@ -230,8 +230,7 @@ impl Tide {
                 PageState::Alone(_) => cost.pages += READY_COST,
                 PageState::Ready(id) if heap.pages.claim(id) => {
                     let is_ordered = self.is_ordered(heap, own, id);
-                    let last = self.fence(heap.pages.shown_at(id).segment);
-                    if !is_ordered && (has_asked || !self.fences.may_have_passed(last)) {
+                    if !is_ordered && (has_asked || !self.may_become_ordered(heap, id)) {
                         return None;
                     }
                     cost.pages += READY_COST;
@@ -260,6 +259,12 @@ impl Tide {
     fn is_ordered(&self, heap: &Heap, own: FenceId, id: FrameId) -> bool {
         let last = self.fence(heap.pages.shown_at(id).segment);
         last == own || self.fences.has_passed(last, heap.pages.idle_since(id))
+    }
+
+    /// Returns whether the driver may know that the work that used an idle frame is done.
+    fn may_become_ordered(&self, heap: &Heap, id: FrameId) -> bool {
+        let last = self.fence(heap.pages.shown_at(id).segment);
+        self.fences.may_have_passed(last)
     }
 
     /// Puts a window into use: what is before and behind it stays free.

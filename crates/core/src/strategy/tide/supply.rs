@@ -252,7 +252,7 @@ impl Tide {
     ) -> Result<(), DriverError> {
         // No page is known before the first segment.
         let page_size = heap.pages.page_size().max(PAGE);
-        if most < page_size || self.is_capturing(heap, memory) {
+        if most < page_size || heap.captures > 0 {
             return Ok(());
         }
         self.fences.update(memory.physical_mut().driver_mut(), None);
