@@ -715,6 +715,16 @@ enum lowtide_status lowtide_record_stream(void *memory,
                                           void *stream);
 
 /**
+ * Notes that `stream`, which exists, is never destroyed before the process ends, as the streams of PyTorch's pools. Starts
+ * the device if it is not in use.
+ *
+ * Strategies that move memory between streams may ask the driver of such a stream at any time. Idle memory of other streams
+ * serves their own requests, and those of other streams only where these would fail otherwise.
+ */
+enum lowtide_status lowtide_keep_stream(int device,
+                                        void *stream);
+
+/**
  * Starts the driver, so that a missing driver is reported early. Creates no context and takes no device memory.
  * If the process forks after this, the child cannot use CUDA.
  *

@@ -22,7 +22,7 @@ use crate::error::{Error, Status};
 use crate::explain;
 use crate::pointers::{address_of, host_size, pointer_to, stream_of};
 use crate::record::stacks;
-use crate::{cuda, shortage, start};
+use crate::{cuda, drivers, shortage, start};
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once. Returns null for 0 bytes
 /// and on failure. After a failure, a line on standard error and `lowtide_last_error` give the reason.
@@ -141,6 +141,16 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
         devices::with_block(address, |lane| lane.record_stream(address, stream))?;
         Ok(())
     })
+}
+
+/// Notes that `stream`, which exists, is never destroyed before the process ends, as the streams of PyTorch's pools. Starts
+/// the device if it is not in use.
+///
+/// Strategies that move memory between streams may ask the driver of such a stream at any time. Idle memory of other streams
+/// serves their own requests, and those of other streams only where these would fail otherwise.
+#[unsafe(no_mangle)]
+pub extern "C" fn lowtide_keep_stream(device: c_int, stream: *mut c_void) -> Status {
+    run(|| drivers::with(device, |driver| driver.keep_stream(stream_of(stream))))
 }
 
 /// Starts the driver, so that a missing driver is reported early. Creates no context and takes no device memory.

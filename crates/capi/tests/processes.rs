@@ -414,6 +414,7 @@ fn refuses_new_functions(memory: *mut c_void) {
     assert_eq!(common::find(memory), Err(Status::Forked));
     assert_eq!(lowtide_retain_pool(0, pool), Status::Forked);
     assert_eq!(lowtide_capture_begin(0), Status::Forked);
+    assert_eq!(lowtide_keep_stream(0, ptr::null_mut()), Status::Forked);
     assert!(lowtide_config().is_null());
     let null = ptr::null_mut();
     // SAFETY: no function is given.

@@ -451,6 +451,35 @@ fn memory_of_a_stream_that_the_driver_does_not_know_serves_others() {
     });
 }
 
+#[test]
+fn idle_memory_of_a_stream_that_is_kept_serves_others() {
+    let variables = [("LOWTIDE_STRATEGY", "tide")];
+    let test = "idle_memory_of_a_stream_that_is_kept_serves_others";
+    isolated(test, &variables, |fake| {
+        assert_eq!(lowtide_init(1), Status::Ok);
+        let (kept, other) = (fake.stream(), fake.stream());
+        let reserved = || stat(0, "reserved_bytes.all.current");
+        for (stream, grown) in [(other, 40 << 20), (kept, 0)] {
+            assert_eq!(lowtide_keep_stream(0, kept), Status::Ok);
+            let freed = allocate_on(80 << 20, 0, stream).unwrap();
+            assert_eq!(lowtide_deallocate(freed), Status::Ok);
+            // A request that needs the driver records an event.
+            let first = allocate(2 << 20, 0).unwrap();
+            assert!(fake.synchronize_device());
+            let before = reserved();
+            let memory = allocate(40 << 20, 0).unwrap();
+            assert_eq!(reserved() - before, grown);
+            fill(memory, 40 << 20, 1);
+            check(memory, 40 << 20, 1);
+            for memory in [first, memory] {
+                assert_eq!(lowtide_deallocate(memory), Status::Ok);
+            }
+            assert_eq!(lowtide_reset(), Status::Ok);
+        }
+        assert_eq!(lowtide_keep_stream(9, kept), Status::InvalidArgument);
+    });
+}
+
 /// As many events wait for the stream as there may be, so that none was refused before it is needed.
 #[test]
 fn memory_of_a_destroyed_stream_with_many_events_serves_others() {

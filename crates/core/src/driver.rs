@@ -170,6 +170,12 @@ pub trait Driver {
     /// The driver's error.
     fn synchronize_device(&mut self) -> Result<(), DriverError>;
 
+    /// Returns whether `stream` exists until the process ends, as the default stream does. The driver may be asked of such a
+    /// stream at any time.
+    fn is_lasting(&self, stream: Stream) -> bool {
+        stream == Stream::DEFAULT
+    }
+
     /// Returns the number of the capture that `stream` is in (`cudaStreamGetCaptureInfo`). `None` if the stream is
     /// not being captured or the device does not report it.
     fn capture_of(&mut self, _stream: Stream) -> Option<u64> {

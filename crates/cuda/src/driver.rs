@@ -1,6 +1,6 @@
 //! [`CudaDriver`]: the calls of [`Driver`] on one device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
 use std::sync::Arc;
 
@@ -36,6 +36,8 @@ pub struct CudaDriver {
     pub(crate) imported: BTreeMap<DeviceAddress, Bytes>,
     /// The ranges that the driver refused to release.
     pub(crate) abandoned: Vec<HeldRange>,
+    /// The streams that exist until the process ends, beside the default stream.
+    lasting_streams: BTreeSet<Stream>,
     /// Released events, kept for reuse: creating an event costs several times as much as recording one.
     idle_events: Vec<CUevent>,
     /// Recorded events that belong to other devices' contexts.
@@ -70,6 +72,7 @@ impl CudaDriver {
             physical: None,
             imported: BTreeMap::new(),
             abandoned: Vec::new(),
+            lasting_streams: BTreeSet::new(),
             idle_events: Vec::new(),
             foreign_events: Vec::new(),
         };
@@ -89,6 +92,11 @@ impl CudaDriver {
     /// The driver's error.
     pub fn make_current_if_none(&self) -> Result<(), DriverError> {
         self.context.make_current_if_none()
+    }
+
+    /// Notes that a stream, which exists, is never destroyed before the process ends.
+    pub fn keep_stream(&mut self, stream: Stream) {
+        self.lasting_streams.insert(stream);
     }
 
     pub(crate) fn library(&self) -> &Library {
@@ -341,6 +349,10 @@ impl Driver for CudaDriver {
         let _scope = self.context.enter()?;
         // SAFETY: takes nothing.
         unsafe { call!(self.library(), cuCtxSynchronize()) }
+    }
+
+    fn is_lasting(&self, stream: Stream) -> bool {
+        stream == Stream::DEFAULT || self.lasting_streams.contains(&stream)
     }
 
     fn capture_of(&mut self, stream: Stream) -> Option<u64> {

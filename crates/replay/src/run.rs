@@ -124,6 +124,10 @@ impl<'a> Run<'a> {
         for index in 0..program.users {
             driver.hold_stream(stream_of(index));
         }
+        // Nearly all are of PyTorch's pools of streams, which are never destroyed.
+        for run in (trace.events).chunk_by(|one, next| one.event.stream == next.event.stream) {
+            driver.keep_stream(run[0].event.stream);
+        }
         let config = config.clone().in_order(trace.settings.free_block_order);
         let mut allocator = DeviceAllocator::new(driver, trace.device, &config);
         if options.capacity.is_some() && !has_fraction {

@@ -1,6 +1,8 @@
 //! The simulated driver. Each call applies injected faults first, then checks the rules, then updates the
 //! statistics.
 
+use std::collections::BTreeSet;
+
 use lowtide_core::{
     Bytes, CapturePoint, DeviceAddress, Driver, DriverError, EventHandle, GraphNode, Handle,
     MemoryInfo, Stream,
@@ -62,6 +64,8 @@ struct Device<A> {
     memory: Memory,
     clock: Clock,
     captures: Captures,
+    /// The streams that exist until the process ends, beside the default stream.
+    lasting: BTreeSet<Stream>,
     /// The total memory that it reports.
     total: Bytes,
     virtual_memory: bool,
@@ -92,6 +96,7 @@ impl<A: AddressSource> SimDriver<A> {
                 memory: Memory::new(capacity),
                 clock: Clock::default(),
                 captures: Captures::default(),
+                lasting: BTreeSet::new(),
                 total: config.total.map_or(capacity, |total| total.min(NO_LIMIT)),
                 virtual_memory: config.virtual_memory,
             },
@@ -110,6 +115,11 @@ impl<A: AddressSource> SimDriver<A> {
     /// Replaces the plan of failures. It counts calls from here.
     pub fn set_faults(&mut self, faults: FaultPlan) {
         self.faults = faults;
+    }
+
+    /// Notes that a stream exists until the process ends.
+    pub fn keep_stream(&mut self, stream: Stream) {
+        self.device.lasting.insert(stream);
     }
 
     /// Returns the host's clock, in nanoseconds since the start.
@@ -524,6 +534,10 @@ impl<A: AddressSource> Driver for SimDriver<A> {
             return Vec::new();
         };
         after.to_vec()
+    }
+
+    fn is_lasting(&self, stream: Stream) -> bool {
+        stream == Stream::DEFAULT || self.device.lasting.contains(&stream)
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {

@@ -30,6 +30,7 @@ from gpu_helpers import (  # noqa: E402
     on_a_card,
     on_caching,
     on_lowtide,
+    on_tide,
     segment_of,
     settings,
     version,
@@ -632,6 +633,22 @@ def test_streams_do_not_share_blocks() -> None:
 def test_recording_what_is_empty_or_foreign_does_nothing() -> None:
     side = torch.cuda.Stream()
     torch.empty(0, device="cuda").record_stream(side)
+
+
+@on_tide
+def test_idle_memory_of_one_of_pytorchs_streams_serves_another() -> None:
+    torch.cuda.empty_cache()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(first):
+        bytes_of(256 * MIB).zero_()
+    with torch.cuda.stream(second):
+        # It needs the driver, which is then asked how far the first stream has come.
+        held = [bytes_of(2 * MIB)]
+        torch.cuda.synchronize()
+        reserved = torch.cuda.memory_reserved()
+        held.append(bytes_of(255 * MIB))
+    assert torch.cuda.memory_reserved() == reserved
+    assert [tensor.numel() for tensor in held] == [2 * MIB, 255 * MIB]
 
 
 # ---- memory pools ----

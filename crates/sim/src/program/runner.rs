@@ -75,10 +75,12 @@ impl Runner {
     /// Returns an allocator that has allocated nothing, on a device with `capacity` bytes.
     pub fn new(config: &Config, capacity: Bytes) -> Runner {
         let capacity = Some(capacity);
-        let driver = SimDriver::new(SimConfig {
+        let mut driver = SimDriver::new(SimConfig {
             capacity,
             ..SimConfig::default()
         });
+        // Of the other two streams of a program, one exists for ever.
+        driver.keep_stream(Stream(1));
         let mut allocator = DeviceAllocator::new(driver, 0, config);
         allocator.lane_mut().event_log().record(true);
         allocator.driver().keep_steps();

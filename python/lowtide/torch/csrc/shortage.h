@@ -75,9 +75,10 @@ class Shortage {
     }
   }
 
-  static bool free_memory(void*, int) noexcept {
+  static bool free_memory(void*, int device) noexcept {
     bool has_freed = false;
     try {
+      keep_current_stream(static_cast<DeviceIndex>(device));
       auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
       for (const auto& name : registry->Keys()) {
         has_freed |= registry->Create(name)->Execute();
@@ -86,6 +87,15 @@ class Shortage {
       // The request goes on without them.
     }
     return has_freed;
+  }
+
+  // Notes that this thread's stream is never destroyed, if it is one of PyTorch's pools. The id of a stream from outside is its
+  // address.
+  static void keep_current_stream(DeviceIndex device) {
+    const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+    if (stream.id() != reinterpret_cast<c10::StreamId>(stream.stream())) {
+      check(lowtide_keep_stream(device, stream.stream()));
+    }
   }
 
   // Calls the observers, without a lock: they may want Python's, and may use lowtide.

@@ -23,6 +23,8 @@ pub(super) struct Fences {
 #[derive(Debug)]
 struct Fence {
     stream: Stream,
+    /// Whether the stream exists for ever.
+    is_lasting: bool,
     /// When memory was last freed in the stream.
     freed: u64,
     /// Work queued before that time is done.
@@ -39,6 +41,7 @@ impl Fences {
         if id == next {
             self.fences.push(Fence {
                 stream,
+                is_lasting: false,
                 freed: 0,
                 passed: 0,
                 events: VecDeque::new(),
@@ -63,39 +66,41 @@ impl Fences {
     #[inline]
     pub(super) fn may_have_passed(&self, id: FenceId) -> bool {
         let fence = &self.fences[id.0];
-        let is_default = fence.stream == Stream::DEFAULT;
-        !fence.events.is_empty() || is_default && fence.passed < fence.freed
+        !fence.events.is_empty() || fence.is_lasting && fence.passed < fence.freed
     }
 
-    /// Records an event in the stream `own`, which exists as it makes a request, and in the default stream. Asks of every
-    /// stream which of its events have passed. Does nothing while one of the two is captured.
+    /// Records an event in the stream `own`, which exists as it makes a request, and in each that exists for ever. Asks of
+    /// every stream which of its events have passed. Does nothing while one of the first is captured.
     ///
     /// Other streams are left alone: the program may have destroyed them, and the driver crashes if it is asked of such a
     /// stream. Their memory serves others after their own next miss, or after [`Fences::synchronize`].
     pub(super) fn update(&mut self, driver: &mut impl Driver, own: Option<FenceId>) {
+        for fence in &mut self.fences {
+            fence.is_lasting = driver.is_lasting(fence.stream);
+        }
         if self.is_captured(driver, own) {
             return;
         }
-        for id in self.existing(own) {
-            self.fences[id.0].record(driver);
+        for fence in self.existing(own) {
+            fence.record(driver);
         }
         for fence in &mut self.fences {
             while fence.poll(driver) {}
         }
     }
 
-    /// Returns whether the stream `own`, which exists, or the default stream is captured. Events from outside would break
-    /// the capture.
-    pub(super) fn is_captured(&self, driver: &mut impl Driver, own: Option<FenceId>) -> bool {
-        let mut streams = self.existing(own).map(|id| self.fences[id.0].stream);
+    /// Returns whether the stream `own`, which exists, or one that exists for ever is captured. Events from outside would
+    /// break the capture.
+    pub(super) fn is_captured(&mut self, driver: &mut impl Driver, own: Option<FenceId>) -> bool {
+        let mut streams = self.existing(own).map(|fence| fence.stream);
         streams.any(|stream| driver.is_in_capture(stream))
     }
 
     /// Returns the streams that the driver may be asked of.
-    fn existing(&self, own: Option<FenceId>) -> impl Iterator<Item = FenceId> + use<> {
-        let default = self.by_stream.get(&Stream::DEFAULT).copied();
-        own.into_iter()
-            .chain(default.filter(move |_| own != default))
+    fn existing(&mut self, own: Option<FenceId>) -> impl Iterator<Item = &mut Fence> {
+        let fences = (0..).map(FenceId).zip(&mut self.fences);
+        let existing = fences.filter(move |(id, fence)| fence.is_lasting || Some(*id) == own);
+        existing.map(|(_, fence)| fence)
     }
 
     /// Waits until all work of the device is done. Not allowed during a capture.
