@@ -1,6 +1,7 @@
 //! The interface between the allocator and a device. The allocator reaches the device only through it.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::units::{Bytes, DeviceAddress, Stream};
 
@@ -199,6 +200,9 @@ pub trait Driver {
     fn dependencies(&mut self, _node: GraphNode) -> Vec<GraphNode> {
         Vec::new()
     }
+
+    /// Returns the time since a moment that stays the same.
+    fn now(&self) -> Duration;
 
     /// Returns how much memory the device has (`cudaMemGetInfo`).
     ///

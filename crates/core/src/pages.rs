@@ -204,6 +204,12 @@ impl Pages {
         Bytes(self.page_size.get() * pages as u64)
     }
 
+    /// Returns how many frames there are.
+    pub(crate) fn frame_count(&self) -> usize {
+        // Frame 0 is never used.
+        self.frames.len().saturating_sub(1 + self.vacant.len())
+    }
+
     /// Returns the time: how often frames became idle or came to a page.
     pub(crate) fn now(&self) -> u64 {
         self.now

@@ -1,7 +1,10 @@
-//! Which idle memory `tide` moves.
+//! Which idle memory `tide` moves, and how often.
 
-use lowtide_core::{AllocError, Bytes, DeviceAllocator, Stream};
-use lowtide_sim::{SimConfig, SimDriver};
+use lowtide_core::{AllocError, Bytes, DeviceAddress, DeviceAllocator, Stream};
+use proptest::prelude::Rng as _;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+
+use lowtide_sim::{Call, SimConfig, SimDriver};
 
 type Outcome = Result<(), AllocError>;
 
@@ -55,5 +58,69 @@ fn a_captured_stream_that_exists_for_ever_keeps_its_memory() -> Outcome {
     assert!(allocator.driver().end_capture(KEPT));
     allocator.allocate(SIZE, OTHER)?;
     assert_eq!(reserved(&allocator) - before, SIZE);
+    Ok(())
+}
+
+/// A job that holds blocks of random sizes, 1 GiB at most.
+struct RandomJob {
+    allocator: DeviceAllocator<SimDriver>,
+    blocks: Vec<DeviceAddress>,
+    random: TestRng,
+}
+
+impl RandomJob {
+    const LIVE: Bytes = Bytes::gib(1);
+
+    fn new(limit: Option<Bytes>) -> RandomJob {
+        let mut allocator = tide();
+        allocator.set_limit(limit);
+        RandomJob {
+            allocator,
+            blocks: Vec::new(),
+            random: TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+        }
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.random.next_u64() % end
+    }
+
+    /// Makes requests, each so many nanoseconds after the one before. Returns the number of driver calls that unmapped
+    /// views.
+    fn run(&mut self, requests: usize, apart_ns: u64) -> Result<u64, AllocError> {
+        let unmaps = |job: &mut RandomJob| job.allocator.driver().stats(Call::Unmap).count;
+        let before = unmaps(self);
+        for _ in 0..requests {
+            let most = 1 << (10 + self.below(16));
+            let size = Bytes(most / 2 + self.below(most / 2));
+            while self.allocator.stats().allocated() + size > RandomJob::LIVE {
+                let index = self.below(self.blocks.len() as u64);
+                let index = usize::try_from(index).expect("it is an index");
+                self.allocator.free(self.blocks.swap_remove(index))?;
+            }
+            self.allocator.driver().advance(apart_ns);
+            let block = self.allocator.allocate(size, Stream::DEFAULT)?;
+            self.blocks.push(block);
+        }
+        Ok(unmaps(self) - before)
+    }
+}
+
+/// Frames move as often as a limit demands, or as a slow job does not notice.
+#[test]
+fn requests_of_random_sizes_that_follow_fast_get_more_memory_where_there_is_some() -> Outcome {
+    const FAST: u64 = 10_000;
+    const SLOW: u64 = 10_000_000;
+    let limit = Bytes(RandomJob::LIVE.get() / 100 * 112);
+    let mut unmaps = Vec::new();
+    let mut reserved = Vec::new();
+    for (limit, apart_ns) in [(None, FAST), (None, SLOW), (Some(limit), FAST)] {
+        let mut job = RandomJob::new(limit);
+        job.run(50_000, apart_ns)?;
+        unmaps.push(job.run(20_000, apart_ns)?);
+        reserved.push(job.allocator.stats().reserved());
+    }
+    assert!(unmaps[0] * 5 < unmaps[1].min(unmaps[2]), "{unmaps:?}");
+    assert!(reserved[1] <= limit && limit < reserved[0], "{reserved:?}");
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lowtide_core::{
     Bytes, CapturePoint, DeviceAddress, Driver, DriverError, EventHandle, GraphNode, Handle,
@@ -38,6 +39,7 @@ pub struct CudaDriver {
     pub(crate) abandoned: Vec<HeldRange>,
     /// The streams that exist until the process ends, beside the default stream.
     lasting_streams: BTreeSet<Stream>,
+    start: Instant,
     /// Released events, kept for reuse: creating an event costs several times as much as recording one.
     idle_events: Vec<CUevent>,
     /// Recorded events that belong to other devices' contexts.
@@ -73,6 +75,7 @@ impl CudaDriver {
             imported: BTreeMap::new(),
             abandoned: Vec::new(),
             lasting_streams: BTreeSet::new(),
+            start: Instant::now(),
             idle_events: Vec::new(),
             foreign_events: Vec::new(),
         };
@@ -369,6 +372,10 @@ impl Driver for CudaDriver {
 
     fn dependencies(&mut self, node: GraphNode) -> Vec<GraphNode> {
         self.direct_dependencies(node).unwrap_or_default()
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {

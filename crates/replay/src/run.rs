@@ -44,6 +44,8 @@ pub(crate) struct Run<'a> {
     stops_at_difference: bool,
     /// The time that the driver's calls took before the first event, in nanoseconds: those for blocks that were there.
     before_events_ns: u64,
+    /// The latest time of the events so far, in microseconds since 1970.
+    time_us: i64,
     /// The recorded event of the first refusal, and its error.
     refused: Option<(usize, AllocError)>,
 }
@@ -148,6 +150,7 @@ impl<'a> Run<'a> {
             keeps_free_memory: config.keeps_free_memory(),
             stops_at_difference: false,
             before_events_ns: 0,
+            time_us: trace.events.first().map_or(0, |event| event.time_us),
             refused: None,
         }
     }
@@ -288,6 +291,7 @@ impl<'a> Run<'a> {
         if let Some(script) = self.script() {
             script.begin_step(end);
         }
+        self.advance_to(end);
         let progressed = self
             .act(step, end)
             .map_err(|error| ReplayError::at(end, error))?;
@@ -306,6 +310,19 @@ impl<'a> Run<'a> {
             timeline.add(step, end, self.allocator.stats().reserved());
         }
         Ok(progressed)
+    }
+
+    /// Advances the device's clock to the time of the event before `end`.
+    fn advance_to(&mut self, end: usize) {
+        let last = end
+            .checked_sub(1)
+            .and_then(|last| self.trace.events.get(last));
+        let before = self.time_us;
+        self.time_us = last.map_or(before, |event| event.time_us.max(before));
+        let passed_us = self.time_us.abs_diff(before);
+        self.allocator
+            .driver()
+            .advance(passed_us.saturating_mul(1000));
     }
 
     fn act(&mut self, step: Step, end: usize) -> Result<Progressed, AllocError> {

@@ -2,6 +2,7 @@
 //! statistics.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use lowtide_core::{
     Bytes, CapturePoint, DeviceAddress, Driver, DriverError, EventHandle, GraphNode, Handle,
@@ -538,6 +539,10 @@ impl<A: AddressSource> Driver for SimDriver<A> {
 
     fn is_lasting(&self, stream: Stream) -> bool {
         stream == Stream::DEFAULT || self.device.lasting.contains(&stream)
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.now_ns())
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {

@@ -47,9 +47,13 @@ impl Heap {
         Ok(())
     }
 
-    /// Counts a block in use on the pages that it touches, each of which has a frame that is idle or in use there.
+    /// Counts a block in use on the pages that it touches, if its segment has pages. Each has a frame that is idle or in use
+    /// there.
     #[inline]
     pub(crate) fn occupy(&mut self, segment: SegmentId, address: DeviceAddress, size: Bytes) {
+        if !self.pages.contains(segment) {
+            return;
+        }
         let range = self.pages.touched(segment, address, size);
         if self.pages.occupy(range) {
             self.show_in_use(range);
@@ -66,7 +70,7 @@ impl Heap {
         }
     }
 
-    /// Counts a block less on the pages that it touches. Returns whether a frame became idle.
+    /// Counts a block less on the pages that it touches, if its segment has pages. Returns whether a frame became idle.
     #[inline]
     pub(crate) fn vacate(
         &mut self,
@@ -74,6 +78,9 @@ impl Heap {
         address: DeviceAddress,
         size: Bytes,
     ) -> bool {
+        if !self.pages.contains(segment) {
+            return false;
+        }
         let range = self.pages.touched(segment, address, size);
         self.pages.vacate(range)
     }

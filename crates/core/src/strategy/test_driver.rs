@@ -4,6 +4,7 @@
 //! these, but cannot be used here because it depends on this crate.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::check::CheckLevel;
 use crate::config::Config;
@@ -155,6 +156,10 @@ impl Driver for TestDriver {
 
     fn synchronize_device(&mut self) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        Duration::ZERO
     }
 
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {

@@ -12,11 +12,13 @@
 //! that: until then, other addresses serve.
 
 mod fences;
+mod moves;
 mod supply;
 
 use std::collections::BTreeSet;
 
 use fences::{FenceId, Fences};
+use moves::Moves;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
@@ -77,6 +79,7 @@ pub(crate) struct Tide {
     fences: Fences,
     /// The stream of each segment with pages.
     fence_of: Vec<Option<FenceId>>,
+    moves: Moves,
 }
 
 /// The addresses for a domain's requests of a kind.
@@ -86,6 +89,29 @@ struct Room {
     free: FreeBlocks,
     /// The addresses behind the last block of the newest segment, which were never used.
     unused: Option<BlockId>,
+}
+
+impl Room {
+    #[inline]
+    fn insert(&mut self, heap: &Heap, id: BlockId) {
+        self.free.insert(FreeBlock::of(id, &heap.blocks.get(id)));
+    }
+
+    #[inline]
+    fn remove(&mut self, heap: &Heap, id: BlockId) {
+        self.free.remove(FreeBlock::of(id, &heap.blocks.get(id)));
+    }
+
+    /// Puts the start of a block into use, which was free and is not listed. The rest is listed.
+    #[inline]
+    fn use_start(&mut self, heap: &mut Heap, free: FreeBlock, size: Bytes) {
+        if size < free.size {
+            let rest = heap.blocks.split(free.id, size);
+            self.insert(heap, rest);
+        }
+        let segment = heap.blocks.segment(free.id);
+        heap.occupy(segment, DeviceAddress(free.rank), size);
+    }
 }
 
 /// Where a request may be served.
@@ -194,15 +220,7 @@ impl Tide {
         };
         let room = room_of(&mut self.rooms, request.domain, kind_of(size));
         let free = room.free.take_first_at_least(size, costs_least)?;
-        if size < free.size {
-            let rest = heap.blocks.split(free.id, size);
-            room.free
-                .insert(FreeBlock::of(rest, &heap.blocks.get(rest)));
-        }
-        let segment = heap.blocks.segment(free.id);
-        if heap.pages.contains(segment) {
-            heap.occupy(segment, DeviceAddress(free.rank), size);
-        }
+        room.use_start(heap, free, size);
         Some(free.id)
     }
 
@@ -271,23 +289,14 @@ impl Tide {
     fn carve(&mut self, heap: &mut Heap, window: &Window) -> BlockId {
         let mut id = window.block;
         let block = heap.blocks.get(id);
-        debug_assert_eq!(block.state, BlockState::Free);
         let room = room_of(&mut self.rooms, block.domain, block.kind);
-        room.free.remove(FreeBlock::of(id, &block));
+        room.remove(heap, id);
         let before = window.address.offset_from(block.address);
         if !before.is_zero() {
-            id = heap.blocks.split(window.block, before);
-            room.free
-                .insert(FreeBlock::of(window.block, &heap.blocks.get(window.block)));
+            id = heap.blocks.split(id, before);
+            room.insert(heap, window.block);
         }
-        if window.size < block.size - before {
-            let rest = heap.blocks.split(id, window.size);
-            room.free
-                .insert(FreeBlock::of(rest, &heap.blocks.get(rest)));
-        }
-        if heap.pages.contains(window.segment) {
-            heap.occupy(window.segment, window.address, window.size);
-        }
+        room.use_start(heap, FreeBlock::of(id, &heap.blocks.get(id)), window.size);
         id
     }
 
@@ -298,17 +307,15 @@ impl Tide {
         let is_free = |id: &BlockId| heap.blocks.state(*id) == BlockState::Free;
         let (next, previous) = (block.next.filter(is_free), block.previous.filter(is_free));
         if let Some(next) = next {
-            room.free
-                .remove(FreeBlock::of(next, &heap.blocks.get(next)));
+            room.remove(heap, next);
             heap.blocks.merge_with_next(id);
         }
         if let Some(previous) = previous {
-            room.free
-                .remove(FreeBlock::of(previous, &heap.blocks.get(previous)));
+            room.remove(heap, previous);
             heap.blocks.merge_with_next(previous);
             id = previous;
         }
-        room.free.insert(FreeBlock::of(id, &heap.blocks.get(id)));
+        room.insert(heap, id);
         id
     }
 
@@ -491,7 +498,7 @@ impl Strategy for Tide {
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
         let segment = heap.blocks.segment(id);
-        if heap.pages.contains(segment) && heap.vacate(segment, block.address, block.size) {
+        if heap.vacate(segment, block.address, block.size) {
             let fence = self.fence(segment);
             self.fences.freed(fence, heap.pages.now());
         }

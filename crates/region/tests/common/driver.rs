@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use lowtide_core::{
     Bytes, DeviceAddress, Driver, DriverError, EventHandle, Handle, MemoryInfo, MempoolId,
@@ -306,6 +307,9 @@ impl Driver for TestDriver {
         card.sim.synchronize_device()?;
         card.kernels.clear();
         Ok(())
+    }
+    fn now(&self) -> Duration {
+        self.card().sim.now()
     }
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         self.card().sim.memory_info()

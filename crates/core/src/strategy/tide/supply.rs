@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use super::{PAGE, Tide, Window};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
-use crate::driver::{Driver, DriverError, Handle};
+use crate::driver::{Driver, DriverError, Handle, unless_out_of_memory};
 use crate::pages::{FrameId, PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::strategy::Request;
-use crate::strategy::free_blocks::FreeBlock;
 use crate::units::Bytes;
 
 /// A stolen frame that has this many views loses the oldest one that no work uses: more find no more steps that repeat.
@@ -44,8 +43,7 @@ impl Tide {
     ) -> Result<(), DriverError> {
         let mut supply = claim(heap, window);
         let result = self
-            .steal(heap, memory, window, &mut supply)
-            .and_then(|()| create(heap, memory, &mut supply))
+            .obtain(heap, memory, window, &mut supply)
             .and_then(|()| self.retire_views(heap, memory, &supply))
             .and_then(|()| map(heap, memory, &mut supply));
         if let Some(&page) = supply.missing.first() {
@@ -54,6 +52,25 @@ impl Tide {
         self.fences
             .freed(self.fence(window.segment), heap.pages.now());
         result
+    }
+
+    /// Adds idle frames or new handles to a supply, for all missing pages. Idle frames come first, unless too many moved.
+    fn obtain<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        window: &Window,
+        supply: &mut Supply,
+    ) -> Result<(), DriverError> {
+        let now = memory.physical().driver().now();
+        let (frames, wanted) = (heap.pages.frame_count(), supply.missing.len());
+        let may_move = self.moves.allow(now, frames, wanted);
+        if !may_move && unless_out_of_memory(create(heap, memory, supply))?.is_some() {
+            return Ok(());
+        }
+        self.steal(heap, memory, window, supply)?;
+        self.moves.add(supply.frames.len() + supply.handles.len());
+        create(heap, memory, supply)
     }
 
     /// Adds idle frames from elsewhere to a supply, the longest idle first: those whose work the window's stream comes after.
@@ -154,9 +171,12 @@ fn create<M: Memory>(
     let Some(&page) = supply.missing.first().filter(|_| count > 0) else {
         return Ok(());
     };
+    if heap.exceeds_limit(heap.pages.bytes(uncounted)) {
+        return Err(DriverError::OutOfMemory);
+    }
     // Without this, a request that is too large would first take what other programs may need.
     let free = memory.physical_mut().driver_mut().memory_info()?.free;
-    if heap.exceeds_limit(heap.pages.bytes(uncounted)) || heap.pages.bytes(count) > free {
+    if heap.pages.bytes(count) > free {
         return Err(DriverError::OutOfMemory);
     }
     supply
@@ -307,7 +327,7 @@ impl Tide {
             let block = heap.blocks.get(id);
             let room = self.room(block.domain, block.kind);
             match block.state {
-                BlockState::Free => room.free.remove(FreeBlock::of(id, &block)),
+                BlockState::Free => room.remove(heap, id),
                 _ if room.unused == Some(id) => room.unused = None,
                 _ => {}
             }
