@@ -146,11 +146,16 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
 /// Notes that `stream`, which exists, is never destroyed before the process ends, as the streams of PyTorch's pools. Starts
 /// the device if it is not in use.
 ///
-/// Strategies that move memory between streams may ask the driver of such a stream at any time. Idle memory of other streams
-/// serves their own requests, and those of other streams only where these would fail otherwise.
+/// `tide` asks the driver how far the work in such a stream is with each request that needs the driver. Idle memory of
+/// another stream serves other streams only after that stream's own next such request, or before a request would fail.
+///
+/// Returns `LOWTIDE_STATUS_DRIVER` for a thread's own default stream: its number is another stream in each thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_keep_stream(device: c_int, stream: *mut c_void) -> Status {
-    run(|| drivers::with(device, |driver| driver.keep_stream(stream_of(stream))))
+    run(|| {
+        drivers::with(device, |driver| driver.keep_stream(stream_of(stream)))??;
+        Ok(())
+    })
 }
 
 /// Starts the driver, so that a missing driver is reported early. Creates no context and takes no device memory.

@@ -173,7 +173,7 @@ pub trait Driver {
 
     /// Returns whether `stream` exists until the process ends, as the default stream does. The driver may be asked of such a
     /// stream at any time.
-    fn is_lasting(&self, stream: Stream) -> bool {
+    fn is_kept(&self, stream: Stream) -> bool {
         stream == Stream::DEFAULT
     }
 

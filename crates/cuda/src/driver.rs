@@ -19,6 +19,9 @@ use crate::sys::{
     CU_EVENT_DISABLE_TIMING, CUevent, CUmemAccessDesc, CUmemAccessFlags, CUresult, CUstream,
 };
 
+/// `cudaStreamPerThread`: another stream in each thread.
+const PER_THREAD: Stream = Stream(2);
+
 /// One device's driver.
 ///
 /// Every call except [`CudaDriver::make_current_if_none`] restores the thread's current context and capture mode.
@@ -38,7 +41,7 @@ pub struct CudaDriver {
     /// The ranges that the driver refused to release.
     pub(crate) abandoned: Vec<HeldRange>,
     /// The streams that exist until the process ends, beside the default stream.
-    lasting_streams: BTreeSet<Stream>,
+    kept_streams: BTreeSet<Stream>,
     start: Instant,
     /// Released events, kept for reuse: creating an event costs several times as much as recording one.
     idle_events: Vec<CUevent>,
@@ -74,7 +77,7 @@ impl CudaDriver {
             physical: None,
             imported: BTreeMap::new(),
             abandoned: Vec::new(),
-            lasting_streams: BTreeSet::new(),
+            kept_streams: BTreeSet::new(),
             start: Instant::now(),
             idle_events: Vec::new(),
             foreign_events: Vec::new(),
@@ -98,8 +101,18 @@ impl CudaDriver {
     }
 
     /// Notes that a stream, which exists, is never destroyed before the process ends.
-    pub fn keep_stream(&mut self, stream: Stream) {
-        self.lasting_streams.insert(stream);
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError::Unsupported`] for a thread's own default stream: the same number is another stream in each thread.
+    pub fn keep_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
+        let call = "cuEventRecord";
+        stream_handle(call, stream)?;
+        if stream == PER_THREAD {
+            return Err(DriverError::Unsupported { call });
+        }
+        self.kept_streams.insert(stream);
+        Ok(())
     }
 
     pub(crate) fn library(&self) -> &Library {
@@ -302,7 +315,7 @@ impl Driver for CudaDriver {
     }
 
     fn query_event(&mut self, event: EventHandle) -> Result<bool, DriverError> {
-        let _scope = self.context.enter()?;
+        let _scope = self.enter_relaxed()?;
         let library = self.library();
         // SAFETY: the event came from `record_event`, by the contract of `new`.
         match unsafe { (library.functions.cuEventQuery)(raw_event(event)) } {
@@ -354,8 +367,8 @@ impl Driver for CudaDriver {
         unsafe { call!(self.library(), cuCtxSynchronize()) }
     }
 
-    fn is_lasting(&self, stream: Stream) -> bool {
-        stream == Stream::DEFAULT || self.lasting_streams.contains(&stream)
+    fn is_kept(&self, stream: Stream) -> bool {
+        stream == Stream::DEFAULT || self.kept_streams.contains(&stream)
     }
 
     fn capture_of(&mut self, stream: Stream) -> Option<u64> {

@@ -66,7 +66,7 @@ struct Device<A> {
     clock: Clock,
     captures: Captures,
     /// The streams that exist until the process ends, beside the default stream.
-    lasting: BTreeSet<Stream>,
+    kept: BTreeSet<Stream>,
     /// The total memory that it reports.
     total: Bytes,
     virtual_memory: bool,
@@ -97,7 +97,7 @@ impl<A: AddressSource> SimDriver<A> {
                 memory: Memory::new(capacity),
                 clock: Clock::default(),
                 captures: Captures::default(),
-                lasting: BTreeSet::new(),
+                kept: BTreeSet::new(),
                 total: config.total.map_or(capacity, |total| total.min(NO_LIMIT)),
                 virtual_memory: config.virtual_memory,
             },
@@ -120,7 +120,7 @@ impl<A: AddressSource> SimDriver<A> {
 
     /// Notes that a stream exists until the process ends.
     pub fn keep_stream(&mut self, stream: Stream) {
-        self.device.lasting.insert(stream);
+        self.device.kept.insert(stream);
     }
 
     /// Returns the host's clock, in nanoseconds since the start.
@@ -537,8 +537,8 @@ impl<A: AddressSource> Driver for SimDriver<A> {
         after.to_vec()
     }
 
-    fn is_lasting(&self, stream: Stream) -> bool {
-        stream == Stream::DEFAULT || self.device.lasting.contains(&stream)
+    fn is_kept(&self, stream: Stream) -> bool {
+        stream == Stream::DEFAULT || self.device.kept.contains(&stream)
     }
 
     fn now(&self) -> Duration {

@@ -642,13 +642,13 @@ def test_idle_memory_of_one_of_pytorchs_streams_serves_another() -> None:
     with torch.cuda.stream(first):
         bytes_of(256 * MIB).zero_()
     with torch.cuda.stream(second):
-        # It needs the driver, which is then asked how far the first stream has come.
+        # It needs the driver, which is then asked how far the first stream has come. It may get some of that memory.
         held = [bytes_of(2 * MIB)]
         torch.cuda.synchronize()
         reserved = torch.cuda.memory_reserved()
-        held.append(bytes_of(255 * MIB))
+        held.append(bytes_of(240 * MIB))
     assert torch.cuda.memory_reserved() == reserved
-    assert [tensor.numel() for tensor in held] == [2 * MIB, 255 * MIB]
+    assert [tensor.numel() for tensor in held] == [2 * MIB, 240 * MIB]
 
 
 # ---- memory pools ----

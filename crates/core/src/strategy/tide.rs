@@ -3,8 +3,8 @@
 //! 1. Addresses first: best fit with coalescing, in address ranges of each stream. Frames (handles of one page, see
 //!    [`Pages`](crate::pages::Pages)) follow the blocks. They decide only between the tightest free blocks and their
 //!    two ends.
-//! 2. Steal before create: an idle frame, wherever it is mapped, serves before a new one is created. It is one that the
-//!    stream used last, or that no work uses: no stream waits for another.
+//! 2. Steal before create: an idle frame, wherever it is mapped, serves before a new one is created, unless too many
+//!    requests moved some. It is one that the stream used last, or that no work uses: no stream waits for another.
 //! 3. Views stay: a stolen frame stays mapped where it was. A job that repeats finds its views again and calls no
 //!    driver.
 //!
@@ -92,18 +92,18 @@ struct Room {
 }
 
 impl Room {
-    #[inline]
+    #[inline(always)]
     fn insert(&mut self, heap: &Heap, id: BlockId) {
         self.free.insert(FreeBlock::of(id, &heap.blocks.get(id)));
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self, heap: &Heap, id: BlockId) {
         self.free.remove(FreeBlock::of(id, &heap.blocks.get(id)));
     }
 
     /// Puts the start of a block into use, which was free and is not listed. The rest is listed.
-    #[inline]
+    #[inline(always)]
     fn use_start(&mut self, heap: &mut Heap, free: FreeBlock, size: Bytes) {
         if size < free.size {
             let rest = heap.blocks.split(free.id, size);

@@ -78,11 +78,11 @@ class Shortage {
   static bool free_memory(void*, int device) noexcept {
     bool has_freed = false;
     try {
-      keep_current_stream(static_cast<DeviceIndex>(device));
       auto* registry = c10::FreeCudaMemoryCallbacksRegistry();
       for (const auto& name : registry->Keys()) {
         has_freed |= registry->Create(name)->Execute();
       }
+      keep_current_stream(static_cast<DeviceIndex>(device));
     } catch (...) {
       // The request goes on without them.
     }
@@ -94,7 +94,8 @@ class Shortage {
   static void keep_current_stream(DeviceIndex device) {
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
     if (stream.id() != reinterpret_cast<c10::StreamId>(stream.stream())) {
-      check(lowtide_keep_stream(device, stream.stream()));
+      // Without it, idle memory of the stream serves others later.
+      (void)lowtide_keep_stream(device, stream.stream());
     }
   }
 

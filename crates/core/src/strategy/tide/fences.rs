@@ -24,7 +24,7 @@ pub(super) struct Fences {
 struct Fence {
     stream: Stream,
     /// Whether the stream exists for ever.
-    is_lasting: bool,
+    is_kept: bool,
     /// When memory was last freed in the stream.
     freed: u64,
     /// Work queued before that time is done.
@@ -41,7 +41,7 @@ impl Fences {
         if id == next {
             self.fences.push(Fence {
                 stream,
-                is_lasting: false,
+                is_kept: false,
                 freed: 0,
                 passed: 0,
                 events: VecDeque::new(),
@@ -66,18 +66,15 @@ impl Fences {
     #[inline]
     pub(super) fn may_have_passed(&self, id: FenceId) -> bool {
         let fence = &self.fences[id.0];
-        !fence.events.is_empty() || fence.is_lasting && fence.passed < fence.freed
+        !fence.events.is_empty() || fence.is_kept && fence.passed < fence.freed
     }
 
-    /// Records an event in the stream `own`, which exists as it makes a request, and in each that exists for ever. Asks of
-    /// every stream which of its events have passed. Does nothing while one of the first is captured.
+    /// Records an event in the stream `own`, which exists as it makes a request, and in each that exists for ever. Asks which
+    /// events of all streams have passed. Does nothing while any stream that it would record in is captured.
     ///
     /// Other streams are left alone: the program may have destroyed them, and the driver crashes if it is asked of such a
     /// stream. Their memory serves others after their own next miss, or after [`Fences::synchronize`].
     pub(super) fn update(&mut self, driver: &mut impl Driver, own: Option<FenceId>) {
-        for fence in &mut self.fences {
-            fence.is_lasting = driver.is_lasting(fence.stream);
-        }
         if self.is_captured(driver, own) {
             return;
         }
@@ -92,6 +89,9 @@ impl Fences {
     /// Returns whether the stream `own`, which exists, or one that exists for ever is captured. Events from outside would
     /// break the capture.
     pub(super) fn is_captured(&mut self, driver: &mut impl Driver, own: Option<FenceId>) -> bool {
+        for fence in &mut self.fences {
+            fence.is_kept = driver.is_kept(fence.stream);
+        }
         let mut streams = self.existing(own).map(|fence| fence.stream);
         streams.any(|stream| driver.is_in_capture(stream))
     }
@@ -99,7 +99,7 @@ impl Fences {
     /// Returns the streams that the driver may be asked of.
     fn existing(&mut self, own: Option<FenceId>) -> impl Iterator<Item = &mut Fence> {
         let fences = (0..).map(FenceId).zip(&mut self.fences);
-        let existing = fences.filter(move |(id, fence)| fence.is_lasting || Some(*id) == own);
+        let existing = fences.filter(move |(id, fence)| fence.is_kept || Some(*id) == own);
         existing.map(|(_, fence)| fence)
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::moves::Moves;
 use super::{PAGE, Tide, Window};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
-use crate::driver::{Driver, DriverError, Handle, unless_out_of_memory};
+use crate::driver::{Driver, DriverError, Handle, MemoryInfo, unless_out_of_memory};
 use crate::pages::{FrameId, PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
@@ -42,10 +43,7 @@ impl Tide {
         window: &Window,
     ) -> Result<(), DriverError> {
         let mut supply = claim(heap, window);
-        let result = self
-            .obtain(heap, memory, window, &mut supply)
-            .and_then(|()| self.retire_views(heap, memory, &supply))
-            .and_then(|()| map(heap, memory, &mut supply));
+        let result = self.supply(heap, memory, window, &mut supply);
         if let Some(&page) = supply.missing.first() {
             heap.release_handles(memory, supply.handles, page);
         }
@@ -54,23 +52,61 @@ impl Tide {
         result
     }
 
-    /// Adds idle frames or new handles to a supply, for all missing pages. Idle frames come first, unless too many moved.
-    fn obtain<M: Memory>(
+    /// Maps idle frames and new handles at all missing pages.
+    fn supply<M: Memory>(
         &mut self,
         heap: &mut Heap,
         memory: &mut M,
         window: &Window,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
-        let now = memory.physical().driver().now();
-        let (frames, wanted) = (heap.pages.frame_count(), supply.missing.len());
-        let may_move = self.moves.allow(now, frames, wanted);
-        if !may_move && unless_out_of_memory(create(heap, memory, supply))?.is_some() {
-            return Ok(());
+        let moved = self.obtain(heap, memory, window, supply)?;
+        self.retire_views(heap, memory, supply)?;
+        map(heap, memory, supply)?;
+        if moved {
+            self.moves.add();
+        }
+        Ok(())
+    }
+
+    /// Adds idle frames and new handles to a supply, for all missing pages. Returns whether frames move. Idle frames come
+    /// first, unless too many requests moved some and there is memory for new ones.
+    fn obtain<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        window: &Window,
+        supply: &mut Supply,
+    ) -> Result<bool, DriverError> {
+        if !self.may_move(heap, memory, supply.missing.len())?
+            && unless_out_of_memory(create(heap, memory, supply))?.is_some()
+        {
+            return Ok(false);
         }
         self.steal(heap, memory, window, supply)?;
-        self.moves.add(supply.frames.len() + supply.handles.len());
-        create(heap, memory, supply)
+        let moved = supply.frames.len() + supply.handles.len() > 0;
+        create(heap, memory, supply)?;
+        Ok(moved)
+    }
+
+    /// Returns whether a request that needs `wanted` frames may move some: always, where new ones would be too many.
+    fn may_move<M: Memory>(
+        &mut self,
+        heap: &Heap,
+        memory: &mut M,
+        wanted: usize,
+    ) -> Result<bool, DriverError> {
+        let mut physical = memory.physical_mut();
+        let driver = physical.driver_mut();
+        let new = heap.pages.bytes(wanted);
+        let held = heap.stats.reserved().saturating_add(new);
+        let is_allowed = self.moves.allow(driver.now(), heap.pages.frame_count());
+        let may_hold = self.moves.may_hold(held, heap.stats.active());
+        if is_allowed || !may_hold {
+            return Ok(true);
+        }
+        let MemoryInfo { free, total } = driver.memory_info()?;
+        Ok(!Moves::may_fill(free.saturating_sub(new), total))
     }
 
     /// Adds idle frames from elsewhere to a supply, the longest idle first: those whose work the window's stream comes after.
