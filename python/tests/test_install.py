@@ -159,7 +159,9 @@ def test_no_event_is_queried_while_a_graph_is_captured(machine: Machine) -> None
         print(driver.fakecuda_calls(b"cuEventQuery"))
         """
     )
-    assert printed == "0\n1\n"
+    # An event that has not passed yet is asked for again.
+    captured, after = map(int, printed.split())
+    assert captured == 0 < after
 
 
 def test_a_pool_that_cannot_be_begun_is_told(machine: Machine) -> None:

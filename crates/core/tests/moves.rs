@@ -1,6 +1,6 @@
 //! Which idle memory `tide` moves, and how often.
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_core::{AllocError, Bytes, DeviceAddress, DeviceAllocator, MempoolId, Stream};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
@@ -42,6 +42,20 @@ fn a_stream_that_exists_for_ever_is_asked_what_is_done() -> Outcome {
     Ok(())
 }
 
+/// The wait before the error would break the capture.
+#[test]
+fn a_request_in_a_capture_that_nobody_announced_fails_without_a_wait() -> Outcome {
+    let mut allocator = tide();
+    let block = allocator.allocate(SIZE, OTHER)?;
+    allocator.set_limit(Some(SIZE));
+    assert!(allocator.driver().begin_capture(OTHER));
+    let refused = allocator.allocate(SIZE, OTHER);
+    assert!(refused.is_err_and(|error| error.is_out_of_memory()));
+    assert_eq!(allocator.driver().violations(), [""; 0]);
+    assert!(allocator.driver().end_capture(OTHER));
+    allocator.free(block)
+}
+
 /// A library may capture a stream without telling the allocator. Questions about events, and a wait, would break it.
 #[test]
 fn a_captured_stream_that_exists_for_ever_keeps_its_memory() -> Outcome {
@@ -63,7 +77,6 @@ fn a_captured_stream_that_exists_for_ever_keeps_its_memory() -> Outcome {
     Ok(())
 }
 
-/// Also one that needs more frames than may move.
 #[test]
 fn a_large_request_gets_what_is_idle_before_new_memory() -> Outcome {
     let mut allocator = tide();
@@ -74,18 +87,35 @@ fn a_large_request_gets_what_is_idle_before_new_memory() -> Outcome {
     Ok(())
 }
 
+/// However many there are, a request that succeeds may then move frames.
 #[test]
 fn requests_that_fail_move_nothing() -> Outcome {
     let mut allocator = tide();
-    let block = allocator.allocate(Bytes::gib(2), KEPT)?;
+    let block = allocator.allocate(SIZE, KEPT)?;
     allocator.free(block)?;
-    allocator.set_limit(Some(Bytes::gib(6)));
-    for _ in 0..20 {
-        let refused = allocator.allocate(Bytes::gib(8), Stream::DEFAULT);
+    allocator.set_limit(Some(SIZE + SIZE));
+    for _ in 0..4000 {
+        let refused = allocator.allocate(SIZE + SIZE + SIZE, Stream::DEFAULT);
         assert!(refused.is_err_and(|error| error.is_out_of_memory()));
     }
-    allocator.allocate(Bytes::gib(2), Stream::DEFAULT)?;
-    assert_eq!(reserved(&allocator), Bytes::gib(2));
+    allocator.allocate(SIZE, Stream::DEFAULT)?;
+    assert_eq!(reserved(&allocator), SIZE);
+    Ok(())
+}
+
+/// What another pool has idle is unmapped only if the request then succeeds.
+#[test]
+fn a_request_of_a_private_pool_that_fails_leaves_idle_memory_where_it_is() -> Outcome {
+    let mut allocator = tide();
+    let block = allocator.allocate(SIZE, Stream::DEFAULT)?;
+    allocator.free(block)?;
+    allocator.set_limit(Some(SIZE + SIZE));
+    let pool = MempoolId(1, 0);
+    let refused = allocator.allocate_in(pool, SIZE + SIZE + SIZE, Stream::DEFAULT);
+    assert!(refused.is_err_and(|error| error.is_out_of_memory()));
+    assert_eq!(allocator.driver().stats(Call::Unmap).count, 0);
+    allocator.allocate_in(pool, SIZE, Stream::DEFAULT)?;
+    assert_eq!(reserved(&allocator), SIZE);
     Ok(())
 }
 

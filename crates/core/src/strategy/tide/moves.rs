@@ -14,7 +14,7 @@ use crate::units::Bytes;
 /// three frames. Servers of requests of random lengths, with 850 frames, make 4,000 in 13 s.
 const FREE: u32 = 3000;
 
-/// After that, one request may move frames in this time. The driver takes about 100 us for one: 1 % of the time.
+/// After that, one request may move frames in this time. The driver takes about 100 us for one that moves two frames.
 const EACH: Duration = Duration::from_millis(10);
 
 /// A job that moves no frames holds at most this part more than it used: a quarter. 1,000 blocks of random sizes up to 32 MiB
@@ -44,7 +44,7 @@ impl Moves {
         // Nobody has 2^32 frames: they have 8 PiB.
         let count = u32::try_from(frames).unwrap_or(u32::MAX);
         self.most = EACH * count.max(FREE);
-        self.owed = self.owed.saturating_sub(passed);
+        self.owed = self.owed.saturating_sub(passed).min(self.most);
         self.owed + EACH <= self.most
     }
 
@@ -94,6 +94,10 @@ mod tests {
         }
         let mut moves = Moves::default();
         assert!(moves.allow(Duration::MAX, usize::MAX));
+        let mut moves = Moves::default();
+        assert_eq!(allowed(&mut moves, SECOND, 40_000), 40_000);
+        assert_eq!(allowed(&mut moves, SECOND * 2, 0), 0);
+        assert_eq!(allowed(&mut moves, SECOND * 3, 0), 100, "of fewer frames");
     }
 
     /// Where there is no other memory, frames move however often.

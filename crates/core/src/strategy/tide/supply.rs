@@ -11,7 +11,7 @@ use crate::pages::{FrameId, PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::strategy::Request;
-use crate::units::Bytes;
+use crate::units::{Bytes, Stream};
 
 /// A stolen frame that has this many views loses the oldest one that no work uses: more find no more steps that repeat.
 const VIEWS_MAX: usize = 4;
@@ -25,6 +25,8 @@ struct Supply {
     missing: Vec<PageId>,
     /// Idle frames for those, which keep their other views.
     frames: Vec<FrameId>,
+    /// Idle frames for those, which lose all their views. They become handles.
+    moving: Vec<FrameId>,
     /// Handles for the rest, mapped nowhere.
     handles: Vec<Handle>,
 }
@@ -60,33 +62,35 @@ impl Tide {
         window: &Window,
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
-        let moved = self.obtain(heap, memory, window, supply)?;
+        self.obtain(heap, memory, window, supply)?;
+        let moves = !supply.frames.is_empty() || !supply.moving.is_empty();
         self.retire_views(heap, memory, supply)?;
+        for id in supply.moving.drain(..) {
+            supply.handles.push(heap.unmap_frame(memory, id)?);
+        }
         map(heap, memory, supply)?;
-        if moved {
+        if moves {
             self.moves.add();
         }
         Ok(())
     }
 
-    /// Adds idle frames and new handles to a supply, for all missing pages. Returns whether frames move. Idle frames come
-    /// first, unless too many requests moved some and there is memory for new ones.
+    /// Adds idle frames and new handles to a supply, for all missing pages. Idle frames come first, unless too many requests
+    /// moved some and there is memory for new ones.
     fn obtain<M: Memory>(
         &mut self,
         heap: &mut Heap,
         memory: &mut M,
         window: &Window,
         supply: &mut Supply,
-    ) -> Result<bool, DriverError> {
+    ) -> Result<(), DriverError> {
         if !self.may_move(heap, memory, supply.missing.len())?
             && unless_out_of_memory(create(heap, memory, supply))?.is_some()
         {
-            return Ok(false);
+            return Ok(());
         }
-        self.steal(heap, memory, window, supply)?;
-        let moved = supply.frames.len() + supply.handles.len() > 0;
-        create(heap, memory, supply)?;
-        Ok(moved)
+        self.steal(heap, window, supply);
+        create(heap, memory, supply)
     }
 
     /// Returns whether a request that needs `wanted` frames may move some: always, where new ones would be too many.
@@ -102,7 +106,7 @@ impl Tide {
         let held = heap.stats.reserved().saturating_add(new);
         let is_allowed = self.moves.allow(driver.now(), heap.pages.frame_count());
         let may_hold = self.moves.may_hold(held, heap.stats.active());
-        if is_allowed || !may_hold {
+        if is_allowed || !may_hold || wanted == 0 {
             return Ok(true);
         }
         let MemoryInfo { free, total } = driver.memory_info()?;
@@ -110,26 +114,22 @@ impl Tide {
     }
 
     /// Adds idle frames from elsewhere to a supply, the longest idle first: those whose work the window's stream comes after.
-    /// No stream waits for another. A private pool's frames have one view each: there they are moved.
-    fn steal<M: Memory>(
-        &self,
-        heap: &mut Heap,
-        memory: &mut M,
-        window: &Window,
-        supply: &mut Supply,
-    ) -> Result<(), DriverError> {
-        if supply.missing.is_empty() {
-            return Ok(());
+    /// No stream waits for another. A private pool's frames have one view each: it gets those that no work uses.
+    fn steal(&self, heap: &mut Heap, window: &Window, supply: &mut Supply) {
+        let wanted = supply.missing.len();
+        if wanted == 0 {
+            return;
         }
         heap.pages.drop_stale_front();
         if heap.domain_of(window.segment).pool != PoolIndex::DEFAULT {
-            return self.move_frames(heap, memory, supply);
+            let unused = { heap.pages.idle() }.filter(|&id| self.is_unused_frame(heap, id));
+            supply.moving = unused.take(wanted).collect();
+            return;
         }
         let own = self.fence(window.segment);
         let unclaimed = heap.pages.idle().filter(|&id| !heap.pages.is_claimed(id));
         let ordered = unclaimed.filter(|&id| self.is_ordered(heap, own, id));
-        supply.frames = ordered.take(supply.missing.len()).collect();
-        Ok(())
+        supply.frames = ordered.take(wanted).collect();
     }
 
     /// Unmaps the oldest view of each stolen frame that has many, if no work uses its address.
@@ -146,22 +146,6 @@ impl Tide {
             if let Some(oldest) = stale.filter(|_| views.len() >= VIEWS_MAX) {
                 heap.unmap_views(memory, &[oldest])?;
             }
-        }
-        Ok(())
-    }
-
-    /// Moves idle frames that no work uses into the supply.
-    fn move_frames<M: Memory>(
-        &self,
-        heap: &mut Heap,
-        memory: &mut M,
-        supply: &mut Supply,
-    ) -> Result<(), DriverError> {
-        let unused = { heap.pages.idle() }.filter(|&id| self.is_unused_frame(heap, id));
-        let unused = unused.take(supply.missing.len());
-        for id in unused.collect::<Vec<FrameId>>() {
-            let handle = heap.unmap_frame(memory, id)?;
-            supply.handles.push(handle);
         }
         Ok(())
     }
@@ -202,12 +186,11 @@ fn create<M: Memory>(
     memory: &mut M,
     supply: &mut Supply,
 ) -> Result<(), DriverError> {
-    let uncounted = supply.missing.len() - supply.frames.len();
-    let count = uncounted - supply.handles.len();
+    let count = supply.missing.len() - supply.frames.len() - supply.moving.len();
     let Some(&page) = supply.missing.first().filter(|_| count > 0) else {
         return Ok(());
     };
-    if heap.exceeds_limit(heap.pages.bytes(uncounted)) {
+    if heap.exceeds_limit(heap.pages.bytes(count)) {
         return Err(DriverError::OutOfMemory);
     }
     // Without this, a request that is too large would first take what other programs may need.
@@ -268,7 +251,8 @@ impl Tide {
             .filter(|&id| heap.domain_of(id).pool == pool)
             .collect();
         // Frames stay in a capture, in which nothing may be waited for.
-        if !self.is_capturing(heap, memory) {
+        let own = failing.map(|request| heap.domains.domain(request.domain).stream);
+        if !self.is_capturing(heap, memory, own) {
             if segments.iter().any(|&id| heap.pages.contains(id)) {
                 self.fences
                     .synchronize(memory.physical_mut().driver_mut())?;
@@ -322,8 +306,14 @@ impl Tide {
     }
 
     /// Returns whether a stream is captured, also into a graph that lowtide was not told of.
-    fn is_capturing<M: Memory>(&mut self, heap: &Heap, memory: &mut M) -> bool {
-        heap.captures > 0 || (self.fences).is_captured(memory.physical_mut().driver_mut(), None)
+    fn is_capturing<M: Memory>(
+        &mut self,
+        heap: &Heap,
+        memory: &mut M,
+        own: Option<Stream>,
+    ) -> bool {
+        let own = own.map(|stream| self.fences.of_stream(stream));
+        heap.captures > 0 || (self.fences).is_captured(memory.physical_mut().driver_mut(), own)
     }
 
     /// Releases idle frames, whose addresses no work uses.
