@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use lowtide_core::{
-    Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, Handle, Stream,
+    Bytes, Config, DeviceAddress, DeviceAllocator, Driver, DriverError, EventHandle, Handle, Stream,
 };
 use lowtide_cuda::{Attribute, CaptureStatus, CudaDriver, Device, Library};
 
@@ -213,25 +213,29 @@ pub(crate) fn capture(driver: &mut CudaDriver, program: &Program, stream: Stream
         driver.capture_status(stream)? == CaptureStatus::None,
         "captures already",
     )?;
+    let event = driver.record_event(Stream::DEFAULT)?;
     program.begin_capture(stream)?;
     let status = driver.capture_status(stream)?;
     let id = driver.capture_of(stream);
     expect(id.is_some(), "does not say which capture")?;
     // From this thread, which captures, and from another thread, for which the capture's mode forbids the calls as
     // well.
-    memory_calls(driver)?;
+    calls_in_capture(driver, event)?;
     thread::scope(|scope| {
-        let calls = scope.spawn(|| memory_calls(driver).map_err(|error| error.to_string()));
+        let calls =
+            scope.spawn(|| calls_in_capture(driver, event).map_err(|error| error.to_string()));
         calls.join().map_err(|_| "the thread panicked".to_owned())?
     })?;
     let status_after = driver.capture_status(stream)?;
     program.end_capture(stream)?;
+    driver.release_event(event);
     expect(status == CaptureStatus::Active, "does not capture")?;
     expect(status_after == status, "the capture is spoiled")?;
     Ok(format!("number {id:?} survives calls for memory"))
 }
 
-fn memory_calls(driver: &mut CudaDriver) -> Result<(), Box<dyn Error>> {
+fn calls_in_capture(driver: &mut CudaDriver, event: EventHandle) -> Result<(), Box<dyn Error>> {
+    driver.query_event(event)?;
     let size = Bytes::mib(2);
     let address = driver.allocate(size)?;
     driver.free(address, size)?;
