@@ -14,7 +14,11 @@ const OTHER: Stream = Stream(2);
 
 /// Returns an allocator on a device where one stream exists for ever.
 fn tide() -> DeviceAllocator<SimDriver> {
-    let mut driver = SimDriver::new(SimConfig::default());
+    tide_on(SimConfig::default())
+}
+
+fn tide_on(config: SimConfig) -> DeviceAllocator<SimDriver> {
+    let mut driver = SimDriver::new(config);
     driver.keep_stream(KEPT);
     DeviceAllocator::new(driver, 0, &"tide".parse().expect("the strategy exists"))
 }
@@ -151,9 +155,7 @@ struct RandomJob {
 impl RandomJob {
     const LIVE: Bytes = Bytes::gib(1);
 
-    fn new(limit: Option<Bytes>) -> RandomJob {
-        let mut allocator = tide();
-        allocator.set_limit(limit);
+    fn new(allocator: DeviceAllocator<SimDriver>) -> RandomJob {
         RandomJob {
             allocator,
             blocks: Vec::new(),
@@ -195,12 +197,27 @@ fn requests_of_random_sizes_that_follow_fast_get_more_memory_where_there_is_some
     let mut unmaps = Vec::new();
     let mut reserved = Vec::new();
     for (limit, apart_ns) in [(None, FAST), (None, SLOW), (Some(limit), FAST)] {
-        let mut job = RandomJob::new(limit);
+        let mut allocator = tide();
+        allocator.set_limit(limit);
+        let mut job = RandomJob::new(allocator);
         job.run(50_000, apart_ns)?;
         unmaps.push(job.run(20_000, apart_ns)?);
         reserved.push(job.allocator.stats().reserved());
     }
     assert!(unmaps[0] * 5 < unmaps[1].min(unmaps[2]), "{unmaps:?}");
     assert!(reserved[1] <= limit && limit < reserved[0], "{reserved:?}");
+    Ok(())
+}
+
+#[test]
+fn some_of_the_device_is_left_to_other_programs() -> Outcome {
+    let capacity = Bytes(RandomJob::LIVE.get() / 100 * 120);
+    let mut job = RandomJob::new(tide_on(SimConfig {
+        capacity: Some(capacity),
+        ..SimConfig::default()
+    }));
+    job.run(70_000, 10_000)?;
+    let left = capacity - reserved(&job.allocator);
+    assert!(left >= Bytes(capacity.get() / 32), "{left}");
     Ok(())
 }
