@@ -721,7 +721,7 @@ enum lowtide_status lowtide_record_stream(void *memory,
  * `tide` asks the driver how far the work in such a stream is with each request that needs the driver. Idle memory of
  * another stream serves other streams only after that stream's own next such request, or before a request would fail.
  *
- * Returns `LOWTIDE_STATUS_DRIVER` for a thread's own default stream: its number is another stream in each thread.
+ * Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` for a thread's own default stream: its number is another stream in each thread.
  */
 enum lowtide_status lowtide_keep_stream(int device,
                                         void *stream);

@@ -149,12 +149,15 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
 /// `tide` asks the driver how far the work in such a stream is with each request that needs the driver. Idle memory of
 /// another stream serves other streams only after that stream's own next such request, or before a request would fail.
 ///
-/// Returns `LOWTIDE_STATUS_DRIVER` for a thread's own default stream: its number is another stream in each thread.
+/// Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` for a thread's own default stream: its number is another stream in each thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_keep_stream(device: c_int, stream: *mut c_void) -> Status {
     run(|| {
-        drivers::with(device, |driver| driver.keep_stream(stream_of(stream)))??;
-        Ok(())
+        let is_kept = drivers::with(device, |driver| driver.keep_stream(stream_of(stream)))?;
+        let text = "a thread's own default stream cannot be kept: its number is another stream in each thread";
+        is_kept
+            .then_some(())
+            .ok_or_else(|| Error::new(Status::InvalidArgument, text))
     })
 }
 

@@ -204,9 +204,8 @@ impl Pages {
         Bytes(self.page_size.get() * pages as u64)
     }
 
-    /// Returns how many frames there are.
+    /// Returns how many frames there are. Frame 0 is never used.
     pub(crate) fn frame_count(&self) -> usize {
-        // Frame 0 is never used.
         self.frames.len().saturating_sub(1 + self.vacant.len())
     }
 

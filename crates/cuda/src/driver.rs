@@ -100,19 +100,14 @@ impl CudaDriver {
         self.context.make_current_if_none()
     }
 
-    /// Notes that a stream, which exists, is never destroyed before the process ends.
-    ///
-    /// # Errors
-    ///
-    /// [`DriverError::Unsupported`] for a thread's own default stream: the same number is another stream in each thread.
-    pub fn keep_stream(&mut self, stream: Stream) -> Result<(), DriverError> {
-        let call = "cuEventRecord";
-        stream_handle(call, stream)?;
-        if stream == PER_THREAD {
-            return Err(DriverError::Unsupported { call });
+    /// Notes that a stream, which exists, is never destroyed before the process ends. Does nothing and returns `false` for a
+    /// thread's own default stream: its number is another stream in each thread.
+    pub fn keep_stream(&mut self, stream: Stream) -> bool {
+        let is_one = stream != PER_THREAD && stream_handle("cuEventRecord", stream).is_ok();
+        if is_one {
+            self.kept_streams.insert(stream);
         }
-        self.kept_streams.insert(stream);
-        Ok(())
+        is_one
     }
 
     pub(crate) fn library(&self) -> &Library {
