@@ -41,6 +41,8 @@ impl BlockId {
 pub(crate) enum BlockState {
     /// The strategy may allocate it.
     Free,
+    /// Freed, and not merged yet: only a request of its size may have it. Its pages count as in use.
+    Recent,
     /// The program holds it.
     Allocated,
     /// The program freed it, but a stream that used it has not passed its event yet.
@@ -337,8 +339,8 @@ impl BlockTable {
     pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> Block {
         debug_assert!(requested.get() <= SIZE_MASK);
         debug_assert!(
-            !matches!(self.state(id), BlockState::Pending | BlockState::Unmapped),
-            "what waits or has no memory is not handed out"
+            matches!(self.state(id), BlockState::Free | BlockState::Allocated),
+            "what waits, has no memory or is listed elsewhere is not handed out"
         );
         let record = &mut self.records[id.index()];
         let is_listed = record.size_and_flags & IS_LISTED != 0;
@@ -541,12 +543,12 @@ pub(crate) mod tests {
             size in prop_oneof![1..=SIZE_MASK, Just(1), Just(SIZE_MASK)],
             requested in prop_oneof![0..=SIZE_MASK, Just(0), Just(SIZE_MASK)],
             domain in prop_oneof![any::<u16>(), Just(u16::MAX)],
-            (is_large, used_elsewhere, state) in (any::<bool>(), any::<bool>(), 0..4_usize),
+            (is_large, used_elsewhere, state) in (any::<bool>(), any::<bool>(), 0..5_usize),
             (previous, next) in (any::<u32>(), any::<u32>()),
-            other_state in 0..4_usize,
+            other_state in 0..5_usize,
         ) {
-            const STATES: [BlockState; 4] =
-                [BlockState::Free, BlockState::Allocated, BlockState::Pending, BlockState::Unmapped];
+            const STATES: [BlockState; 5] =
+                [BlockState::Free, BlockState::Recent, BlockState::Allocated, BlockState::Pending, BlockState::Unmapped];
             let id = |number| NonZeroU32::new(number).map(BlockId);
             let mut block = Block {
                 address: DeviceAddress(address),

@@ -2,7 +2,7 @@
 //!
 //! A *frame* is a handle of one page. It has a *view* at each page that it is mapped at. The page where it was used or
 //! mapped last *shows* it: there its bytes count. A frame is idle while no block in use touches a page that it is
-//! behind.
+//! behind. A recently freed block counts as in use until it is merged.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;

@@ -190,7 +190,9 @@ fn tile(range: Range<DeviceAddress>, blocks: &[PlacedBlock]) -> Vec<BlockSnapsho
             status: match block.state {
                 BlockState::Allocated => BlockStatus::Allocated,
                 BlockState::Pending => BlockStatus::PendingFree,
-                BlockState::Free | BlockState::Unmapped => BlockStatus::Inactive,
+                BlockState::Free | BlockState::Recent | BlockState::Unmapped => {
+                    BlockStatus::Inactive
+                }
             },
         });
         end = block.end().min(range.end);

@@ -89,6 +89,31 @@ fn tide_serves_where_memory_is_mapped() -> Outcome {
     Ok(())
 }
 
+/// Freed small blocks are merged before, and what lies before is more than any small request.
+#[test]
+fn tide_serves_small_requests_anywhere() -> Outcome {
+    let mut allocator = caching("tide");
+    let size = Bytes::kib(256);
+    let blocks: Result<Vec<_>, _> = (0..16)
+        .map(|_| allocator.allocate(size, Stream::DEFAULT))
+        .collect();
+    let blocks = blocks?;
+    for &block in &blocks {
+        allocator.free(block)?;
+    }
+    let address = blocks[12] + Bytes::kib(4);
+    let lane = allocator.lane_mut();
+    let served = lane.allocate_where(address, size, Stream::DEFAULT)?;
+    assert_eq!(served, address);
+    check(&allocator);
+    assert_eq!(
+        allocator.allocate(size, Stream::DEFAULT)?,
+        blocks[13] + Bytes::kib(4)
+    );
+    check(&allocator);
+    Ok(())
+}
+
 /// Frames that another stream took are missing there, and in what lies before.
 #[test]
 fn tide_refuses_addresses_without_memory() -> Outcome {

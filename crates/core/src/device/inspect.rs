@@ -102,8 +102,8 @@ impl<L: Lanes> Device<L> {
     }
 
     /// Returns the size of the largest free block of any pool and stream. Linear in the number of free blocks.
-    pub fn largest_free(&self) -> Bytes {
-        let lanes = self.lanes.parts().1;
+    pub fn largest_free(&mut self) -> Bytes {
+        let lanes = self.lanes.parts_mut().1;
         { lanes.map(Lane::largest_free).max() }.unwrap_or_default()
     }
 

@@ -85,6 +85,9 @@ impl<M: Memory> Lane<M> {
         self.end_uses(pool)?;
         // From here on nothing can fail.
         let freed = self.free_pool(pool, &wanted);
+        for domain in self.heap.domains.of_pool(pool) {
+            self.strategy.merge_recent(&mut self.heap, domain);
+        }
         let (held, free) = (self.held_in_pool(pool), self.free_in_pool(pool));
         let mut allocated = Vec::new();
         // As in PyTorch, segment by segment: the peaks have what is in use on the way.

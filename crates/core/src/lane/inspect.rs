@@ -2,6 +2,7 @@
 
 use super::{Allocation, Lane};
 use crate::config::Config;
+use crate::domain::DomainId;
 use crate::error::AllocError;
 use crate::event_log::EventLog;
 use crate::figures::gauge::Gauge;
@@ -152,9 +153,12 @@ impl<M: Memory> Lane<M> {
     }
 
     /// Returns the size of the largest free block of any pool and stream. Linear in the number of free blocks.
-    pub(crate) fn largest_free(&self) -> Bytes {
-        let domains = self.heap.domains.iter();
-        let largest = domains.map(|domain| self.strategy.largest_free(&self.heap, domain));
+    pub(crate) fn largest_free(&mut self) -> Bytes {
+        let domains: Vec<DomainId> = self.heap.domains.iter().collect();
+        let largest = domains.into_iter().map(|domain| {
+            self.strategy.merge_recent(&mut self.heap, domain);
+            self.strategy.largest_free(&self.heap, domain)
+        });
         largest.max().unwrap_or_default()
     }
 

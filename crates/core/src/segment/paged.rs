@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::{Heap, Segment};
-use crate::block::SegmentId;
+use crate::block::{Block, BlockState, SegmentId};
 use crate::domain::{Domain, DomainId, PoolIndex};
 use crate::driver::{DriverError, Handle};
 use crate::event::Action;
@@ -259,7 +259,8 @@ impl Heap {
     /// As [`Pages::check`](crate::pages::Pages::check).
     pub(crate) fn check_pages<M: Memory>(&self, memory: &M) -> Result<(), String> {
         let mut users = BTreeMap::new();
-        for (id, block) in self.blocks.iter().filter(|(_, block)| block.is_active()) {
+        let uses_pages = |block: &Block| block.is_active() || block.state == BlockState::Recent;
+        for (id, block) in self.blocks.iter().filter(|(_, block)| uses_pages(block)) {
             let segment = self.blocks.segment(id);
             if self.pages.contains(segment) {
                 let touched = self.pages.touched(segment, block.address, block.size);

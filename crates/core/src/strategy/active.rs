@@ -160,6 +160,10 @@ impl Placement for ActiveStrategy {
         dispatch!(self, strategy => strategy.take_around(heap, request, address))
     }
 
+    fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
+        dispatch!(self, strategy => strategy.merge_recent(heap, domain))
+    }
+
     fn take_again(
         &mut self,
         heap: &mut Heap,

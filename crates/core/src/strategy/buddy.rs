@@ -35,12 +35,6 @@ pub(crate) struct Buddy {
 }
 
 impl Buddy {
-    /// Merges every recently freed block of a domain with its buddies. Returns whether there were any.
-    fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
-        let arenas = &mut self.arenas;
-        (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
-    }
-
     /// Cuts a block out of an arena. If none has room, recently freed blocks are merged first.
     #[inline(never)]
     fn cut_out(&mut self, heap: &mut Heap, domain: DomainId, run: Run) -> Option<BlockId> {
@@ -167,6 +161,11 @@ impl Strategy for Buddy {
 }
 
 impl Placement for Buddy {
+    fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
+        let arenas = &mut self.arenas;
+        (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
+    }
+
     fn take_again(
         &mut self,
         heap: &mut Heap,
@@ -174,7 +173,6 @@ impl Placement for Buddy {
         _around: Option<BlockId>,
     ) -> BlockId {
         let domain = wanted.domain;
-        self.merge_recent(heap, domain);
         let own = self.arenas.take_own_segment_again(domain, wanted);
         own.unwrap_or_else(|| {
             let place = (wanted.segment, wanted.offset);

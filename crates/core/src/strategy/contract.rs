@@ -162,9 +162,14 @@ pub(crate) trait Placement: Strategy {
         None
     }
 
-    /// Takes a block that was allocated at the time of a checkpoint. Its segment was not released since, and no
-    /// block in use overlaps it. `around` is the free block in which it begins, for strategies whose free memory
-    /// is in blocks. Never calls the driver.
+    /// Merges the recently freed blocks of a domain, if the strategy delays that. Returns whether there were any.
+    fn merge_recent(&mut self, _heap: &mut Heap, _domain: DomainId) -> bool {
+        false
+    }
+
+    /// Takes a block that was allocated at the time of a checkpoint. Its segment was not released since, and no block in
+    /// use overlaps it. [`Placement::merge_recent`] was called for its domain. `around` is the free block in which it
+    /// begins, for strategies whose free memory is in blocks. Never calls the driver.
     fn take_again(
         &mut self,
         heap: &mut Heap,

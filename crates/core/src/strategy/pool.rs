@@ -459,23 +459,23 @@ mod tests {
     fn the_largest_free_block_is_that_of_either_kind_of_list_or_a_rest() {
         let driver = TestDriver::new(Bytes::gib(80));
         let mut allocator = DeviceAllocator::new(driver, 0, &pool(Bytes::mib(4)));
-        let largest = |allocator: &DeviceAllocator<TestDriver>| allocator.largest_free();
+        let largest = |allocator: &mut DeviceAllocator<TestDriver>| allocator.largest_free();
         let indexed = allocate(&mut allocator, MIB);
         let other = allocate(&mut allocator, MIB + 1);
         allocate(&mut allocator, 2 * MIB - 2 * KIB);
         assert_eq!(
-            largest(&allocator),
+            largest(&mut allocator),
             Bytes::kib(1),
             "what is left of the slab"
         );
         allocator.free(indexed).unwrap();
-        assert_eq!(largest(&allocator), Bytes::mib(1));
+        assert_eq!(largest(&mut allocator), Bytes::mib(1));
         allocator.free(other).unwrap();
-        assert_eq!(largest(&allocator), Bytes::kib(1025));
+        assert_eq!(largest(&mut allocator), Bytes::kib(1025));
         assert_eq!(allocate(&mut allocator, MIB + KIB), other);
-        assert_eq!(largest(&allocator), Bytes::mib(1));
+        assert_eq!(largest(&mut allocator), Bytes::mib(1));
         assert_eq!(allocate(&mut allocator, MIB), indexed);
-        assert_eq!(largest(&allocator), Bytes::kib(1));
+        assert_eq!(largest(&mut allocator), Bytes::kib(1));
     }
 
     #[test]

@@ -82,12 +82,6 @@ impl Slabs {
     fn has_own_segment(&self, size: Bytes) -> bool {
         size > self.layers.arenas.arena_size()
     }
-
-    /// Puts every recently freed block of a domain back into its slab or arena. Returns whether there were any.
-    fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
-        let layers = &mut self.layers;
-        (self.recent).drain(heap, domain, |heap, id| layers.put(heap, id))
-    }
 }
 
 /// Returns the size of a request's block with arenas of `arena_size`. A cached segment of its own may be larger.
@@ -223,6 +217,11 @@ impl Strategy for Slabs {
 }
 
 impl Placement for Slabs {
+    fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
+        let layers = &mut self.layers;
+        (self.recent).drain(heap, domain, |heap, id| layers.put(heap, id))
+    }
+
     fn take_again(
         &mut self,
         heap: &mut Heap,
@@ -230,7 +229,6 @@ impl Placement for Slabs {
         _around: Option<BlockId>,
     ) -> BlockId {
         let domain = wanted.domain;
-        self.merge_recent(heap, domain);
         let own = self.layers.arenas.take_own_segment_again(domain, wanted);
         own.unwrap_or_else(|| self.layers.take_at(heap, domain, wanted))
     }

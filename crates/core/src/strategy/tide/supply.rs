@@ -246,6 +246,7 @@ impl Tide {
         pool: PoolIndex,
         failing: Option<&Request>,
     ) -> Result<(), DriverError> {
+        self.merge_all_recent(heap);
         let segments = heap.segments.iter().map(|(id, _)| id);
         let segments: Vec<SegmentId> = segments
             .filter(|&id| heap.domain_of(id).pool == pool)
@@ -295,6 +296,7 @@ impl Tide {
         if most < page_size || heap.captures > 0 {
             return Ok(());
         }
+        self.merge_all_recent(heap);
         self.fences.update(memory.physical_mut().driver_mut(), None);
         let old = { heap.pages.idle() }.take_while(|&id| heap.pages.idle_since(id) <= since);
         let old = old.filter(|&id| self.is_unused_frame(heap, id));

@@ -1,0 +1,102 @@
+//! A job that repeats gets the same addresses in each step.
+
+use lowtide_core::{AllocError, Bytes, DeviceAddress, DeviceAllocator, Stream};
+use lowtide_sim::SimDriver;
+use proptest::prelude::*;
+
+const KIB: u64 = 1 << 10;
+
+/// A request, and how many more follow before its block is freed.
+#[derive(Clone, Copy, Debug)]
+struct Temporary {
+    size: Bytes,
+    requests: usize,
+}
+
+/// Returns small requests. Few sizes, so that blocks of a size are many.
+fn temporaries() -> impl Strategy<Value = Vec<Temporary>> {
+    let size = prop_oneof![
+        4 => prop::sample::select(vec![512, 4 * KIB, 64 * KIB, 200 * KIB]),
+        2 => 1..64 * KIB,
+    ];
+    let temporary = (size, 0..60_usize).prop_map(|(size, requests)| Temporary {
+        size: Bytes(size),
+        requests,
+    });
+    prop::collection::vec(temporary, 1..150)
+}
+
+/// Makes the requests of a step, a large one first, and frees their blocks. Returns the addresses. After one of the requests,
+/// another thread looks for idle memory, and makes a large request in a stream of its own.
+fn step(
+    allocator: &mut DeviceAllocator<SimDriver>,
+    requests: &[Temporary],
+    interrupted: usize,
+) -> Result<Vec<DeviceAddress>, AllocError> {
+    const LARGE: Bytes = Bytes::mib(2);
+    let batch = allocator.allocate(LARGE, Stream::DEFAULT)?;
+    let mut addresses = vec![batch];
+    let mut live: Vec<(usize, DeviceAddress)> = vec![(requests.len(), batch)];
+    for (now, request) in requests.iter().enumerate() {
+        let address = allocator.allocate(request.size, Stream::DEFAULT)?;
+        addresses.push(address);
+        live.push((now + request.requests, address));
+        let ended: Vec<_> = live.extract_if(.., |&mut (end, _)| end <= now).collect();
+        for (_, address) in ended {
+            allocator.free(address)?;
+        }
+        if now == interrupted % requests.len() {
+            allocator.lane_mut().release_unused(0, Bytes::ZERO)?;
+            let other = allocator.allocate(LARGE, Stream(1))?;
+            allocator.free(other)?;
+        }
+    }
+    for (_, address) in live {
+        allocator.free(address)?;
+    }
+    Ok(addresses)
+}
+
+proptest! {
+    #[test]
+    fn the_same_requests_get_the_same_addresses(
+        requests in temporaries(),
+        weights in temporaries(),
+    ) {
+        let config = "tide".parse().expect("the strategy exists");
+        let mut allocator = DeviceAllocator::new(SimDriver::default(), 0, &config);
+        for weight in weights {
+            allocator.allocate(weight.size, Stream::DEFAULT).unwrap();
+        }
+        // The first steps need new memory, each at later requests than the one before.
+        for number in 0..10 {
+            step(&mut allocator, &requests, number * 7).unwrap();
+        }
+        let before = step(&mut allocator, &requests, 71).unwrap();
+        for number in 11..15 {
+            prop_assert_eq!(step(&mut allocator, &requests, number * 7).unwrap(), before.clone());
+        }
+    }
+}
+
+/// What was freed recently counts as merged.
+#[test]
+fn the_largest_free_block_has_what_was_freed_recently() -> Result<(), AllocError> {
+    for strategy in ["tide", "slab", "buddy"] {
+        let config = strategy.parse().expect("the strategy exists");
+        let mut allocator = DeviceAllocator::new(SimDriver::default(), 0, &config);
+        let before = allocator.allocate(Bytes::kib(512), Stream::DEFAULT)?;
+        let blocks = [(); 2].map(|()| allocator.allocate(Bytes::kib(512), Stream::DEFAULT));
+        let largest = allocator.largest_free();
+        for block in blocks {
+            allocator.free(block?)?;
+        }
+        allocator.free(before)?;
+        let freed = allocator.largest_free();
+        assert!(
+            freed > largest && freed >= Bytes::mib(2),
+            "{strategy}: {freed}"
+        );
+    }
+    Ok(())
+}
