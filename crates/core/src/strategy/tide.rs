@@ -496,7 +496,9 @@ impl Strategy for Tide {
     fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         if request.size > RECENT_MAX {
             self.merge_recent(heap, request.domain);
-        } else if let Some(id) = self.recent.take(request.domain, request.size) {
+            return self.take_free(heap, request);
+        }
+        if let Some(id) = self.recent.take(request.domain, request.size) {
             heap.blocks.set_state(id, BlockState::Free);
             return Some(id);
         }

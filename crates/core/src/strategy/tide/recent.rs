@@ -129,10 +129,10 @@ impl Recent {
     }
 }
 
-/// Returns the index of a size, which is that of a block.
+/// Returns the index of a block's size.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "requests are below 2^40 bytes"
+    reason = "addresses have 64 bits, as on each machine with a card"
 )]
 #[inline]
 fn size_index(size: Bytes) -> usize {
@@ -158,12 +158,12 @@ mod tests {
             let mut sets: BTreeMap<(u16, u64), BTreeSet<u32>> = BTreeMap::new();
             for (change, domain, units, number) in changes {
                 let size = Bytes(units * UNIT.get());
-                let is_kept = sets.values().any(|set| set.contains(&number));
+                let is_listed = sets.values().any(|set| set.contains(&number));
                 let set = sets.entry((domain, units)).or_default();
                 let domain = DomainId::of_number(domain);
                 if change == 0 {
                     prop_assert_eq!(recent.take(domain, size), set.pop_first().map(block_id));
-                } else if !is_kept {
+                } else if !is_listed {
                     set.insert(number);
                     let rank = u64::from(number) << 9;
                     let free = FreeBlock { size, rank, id: block_id(number) };
