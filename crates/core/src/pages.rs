@@ -297,16 +297,17 @@ impl Pages {
         self.page(at).freed
     }
 
-    /// Starts to examine another window. No frame is claimed for it.
-    pub(crate) fn begin_window(&mut self) {
+    /// Starts to examine another window, for which no frame is claimed. Returns its number.
+    pub(crate) fn begin_window(&mut self) -> u64 {
         self.windows += 1;
+        self.windows
     }
 
-    /// Claims an idle frame for the window. Returns `false` if it is already claimed: two pages of the window have it.
-    pub(crate) fn claim(&mut self, id: FrameId) -> bool {
+    /// Claims an idle frame for the window. Returns `false` if it was claimed since the window `first`: two pages have it.
+    pub(crate) fn claim(&mut self, id: FrameId, first: u64) -> bool {
         debug_assert!(self.is_idle(id));
         let window = self.windows;
-        std::mem::replace(&mut self.frame_mut(id).window, window) != window
+        std::mem::replace(&mut self.frame_mut(id).window, window) < first
     }
 
     /// Returns whether a frame is claimed for the window.

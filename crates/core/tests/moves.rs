@@ -147,6 +147,28 @@ fn streams_that_take_turns_share_memory() -> Outcome {
     Ok(())
 }
 
+/// The frames at both ends of a free block serve elsewhere, and queued work may still use their addresses. Between them, the
+/// block has memory for a large request.
+#[test]
+fn a_large_request_finds_what_is_idle_inside_a_free_block() -> Outcome {
+    let mut allocator = tide();
+    let mut allocate = |mib| allocator.allocate(Bytes::mib(mib), Stream::DEFAULT);
+    let (start, inside, end) = (allocate(4)?, allocate(224)?, allocate(4)?);
+    let (_kept, other, _last) = (allocate(2)?, allocate(240)?, allocate(2)?);
+    allocator.driver().launch(Stream::DEFAULT, 1_000_000_000);
+    for block in [start, end, other, inside] {
+        allocator.free(block)?;
+    }
+    allocator.allocate(Bytes::mib(242), Stream::DEFAULT)?;
+    let maps =
+        |allocator: &mut DeviceAllocator<SimDriver>| allocator.driver().stats(Call::Map).count;
+    let before = maps(&mut allocator);
+    let found = allocator.allocate(Bytes::mib(160), Stream::DEFAULT)?;
+    assert_eq!(found, inside);
+    assert_eq!(maps(&mut allocator), before);
+    Ok(())
+}
+
 /// A job that holds blocks of random sizes, 1 GiB at most.
 struct RandomJob {
     allocator: DeviceAllocator<SimDriver>,

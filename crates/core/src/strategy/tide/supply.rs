@@ -166,12 +166,12 @@ impl Tide {
 /// Claims the idle frames that are mapped at a window's pages.
 fn claim(heap: &mut Heap, window: &Window) -> Supply {
     let mut supply = Supply::default();
-    heap.pages.begin_window();
+    let window_number = heap.pages.begin_window();
     let range = (heap.pages).touched(window.segment, window.address, window.size);
     for at in range.pages() {
         match heap.pages.state(at) {
             PageState::InUse => {}
-            PageState::Alone(id) | PageState::Ready(id) if heap.pages.claim(id) => {
+            PageState::Alone(id) | PageState::Ready(id) if heap.pages.claim(id, window_number) => {
                 supply.ready.push((id, at));
             }
             _ => supply.missing.push(at),
