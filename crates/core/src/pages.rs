@@ -151,7 +151,7 @@ pub(crate) struct Pages {
     ranges_max: usize,
     /// How often frames became idle or came to a page.
     now: u64,
-    /// How many windows were examined.
+    /// How many windows were examined, a window that slides once for each page.
     windows: u64,
 }
 

@@ -17,7 +17,7 @@ use forest::Run;
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
-use crate::block::{Block, BlockId, SegmentId};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::DomainId;
 use crate::driver::DriverError;
 use crate::physical::Memory;
@@ -125,8 +125,9 @@ impl Strategy for Buddy {
             arenas.put_own_segment(block.domain, FreeBlock::of(id, &block));
         } else {
             let place = (block.domain, class_of(block.size));
-            let merge = |heap: &mut Heap, id| arenas.put_block(heap, id, run_of);
-            self.recent.put(heap, place, (id, block.size), merge);
+            if let Some(id) = self.recent.put(place, (id, block.size)) {
+                arenas.put_block(heap, id, run_of);
+            }
         }
         None
     }
@@ -156,14 +157,18 @@ impl Strategy for Buddy {
             .filter(|&(id, block)| !self.arenas.is_own_segment(heap, id, block.size));
         let taken = runs.map(|(_, block)| (block.address, block.size));
         let in_arenas = self.arenas.check(heap, taken)?;
-        Ok(in_arenas + self.recent.check(heap, class_of)?)
+        Ok(in_arenas + self.recent.check(heap, BlockState::Free, class_of)?)
     }
 }
 
 impl Placement for Buddy {
     fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
-        let arenas = &mut self.arenas;
-        (self.recent).drain(heap, domain, |heap, id| arenas.put_block(heap, id, run_of))
+        let mut any = false;
+        while let Some(id) = self.recent.pop(domain) {
+            self.arenas.put_block(heap, id, run_of);
+            any = true;
+        }
+        any
     }
 
     fn take_again(

@@ -21,7 +21,7 @@ use super::buddy::arenas::{Arenas, GRANULE, Place, size_in};
 use super::free_blocks::FreeBlock;
 use super::recent_blocks::RecentBlocks;
 use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
-use crate::block::{Block, BlockId, SegmentId};
+use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::DomainId;
 use crate::driver::DriverError;
 use crate::physical::Memory;
@@ -170,8 +170,9 @@ impl Strategy for Slabs {
                 .put_own_segment(block.domain, FreeBlock::of(id, &block));
         } else {
             let place = (block.domain, SizeClass::of(block.size).index());
-            let merge = |heap: &mut Heap, id| layers.put(heap, id);
-            self.recent.put(heap, place, (id, block.size), merge);
+            if let Some(id) = self.recent.put(place, (id, block.size)) {
+                layers.put(heap, id);
+            }
         }
         None
     }
@@ -212,14 +213,18 @@ impl Strategy for Slabs {
         let runs = runs.map(|(_, block)| (block.address, block.size));
         let in_arenas = arenas.check(heap, runs.chain(slabs.runs))?;
         let class_of = |size| SizeClass::of(size).index();
-        Ok(in_arenas + slabs.free_bytes + self.recent.check(heap, class_of)?)
+        Ok(in_arenas + slabs.free_bytes + self.recent.check(heap, BlockState::Free, class_of)?)
     }
 }
 
 impl Placement for Slabs {
     fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
-        let layers = &mut self.layers;
-        (self.recent).drain(heap, domain, |heap, id| layers.put(heap, id))
+        let mut any = false;
+        while let Some(id) = self.recent.pop(domain) {
+            self.layers.put(heap, id);
+            any = true;
+        }
+        any
     }
 
     fn take_again(
