@@ -25,6 +25,8 @@ pub(crate) struct TestDriver {
     pub(crate) gap: Bytes,
     /// Whether an event passes only when it is waited for.
     pub(crate) busy: bool,
+    /// The number of the event with which a capture of its stream begins.
+    pub(crate) captured_from: u64,
     /// Whether it reports that it can map memory. The calls fail all the same.
     pub(crate) claims_virtual_memory: bool,
     /// The size of each allocation, by address.
@@ -43,6 +45,7 @@ impl TestDriver {
             capacity,
             gap: Bytes::ZERO,
             busy: false,
+            captured_from: u64::MAX,
             claims_virtual_memory: false,
             held: BTreeMap::new(),
             calls: 0,
@@ -149,6 +152,10 @@ impl Driver for TestDriver {
     }
 
     fn release_event(&mut self, _event: EventHandle) {}
+
+    fn capture_of(&mut self, _stream: Stream) -> Option<u64> {
+        (self.events >= self.captured_from).then_some(1)
+    }
 
     fn synchronize_stream(&mut self, _stream: Stream) -> Result<(), DriverError> {
         Ok(())
