@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
-use crate::block::{Block, SegmentId};
+use crate::block::SegmentId;
 use crate::driver::Handle;
 use crate::units::{Bytes, DeviceAddress};
 
@@ -50,7 +50,7 @@ impl PageRange {
 
 /// What is known of a page. 16 bytes, because a request may touch hundreds.
 #[derive(Clone, Copy, Default, Debug)]
-struct Page {
+pub(crate) struct Page {
     frame: Option<FrameId>,
     /// The number of blocks in use that touch the page, times [`USER`]; and [`OTHER_VIEWS`].
     use_and_views: u32,
@@ -65,6 +65,12 @@ const OTHER_VIEWS: u32 = 1;
 const USER: u32 = 2;
 
 impl Page {
+    /// Returns when the last block that touched the page was freed, or when its frame came there.
+    #[inline]
+    pub(crate) fn freed(self) -> u64 {
+        self.freed
+    }
+
     #[inline]
     fn users(self) -> u32 {
         self.use_and_views / USER
@@ -248,25 +254,6 @@ impl Pages {
         })
     }
 
-    /// Returns how many of the pages that a range touches no other block touches. The range lies in the block `free`.
-    pub(crate) fn unshared(
-        &self,
-        segment: SegmentId,
-        (address, size): (DeviceAddress, Bytes),
-        free: &Block,
-    ) -> u64 {
-        let start = self.segment(segment).start;
-        let (from, to) = (
-            address.offset_from(start),
-            (address + size).offset_from(start),
-        );
-        let inner = free.address.offset_from(start).round_up(self.page_size);
-        let outer = free.end().offset_from(start).round_down(self.page_size);
-        let first = from.round_down(self.page_size).max(inner);
-        let last = to.round_up(self.page_size).min(outer);
-        last.saturating_sub(first).get() / self.page_size.get()
-    }
-
     /// Returns the address of a page.
     pub(crate) fn address(&self, page: PageId) -> DeviceAddress {
         self.segment(page.segment).start + self.bytes(page.index as usize)
@@ -275,7 +262,12 @@ impl Pages {
     /// Returns how a page can serve a block.
     #[inline]
     pub(crate) fn state(&self, at: PageId) -> PageState {
-        let page = self.page(at);
+        self.state_of(self.page(at))
+    }
+
+    /// As [`Pages::state`].
+    #[inline]
+    pub(crate) fn state_of(&self, page: Page) -> PageState {
         match page.frame {
             _ if page.users() > 0 => PageState::InUse,
             None => PageState::Unmapped,
@@ -603,7 +595,7 @@ impl Pages {
     }
 
     #[inline]
-    fn page(&self, at: PageId) -> Page {
+    pub(crate) fn page(&self, at: PageId) -> Page {
         let pages = &self.segment(at.segment).pages;
         pages.get(at.index as usize).copied().unwrap_or_default()
     }

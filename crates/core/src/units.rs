@@ -64,6 +64,27 @@ impl Bytes {
         Bytes(self.0 / unit.0 * unit.0)
     }
 
+    /// As [`Bytes::round_up`] to a multiple of a power of two. Faster if that is not a constant.
+    #[inline]
+    pub(crate) const fn align_up(self, unit: Bytes) -> Bytes {
+        debug_assert!(unit.0.is_power_of_two());
+        Bytes((self.0 + (unit.0 - 1)) & !(unit.0 - 1))
+    }
+
+    /// As [`Bytes::round_down`] to a multiple of a power of two. Faster if that is not a constant.
+    #[inline]
+    pub(crate) const fn align_down(self, unit: Bytes) -> Bytes {
+        debug_assert!(unit.0.is_power_of_two());
+        Bytes(self.0 & !(unit.0 - 1))
+    }
+
+    /// Returns how many whole units `self` has; `unit` is a power of two.
+    #[inline]
+    pub(crate) const fn whole(self, unit: Bytes) -> u64 {
+        debug_assert!(unit.0.is_power_of_two());
+        self.0 >> unit.0.trailing_zeros()
+    }
+
     /// Returns `self - other`, or zero bytes if `other` is larger.
     pub const fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::fences::FenceId;
 use super::{Cost, PAGE, Tide, Window, kind_of, room_index, room_of, window_at};
-use crate::block::{Block, BlockId};
-use crate::pages::{FrameId, PageId, PageRange, PageState};
+use crate::block::{BlockId, SegmentId};
+use crate::pages::{FrameId, Page, PageId, PageRange, PageState};
 use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::strategy::free_blocks::FreeBlock;
@@ -107,18 +107,18 @@ impl Tide {
         let page_size = heap.pages.page_size().max(PAGE);
         let mut best: Option<(Window, Cost)> = None;
         for FreeBlock { id, .. } in room.free.iter_from(request.size).take(CANDIDATES) {
-            let block = heap.blocks.get(id);
-            let fewest = fewest_pages(request.size, block.size, page_size);
-            for window in windows_in(heap, (id, &block), request)
-                .into_iter()
-                .flatten()
-            {
-                let is_less =
-                    |(_, least): (Window, Cost)| least > least_cost(heap, &block, &window);
-                if !best.is_none_or(is_less) {
+            let free = FreePlace::of(heap, id);
+            let fewest = fewest_pages(request.size, free.size, page_size);
+            for offset in free.offsets(request.size).into_iter().flatten() {
+                let least = Cost {
+                    pages: free.fewest_at(offset, request.size) * READY_COST,
+                    calls_driver: false,
+                };
+                if best.is_some_and(|(_, cost)| least >= cost) {
                     continue;
                 }
-                let most = best.map_or(u64::MAX, |(_, least)| least.pages);
+                let window = free.window(offset, request.size);
+                let most = best.map_or(u64::MAX, |(_, cost)| cost.pages);
                 let cost = self.cost(heap, &window, (most, has_asked));
                 best = match (cost, best) {
                     (Some(cost), None) => Some((window, cost)),
@@ -163,7 +163,8 @@ impl Tide {
                 left -= 1;
                 slide.shorten_below(pages);
                 let first = heap.pages.begin_window() - slide.len();
-                let cost = self.page_cost(heap, at, (first, true));
+                let (own, page) = (self.fence(at.segment), heap.pages.page(at));
+                let cost = self.page_cost(heap, (own, page), (first, true));
                 slide.add(at, cost);
                 if let Some((begin, sum)) = slide.whole(pages).filter(|&(_, sum)| sum < least) {
                     best = window_at(heap, id, heap.pages.address(begin), request.size);
@@ -187,9 +188,10 @@ impl Tide {
             return Some(cost);
         }
         let range = (heap.pages).touched(window.segment, window.address, window.size);
-        let first = heap.pages.begin_window();
+        let (own, first) = (self.fence(window.segment), heap.pages.begin_window());
         for at in range.pages() {
-            let of_page = self.page_cost(heap, at, (first, has_asked))?;
+            let page = heap.pages.page(at);
+            let of_page = self.page_cost(heap, (own, page), (first, has_asked))?;
             cost.pages += of_page.pages;
             cost.calls_driver |= of_page.calls_driver;
             if cost.pages > most {
@@ -199,7 +201,7 @@ impl Tide {
         Some(cost)
     }
 
-    /// Returns what a page needs. A frame that was claimed since `first` serves another page of the window. `None` if work
+    /// Returns what a page of the stream `own` needs. A frame that was claimed since `first` serves another page of the window. `None` if work
     /// may still use:
     ///
     /// - the address of a view that would have to go,
@@ -209,14 +211,14 @@ impl Tide {
     fn page_cost(
         &self,
         heap: &mut Heap,
-        at: PageId,
+        (own, page): (FenceId, Page),
         (first, has_asked): (u64, bool),
     ) -> Option<Cost> {
-        let (pages, calls_driver) = match heap.pages.state(at) {
+        let (pages, calls_driver) = match heap.pages.state_of(page) {
             PageState::InUse => (0, false),
             PageState::Alone(_) => (READY_COST, false),
             PageState::Ready(id) if heap.pages.claim(id, first) => {
-                let is_ordered = self.is_ordered(heap, self.fence(at.segment), id);
+                let is_ordered = self.is_ordered(heap, own, id);
                 if !is_ordered && (has_asked || !self.may_become_ordered(heap, id)) {
                     return None;
                 }
@@ -224,7 +226,7 @@ impl Tide {
             }
             PageState::Unmapped => (UNMAPPED_COST, true),
             PageState::Ready(_) | PageState::Blocked => {
-                if !self.is_unused(heap, at) {
+                if !self.fences.has_passed(own, page.freed()) {
                     return None;
                 }
                 (BLOCKED_COST, true)
@@ -249,59 +251,82 @@ impl Tide {
     }
 }
 
-/// Returns the windows in a free block: at its two ends and, for a request of a page or more, at the first and the last
-/// page that begins in it. There the request touches a page less. Over five recorded jobs, these save up to 0.36 % of
-/// memory.
-fn windows_in(
-    heap: &Heap,
-    (id, block): (BlockId, &Block),
-    request: &Request,
-) -> [Option<Window>; 4] {
-    let start = window_at(heap, id, block.address, request.size);
-    let slack = block.size - request.size;
-    let at = |offset: Bytes| {
-        Some(Window {
-            address: block.address + offset,
-            ..start
-        })
-    };
-    if slack.is_zero() {
-        return [Some(start), None, None, None];
+/// A free block. Offsets are those in its segment.
+struct FreePlace {
+    id: BlockId,
+    segment: SegmentId,
+    /// Where the segment begins.
+    base: DeviceAddress,
+    offset: Bytes,
+    size: Bytes,
+    /// The size of the segment's pages, if it has some.
+    page_size: Option<Bytes>,
+}
+
+impl FreePlace {
+    #[inline]
+    fn of(heap: &Heap, id: BlockId) -> FreePlace {
+        let (block, segment) = (heap.blocks.get(id), heap.blocks.segment(id));
+        let base = heap.segments.get(segment).address;
+        let has_pages = heap.pages.contains(segment);
+        FreePlace {
+            id,
+            segment,
+            base,
+            offset: block.address.offset_from(base),
+            size: block.size,
+            page_size: has_pages.then(|| heap.pages.page_size()),
+        }
     }
-    let page_size = heap.pages.page_size();
-    if request.size < page_size || !heap.pages.contains(start.segment) {
-        return [Some(start), at(slack), None, None];
+
+    fn window(&self, offset: Bytes, size: Bytes) -> Window {
+        Window {
+            block: self.id,
+            address: self.base + offset,
+            size,
+            segment: self.segment,
+        }
     }
-    let segment = heap.segments.get(start.segment).address;
-    let offset = block.address.offset_from(segment);
-    let to_page = offset.round_up(page_size) - offset;
-    let from_page = (offset + block.size) % page_size;
-    [
-        Some(start),
-        at(slack),
-        at(to_page).filter(|_| to_page <= slack),
-        at(slack.saturating_sub(from_page)).filter(|_| from_page <= slack),
-    ]
+
+    /// Returns the offsets of the windows that are compared: at the block's two ends and, for a request of a page or more, at
+    /// the first and the last page that begins in it. There the request touches a page less. Over five recorded jobs, these
+    /// save up to 0.36 % of memory.
+    fn offsets(&self, size: Bytes) -> [Option<Bytes>; 4] {
+        let (first, last) = (self.offset, self.offset + self.size - size);
+        if first == last {
+            return [Some(first), None, None, None];
+        }
+        let Some(page_size) = self.page_size.filter(|&page_size| size >= page_size) else {
+            return [Some(first), Some(last), None, None];
+        };
+        let first_page = first.align_up(page_size);
+        let last_page = (last + size).align_down(page_size).saturating_sub(size);
+        [
+            Some(first),
+            Some(last),
+            Some(first_page).filter(|&offset| offset <= last),
+            Some(last_page).filter(|&offset| first <= offset),
+        ]
+    }
+
+    /// Returns how many pages a window newly uses at least: those that no other block touches. Constant time.
+    fn fewest_at(&self, offset: Bytes, size: Bytes) -> u64 {
+        let Some(page_size) = self.page_size else {
+            return 0;
+        };
+        let own_start = self.offset.align_up(page_size);
+        let own_end = (self.offset + self.size).align_down(page_size);
+        let first = offset.align_down(page_size).max(own_start);
+        let end = (offset + size).align_up(page_size).min(own_end);
+        end.saturating_sub(first).whole(page_size)
+    }
 }
 
 /// Returns a lower bound of the pages that a window newly uses, in a free block of a size and in all that are larger.
 fn fewest_pages(size: Bytes, block: Bytes, page_size: Bytes) -> u64 {
     // A window shares a page with other blocks at each of its ends only if less than a page is left of the free block.
     let shares_both = block - size < page_size;
-    (size.get() / page_size.get()).saturating_sub(u64::from(shares_both))
-}
-
-/// Returns what a window in a free block costs at least. Constant time.
-fn least_cost(heap: &Heap, block: &Block, window: &Window) -> Cost {
-    let pages = if heap.pages.contains(window.segment) {
-        (heap.pages).unshared(window.segment, (window.address, window.size), block)
-    } else {
-        0
-    };
-    Cost {
-        pages: pages * READY_COST,
-        calls_driver: false,
-    }
+    size.whole(page_size).saturating_sub(u64::from(shares_both))
 }
 
 /// Returns how many frames a window brings into use. Linear in its pages.
@@ -332,7 +357,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::block::SegmentId;
 
     proptest! {
         /// Compares with every window of the pages.
