@@ -8,20 +8,23 @@ use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(not(test))]
 use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
 
-/// How often a thread checks whether a lock is free before it yields, and before it sleeps.
+/// How often a thread pauses between two looks at a lock, at most. Fewer pauses let many waiting threads take the lock's cache
+/// line from the one that holds it: with 256, 16 threads on 16 cores wait 1.7 times as long.
 #[cfg(not(test))]
-const LOOKS_UNTIL_YIELD: u32 = 64;
+const PAUSES_MAX: u32 = 1024;
+/// How often it looks before it sleeps: for a millisecond at most. A lock is held this long only during a driver call for
+/// memory, or while the thread that holds it does not run.
 #[cfg(not(test))]
-const LOOKS_UNTIL_SLEEP: u32 = 256;
-/// How long the thread sleeps. A lock is held this long only during a driver call for memory.
+const LOOKS_UNTIL_SLEEP: u32 = 24;
 #[cfg(not(test))]
 const SLEEP: Duration = Duration::from_micros(20);
 
-/// A lock with little contention: each stream has its lane, and a stream rarely has two threads.
+/// A lock that is held for a tenth of a microsecond.
 ///
 /// Unlocking is a plain store. [`std::sync::Mutex`] must also check whether a thread sleeps, which is a quarter of
-/// the cost of an allocation. A thread that finds the lock taken spins, then yields, then sleeps between checks. A
-/// panic does not poison the lock, but the device ([`SharedAllocator`](crate::SharedAllocator)).
+/// the cost of an allocation. A thread that finds the lock taken pauses twice as long before each look (the exponential backoff
+/// of Anderson, 1990), then sleeps between looks. A panic does not poison the lock, but the device
+/// ([`SharedAllocator`](crate::SharedAllocator)).
 #[derive(Debug)]
 pub(crate) struct LaneLock<T>(Mutex<T>);
 
@@ -48,14 +51,15 @@ impl<T> LaneLock<T> {
 
     #[cold]
     fn wait(&self) -> LockGuard<'_, T> {
-        let mut looks = 0;
+        let (mut looks, mut pauses) = (0, 1);
         loop {
-            match looks {
-                0..LOOKS_UNTIL_YIELD => hint::spin_loop(),
-                LOOKS_UNTIL_YIELD..LOOKS_UNTIL_SLEEP => thread::yield_now(),
-                _ => thread::sleep(SLEEP),
+            if looks < LOOKS_UNTIL_SLEEP {
+                (0..pauses).for_each(|_| hint::spin_loop());
+            } else {
+                thread::sleep(SLEEP);
             }
-            looks = looks.saturating_add(1);
+            looks = (looks + 1).min(LOOKS_UNTIL_SLEEP);
+            pauses = (pauses * 2).min(PAUSES_MAX);
             // A load keeps the cache line shared between processors; an attempt to lock does not.
             if !self.0.is_locked()
                 && let Some(guard) = self.0.try_lock()
