@@ -1,9 +1,7 @@
-//! What `tide` does off the path of requests. The thread of this file looks at each device:
+//! Releases memory that has been idle for long when little of a device is free: another program may need it.
 //!
-//! - It asks how far streams have come. So memory that one of them no longer uses can serve the others.
-//! - When little of a device is free, it releases memory that has been idle for long: another program may need it. Memory that
-//!   a job used within the last seconds stays: a step of training uses it again. What is released costs the job its creation
-//!   once more, if it needs it.
+//! The thread of this file looks at each device, off the path of requests. Memory that a job used within the last seconds
+//! stays: a step of training uses it again. What is released costs the job its creation once more, if it needs it.
 
 use std::collections::VecDeque;
 use std::sync::Once;
@@ -18,8 +16,8 @@ use crate::cuda;
 use crate::devices::{self, Allocator, DEVICES_MAX};
 use crate::error::Error;
 
-/// How often each device is looked at: an event for each stream, and a query of the free memory take a few microseconds. A
-/// program that takes 20 GiB a second on an H200 outran 100 ms.
+/// How often the free memory of each device is looked at. A query takes a few microseconds. A program that takes 20 GiB a
+/// second on an H200 outran 100 ms.
 const EVERY: Duration = Duration::from_millis(20);
 /// Memory that was used within this time stays.
 const IDLE_FOR: Duration = Duration::from_secs(10);

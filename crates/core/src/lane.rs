@@ -537,8 +537,8 @@ impl<M: Memory> Lane<M> {
     }
 
     /// Releases memory that no work uses and that has been idle since a time, an earlier result of this function: up to
-    /// `most` bytes, the longest idle first. Asks how far streams have come, also if `most` is zero. Returns the time now.
-    /// Waits for nothing, and does nothing during a capture. Only `tide` has such memory.
+    /// `most` bytes, the longest idle first. Returns the time now. Waits for nothing, and does nothing during a capture.
+    /// Only `tide` has such memory.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ const LOOKS_UNTIL_SLEEP: u32 = 24;
 #[cfg(not(test))]
 const SLEEP: Duration = Duration::from_micros(20);
 
-/// A lock that is held for a tenth of a microsecond.
+/// A lock that most requests hold for a tenth of a microsecond.
 ///
 /// Unlocking is a plain store. [`std::sync::Mutex`] must also check whether a thread sleeps, which is a quarter of
 /// the cost of an allocation. A thread that finds the lock taken pauses twice as long before each look (the exponential backoff
@@ -57,6 +57,10 @@ impl<T> LaneLock<T> {
                 (0..pauses).for_each(|_| hint::spin_loop());
             } else {
                 thread::sleep(SLEEP);
+            }
+            if pauses == PAUSES_MAX {
+                // The thread that holds the lock may wait for a processor.
+                thread::yield_now();
             }
             looks = (looks + 1).min(LOOKS_UNTIL_SLEEP);
             pauses = (pauses * 2).min(PAUSES_MAX);

@@ -36,7 +36,8 @@ pub(crate) struct TestDriver {
     /// The number of the call that fails, counted from zero, and its error.
     pub(crate) failure: Option<(u64, DriverError)>,
     next: DeviceAddress,
-    events: u64,
+    pub(crate) events: u64,
+    pub(crate) released_events: u64,
 }
 
 impl TestDriver {
@@ -52,6 +53,7 @@ impl TestDriver {
             failure: None,
             next: DeviceAddress(1 << 40),
             events: 0,
+            released_events: 0,
         }
     }
 
@@ -151,7 +153,9 @@ impl Driver for TestDriver {
         Ok(())
     }
 
-    fn release_event(&mut self, _event: EventHandle) {}
+    fn release_event(&mut self, _event: EventHandle) {
+        self.released_events += 1;
+    }
 
     fn capture_of(&mut self, _stream: Stream) -> Option<u64> {
         (self.events >= self.captured_from).then_some(1)

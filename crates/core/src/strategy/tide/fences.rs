@@ -120,7 +120,7 @@ impl Fences {
 }
 
 impl Fence {
-    /// Records an event, unless the latest one shows all that was freed. If the driver refuses it, the next update tries again.
+    /// Records an event, unless the latest one shows all that was freed. If the driver refuses it, the next miss tries again.
     fn record(&mut self, driver: &mut impl Driver) {
         let recorded = self.events.back().map_or(self.passed, |&(time, _)| time);
         if recorded < self.freed
@@ -172,5 +172,6 @@ mod tests {
         assert!(!fences.may_have_passed(own), "no event is left to ask for");
         fences.update(&mut driver, Some(own));
         assert!(fences.has_passed(own, 1));
+        assert_eq!((driver.events, driver.released_events), (2, 2));
     }
 }

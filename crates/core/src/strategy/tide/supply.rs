@@ -284,24 +284,23 @@ impl Tide {
     }
 
     /// Releases frames that have been idle since a time and that no work uses, up to `most` bytes, the longest idle first.
-    /// Waits for nothing. Asks how far streams have come, so that a request need not miss for that.
+    /// Waits for nothing.
     pub(super) fn release_unused<M: Memory>(
         &mut self,
         heap: &mut Heap,
         memory: &mut M,
         (since, most): (u64, Bytes),
     ) -> Result<(), DriverError> {
-        if heap.captures > 0 {
+        // No page is known before the first segment.
+        let page_size = heap.pages.page_size().max(PAGE);
+        if most < page_size || heap.captures > 0 {
             return Ok(());
         }
-        // No page is known before the first segment.
-        let count = most.get() / heap.pages.page_size().max(PAGE).get();
-        if count > 0 {
-            self.merge_all_recent(heap);
-        }
+        self.merge_all_recent(heap);
         self.fences.update(memory.physical_mut().driver_mut(), None);
         let old = { heap.pages.idle() }.take_while(|&id| heap.pages.idle_since(id) <= since);
         let old = old.filter(|&id| self.is_unused_frame(heap, id));
+        let count = most.get() / page_size.get();
         let old: Vec<FrameId> = old
             .take(usize::try_from(count).unwrap_or(usize::MAX))
             .collect();

@@ -201,8 +201,8 @@ impl Tide {
         Some(cost)
     }
 
-    /// Returns what a page of the stream `own` needs. A frame that was claimed since `first` serves another page of the window. `None` if work
-    /// may still use:
+    /// Returns what a page of the stream `own` needs. A frame that was claimed since `first` serves another page of the window.
+    /// `None` if work may still use:
     ///
     /// - the address of a view that would have to go,
     /// - in another stream, a frame that is mapped here. If the driver can tell how far that stream has come and was not
@@ -300,12 +300,14 @@ impl FreePlace {
             return [Some(first), Some(last), None, None];
         };
         let first_page = first.align_up(page_size);
-        let last_page = (last + size).align_down(page_size).saturating_sub(size);
+        let last_page = (last + size).align_down(page_size);
         [
             Some(first),
             Some(last),
-            Some(first_page).filter(|&offset| offset <= last),
-            Some(last_page).filter(|&offset| first <= offset),
+            Some(first_page).filter(|&start| start <= last),
+            Some(last_page)
+                .filter(|&end| first + size <= end)
+                .map(|end| end - size),
         ]
     }
 
@@ -354,9 +356,12 @@ fn pages_inside(heap: &Heap, id: BlockId, size: Bytes) -> impl Iterator<Item = P
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::block::tests::block_id;
 
     proptest! {
         /// Compares with every window of the pages.
@@ -379,6 +384,45 @@ mod tests {
                     Some((at(begin), sum?))
                 });
                 prop_assert_eq!(slide.whole(pages), expected);
+            }
+        }
+
+        /// Compares with every offset, and with every page.
+        #[test]
+        fn the_windows_of_a_free_block_are_at_its_ends_and_at_its_pages(
+            (offset, size) in (0..40_u64, 1..40_u64),
+            request in 1..40_u64,
+            has_pages in prop::bool::weighted(0.9),
+        ) {
+            prop_assume!(request <= size);
+            const PAGE: u64 = 4;
+            let (end, last) = (offset + size, offset + size - request);
+            let free = FreePlace {
+                id: block_id(1),
+                segment: SegmentId(0),
+                base: DeviceAddress(1 << 40),
+                offset: Bytes(offset),
+                size: Bytes(size),
+                page_size: has_pages.then_some(Bytes(PAGE)),
+            };
+            let all = offset..=last;
+            let at_pages = |start: &u64| start.is_multiple_of(PAGE);
+            let mut expected = BTreeSet::from([offset, last]);
+            if has_pages && request >= PAGE {
+                expected.extend(all.clone().find(at_pages));
+                expected.extend(all.clone().rev().find(|start| (start + request).is_multiple_of(PAGE)));
+            }
+            let found: BTreeSet<u64> = { free.offsets(Bytes(request)).into_iter() }
+                .flatten()
+                .map(Bytes::get)
+                .collect();
+            prop_assert_eq!(found, expected);
+            for start in all {
+                let is_touched = |page: &u64| page * PAGE < start + request && start < (page + 1) * PAGE;
+                let is_own = |page: &u64| offset <= page * PAGE && (page + 1) * PAGE <= end;
+                let own = (0..30).filter(|page| is_touched(page) && is_own(page)).count() as u64;
+                let fewest = free.fewest_at(Bytes(start), Bytes(request));
+                prop_assert_eq!(fewest, if has_pages { own } else { 0 });
             }
         }
     }
