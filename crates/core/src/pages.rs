@@ -65,7 +65,8 @@ const OTHER_VIEWS: u32 = 1;
 const USER: u32 = 2;
 
 impl Page {
-    /// Returns when the last block that touched the page was freed, or when its frame came there.
+    /// Returns when the last block that touched the page was freed, or when its frame came there. Work queued until then
+    /// may use its address.
     #[inline]
     pub(crate) fn freed(self) -> u64 {
         self.freed
@@ -149,7 +150,8 @@ pub(crate) struct Pages {
     /// Frame 0 is never used, so that `Option<FrameId>` takes four bytes.
     frames: Vec<Option<Frame>>,
     vacant: Vec<FrameId>,
-    page_size: Bytes,
+    /// A page has two to the power of this many bytes.
+    page_shift: u32,
     /// The pages with idle frames that may be stolen, the longest idle first. A page counts if it is idle since the
     /// range's time.
     idle: VecDeque<IdleRange>,
@@ -170,8 +172,9 @@ impl Pages {
         page_size: Bytes,
         shares: bool,
     ) {
-        debug_assert!(self.page_size.is_zero() || self.page_size == page_size);
-        self.page_size = page_size;
+        debug_assert!(page_size.get().is_power_of_two());
+        debug_assert!(self.page_shift == 0 || self.page_size() == page_size);
+        self.page_shift = page_size.get().trailing_zeros();
         let index = id.index();
         if index >= self.segments.len() {
             self.segments.resize_with(index + 1, || None);
@@ -200,14 +203,15 @@ impl Pages {
         self.segments.get(id.index()).is_some_and(Option::is_some)
     }
 
-    /// Returns the size of a page.
+    /// Returns the size of a page. Before the first segment, that is one byte.
+    #[inline]
     pub(crate) fn page_size(&self) -> Bytes {
-        self.page_size
+        Bytes(1 << self.page_shift)
     }
 
     /// Returns the size of some pages.
     pub(crate) fn bytes(&self, pages: usize) -> Bytes {
-        Bytes(self.page_size.get() * pages as u64)
+        Bytes((pages as u64) << self.page_shift)
     }
 
     /// Returns how many frames there are. Frame 0 is never used.
@@ -229,7 +233,7 @@ impl Pages {
         size: Bytes,
     ) -> PageRange {
         let start = self.segment(segment).start;
-        let shift = self.page_size.get().trailing_zeros();
+        let shift = self.page_shift;
         let first = address.offset_from(start).get() >> shift;
         let last = (address.offset_from(start).get() + size.get() - 1) >> shift;
         let number = |pages| u32::try_from(pages).expect("a segment has fewer than 2^32 pages");
@@ -281,12 +285,6 @@ impl Pages {
     /// until then may use it.
     pub(crate) fn idle_since(&self, id: FrameId) -> u64 {
         self.page(self.shown_at(id)).freed
-    }
-
-    /// Returns when the last block that touched a page was freed, or when its frame came there. Work queued until then
-    /// may use its address.
-    pub(crate) fn freed(&self, at: PageId) -> u64 {
-        self.page(at).freed
     }
 
     /// Starts to examine another window, for which no frame is claimed. Returns its number.

@@ -46,43 +46,47 @@ impl Bytes {
         self.0 == 0
     }
 
-    /// Returns `self` rounded up to a multiple of `unit`.
+    /// Returns `self` rounded up to a multiple of `unit`. Nearly every unit is a power of two: then this takes no division, also
+    /// if the unit is not a constant.
     ///
     /// # Panics
     ///
     /// If `unit` is zero.
+    #[inline]
     pub const fn round_up(self, unit: Bytes) -> Bytes {
-        Bytes(self.0.div_ceil(unit.0) * unit.0)
+        if unit.0.is_power_of_two() {
+            Bytes((self.0 + (unit.0 - 1)) & !(unit.0 - 1))
+        } else {
+            Bytes(self.0.div_ceil(unit.0) * unit.0)
+        }
     }
 
-    /// Returns `self` rounded down to a multiple of `unit`.
+    /// Returns `self` rounded down to a multiple of `unit`, as [`Bytes::round_up`].
     ///
     /// # Panics
     ///
     /// If `unit` is zero.
+    #[inline]
     pub const fn round_down(self, unit: Bytes) -> Bytes {
-        Bytes(self.0 / unit.0 * unit.0)
+        if unit.0.is_power_of_two() {
+            Bytes(self.0 & !(unit.0 - 1))
+        } else {
+            Bytes(self.0 / unit.0 * unit.0)
+        }
     }
 
-    /// As [`Bytes::round_up`] to a multiple of a power of two. Faster if that is not a constant.
-    #[inline]
-    pub(crate) const fn align_up(self, unit: Bytes) -> Bytes {
-        debug_assert!(unit.0.is_power_of_two());
-        Bytes((self.0 + (unit.0 - 1)) & !(unit.0 - 1))
-    }
-
-    /// As [`Bytes::round_down`] to a multiple of a power of two. Faster if that is not a constant.
-    #[inline]
-    pub(crate) const fn align_down(self, unit: Bytes) -> Bytes {
-        debug_assert!(unit.0.is_power_of_two());
-        Bytes(self.0 & !(unit.0 - 1))
-    }
-
-    /// Returns how many whole units `self` has; `unit` is a power of two.
+    /// Returns how many whole units `self` has, as [`Bytes::round_up`].
+    ///
+    /// # Panics
+    ///
+    /// If `unit` is zero.
     #[inline]
     pub(crate) const fn whole(self, unit: Bytes) -> u64 {
-        debug_assert!(unit.0.is_power_of_two());
-        self.0 >> unit.0.trailing_zeros()
+        if unit.0.is_power_of_two() {
+            self.0 >> unit.0.trailing_zeros()
+        } else {
+            self.0 / unit.0
+        }
     }
 
     /// Returns `self - other`, or zero bytes if `other` is larger.

@@ -268,8 +268,8 @@ impl Tide {
         Ok((window, cost))
     }
 
-    /// Returns the first window that reaches into an unused block, of which no view must go that work may still use:
-    /// from the free block in front on, or from the next page on.
+    /// Returns a window that reaches into an unused block. It begins with the free block in front, or with the next page: the
+    /// first of these of which no view must go that work may still use.
     fn window_before(
         &self,
         heap: &mut Heap,
@@ -310,8 +310,8 @@ impl Tide {
         let page_size = PAGE.round_up(granularity);
         let least = request.size.round_up(page_size);
         let (domain, kind) = (request.domain, kind_of(request.size));
-        // A job that fills the device needs more addresses than memory: as free blocks lie scattered, and as views may
-        // not go yet. llama_generate, on a device of 1.009 times its peak, fails with addresses for one. Many streams
+        // A job that fills the device needs more addresses than memory: free blocks lie scattered, and some views may not go
+        // yet. llama_generate, on a device of 1.009 times its peak, fails with addresses for one. Many streams
         // and pools can use up the addresses of a process: then segments are smaller.
         let mut size = Bytes(total.get().saturating_mul(ADDRESSES)).round_up(page_size);
         let segment = loop {

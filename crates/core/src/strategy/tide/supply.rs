@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::moves::Moves;
-use super::{PAGE, Tide, Window};
+use super::{Tide, Window};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError, Handle, MemoryInfo, unless_out_of_memory};
@@ -159,7 +159,7 @@ impl Tide {
     /// Returns whether no work uses the address of a page that no block in use touches.
     pub(super) fn is_unused(&self, heap: &Heap, at: PageId) -> bool {
         self.fences
-            .has_passed(self.fence(at.segment), heap.pages.freed(at))
+            .has_passed(self.fence(at.segment), heap.pages.page(at).freed())
     }
 }
 
@@ -291,8 +291,7 @@ impl Tide {
         memory: &mut M,
         (since, most): (u64, Bytes),
     ) -> Result<(), DriverError> {
-        // No page is known before the first segment.
-        let page_size = heap.pages.page_size().max(PAGE);
+        let page_size = heap.pages.page_size();
         if most < page_size || heap.captures > 0 {
             return Ok(());
         }
