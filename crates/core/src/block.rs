@@ -132,8 +132,6 @@ const IS_LARGE: u64 = 1 << SIZE_BITS;
 const USED_ELSEWHERE: u64 = 1 << (SIZE_BITS + 1);
 /// Whether the block can be found by its address.
 const IS_LISTED: u64 = 1 << (SIZE_BITS + 2);
-/// Whether the block is watched: marked so, and not allocated since.
-const IS_WATCHED: u64 = 1 << (SIZE_BITS + 3);
 
 impl Record {
     /// The record of a removed block.
@@ -322,17 +320,6 @@ impl BlockTable {
         self.records[id.index()].set(USED_ELSEWHERE, bits);
     }
 
-    /// Watches a block until it is allocated, or stops watching it.
-    pub(crate) fn set_watched(&mut self, id: BlockId, is_watched: bool) {
-        let bits = u64::from(is_watched) * IS_WATCHED;
-        self.records[id.index()].set(IS_WATCHED, bits);
-    }
-
-    /// Returns whether a block is watched, and was not allocated since.
-    pub(crate) fn is_watched(&self, id: BlockId) -> bool {
-        self.records[id.index()].size_and_flags & IS_WATCHED != 0
-    }
-
     /// Marks a block as allocated with the requested size, makes it findable by its address, and returns it.
     /// Constant time.
     #[inline(always)]
@@ -344,7 +331,7 @@ impl BlockTable {
         );
         let record = &mut self.records[id.index()];
         let is_listed = record.size_and_flags & IS_LISTED != 0;
-        record.set(IS_LISTED | IS_WATCHED, IS_LISTED);
+        record.set(IS_LISTED, IS_LISTED);
         let domain = record.requested_and_domain & !SIZE_MASK;
         record.requested_and_domain = domain | requested.get();
         let block = record.unpack(BlockState::Allocated);

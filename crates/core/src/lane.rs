@@ -10,7 +10,7 @@ mod checkpoint;
 mod inspect;
 mod pools;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use crate::block::{Block, BlockId, BlockState, SegmentId};
@@ -47,6 +47,8 @@ pub struct Lane<M> {
     /// The strategy and the options in force. Boxed: a hit does not ask for them, and they are two cache lines.
     pub(crate) config: Box<Config>,
     order: CaptureOrder,
+    /// What [`Lane::watch`] watches.
+    watched: HashSet<DeviceAddress>,
 }
 
 pub use checkpoint::{Checkpoint, Restored};
@@ -82,7 +84,7 @@ pub struct Allocation {
     pub pool: MempoolId,
     /// Whether it lies in an expandable segment.
     pub is_expandable: bool,
-    /// Whether [`Lane::watch`] noted it.
+    /// Whether [`Lane::watch`] watches it.
     pub is_watched: bool,
 }
 
@@ -111,6 +113,7 @@ impl<M: Memory> Lane<M> {
             routes: Vec::new(),
             config: Box::new(config.clone()),
             order: CaptureOrder::default(),
+            watched: HashSet::new(),
         }
     }
 
@@ -350,6 +353,9 @@ impl<M: Memory> Lane<M> {
             domain,
             ..
         } = self.heap.blocks.hand_out(id, requested);
+        if !self.watched.is_empty() {
+            self.watched.remove(&address);
+        }
         self.heap.stats.count_allocated(kind, size, requested);
         if self.heap.is_oversize(size) {
             self.heap.stats.count_oversize_allocation();
@@ -679,7 +685,7 @@ impl<M: Memory> Lane<M> {
             stream: domain.stream,
             pool: self.heap.domains.pool(domain.pool).id,
             is_expandable: segment.is_expandable(),
-            is_watched: self.heap.blocks.is_watched(id),
+            is_watched: self.watched.contains(&block.address),
         }
     }
 

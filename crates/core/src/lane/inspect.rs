@@ -110,13 +110,14 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Notes the blocks that the program holds at some addresses, each until a block is handed out there, or
-    /// (`is_watched` false) forgets that they were noted. Constant time for each; requests and frees take no longer
-    /// for it.
+    /// Watches the blocks that the program holds at some addresses, each until a block is handed out there, or
+    /// (`is_watched` false) stops watching them. Constant time for each.
     pub fn watch(&mut self, addresses: impl Iterator<Item = DeviceAddress>, is_watched: bool) {
         for address in addresses {
-            if let Ok(id) = self.find_allocated(address) {
-                self.heap.blocks.set_watched(id, is_watched);
+            if is_watched && self.find_allocated(address).is_ok() {
+                self.watched.insert(address);
+            } else {
+                self.watched.remove(&address);
             }
         }
     }
