@@ -7,7 +7,7 @@ mod common;
 use std::ops::RangeInclusive;
 use std::ptr;
 
-use common::{Fake, allocate, check, fill, isolated, last_error, stat};
+use common::{CACHING, Fake, allocate, check, fill, isolated, last_error, stat};
 use lowtide::*;
 
 /// The driver functions that the program calls, and which calls of each are made to fail. The first calls for
@@ -52,13 +52,43 @@ fn a_call_that_fails_once_loses_nothing_of_expandable_segments() {
     }
 }
 
+/// The calls that fail with `tide`: it creates and maps each page by itself, and waits for the whole device.
+fn tide_calls() -> impl Iterator<Item = (&'static str, RangeInclusive<u64>)> {
+    let own = [
+        ("cuMemCreate", 1..=20),
+        ("cuMemRelease", 1..=20),
+        ("cuMemMap", 1..=20),
+        ("cuMemUnmap", 1..=20),
+        ("cuMemSetAccess", 1..=7),
+        ("cuStreamSynchronize", 1..=1),
+        ("cuCtxSynchronize", 1..=2),
+    ];
+    let is_own = own.clone().map(|(name, _)| name);
+    let others = CALLS
+        .into_iter()
+        .filter(move |(name, _)| !is_own.contains(name));
+    others.chain(own)
+}
+
 #[test]
 fn a_call_that_fails_once_loses_nothing_of_segments() {
     let test = "a_call_that_fails_once_loses_nothing_of_segments";
     for name in ["cuMemAlloc_v2", "cuMemFree_v2"] {
         for nth in 1..=4 {
             let fault = format!("{name}:{nth}");
-            isolated(test, &[("FAKECUDA_FAIL", &fault)], program);
+            isolated(test, &[CACHING, ("FAKECUDA_FAIL", &fault)], program);
+        }
+    }
+}
+
+#[test]
+fn a_call_that_fails_once_loses_nothing_of_tide() {
+    let test = "a_call_that_fails_once_loses_nothing_of_tide";
+    for (name, calls) in tide_calls() {
+        for nth in calls {
+            let fault = format!("{name}:{nth}");
+            let variables = [("LOWTIDE_STRATEGY", "tide"), ("FAKECUDA_FAIL", &fault)];
+            isolated(test, &variables, program);
         }
     }
 }

@@ -21,7 +21,7 @@ fn can_write(fake: &Fake, memory: *mut c_void, stream: *mut c_void) -> bool {
 #[test]
 fn a_peer_uses_what_there_is_and_what_comes() {
     let test = "a_peer_uses_what_there_is_and_what_comes";
-    for variables in [&[TWO][..], &[TWO, EXPANDABLE], &[TWO, TIDE]] {
+    for variables in [&[TWO][..], &[TWO, EXPANDABLE]] {
         isolated(test, variables, |fake| {
             let before = allocate(3 << 20, 0).unwrap();
             for _ in 0..2 {

@@ -249,3 +249,13 @@ fn threads_on_any_of_forty_streams_and_expandable_segments() {
 fn threads_on_size_classes() {
     stress("slab:arena_size_mb:16", THREADS);
 }
+
+#[test]
+fn threads_on_pages_that_change_streams() {
+    stress("tide", THREADS);
+}
+
+#[test]
+fn threads_on_any_of_forty_streams_and_pages_that_change_streams() {
+    stress("tide", 40);
+}

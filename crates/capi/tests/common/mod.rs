@@ -22,26 +22,47 @@ use lowtide::*;
 /// The variable that is set in the process that a test starts for itself.
 const CHILD: &str = "LOWTIDE_TEST_CHILD";
 
-/// Runs `body` in a new process with these environment variables. Fails if the process fails.
+/// The strategies in which a test runs that names none: the default, and the one that reads PyTorch's settings.
+const STRATEGIES: [&str; 2] = ["tide", "caching"];
+/// For a test of what `caching` does alone, or of its settings.
+pub(crate) const CACHING: (&str, &str) = ("LOWTIDE_STRATEGY", "caching");
+
+/// Runs `body` in a new process with these environment variables. Fails if the process fails. Without a strategy or PyTorch's
+/// settings in them, runs it once with each of [`STRATEGIES`].
 pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
     if env::var_os(CHILD).is_some() {
         body(&Fake::load());
         exit(0);
     }
-    let output = command(test)
-        .env(CHILD, "1")
-        .envs(variables.iter().copied())
-        .output()
-        .unwrap();
-    // If no test has the name, the process succeeds too, so its output is checked.
-    let has_run = String::from_utf8_lossy(&output.stdout).contains("running 1 test");
-    assert!(
-        output.status.success() && has_run,
-        "{test} with {variables:?}: {}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let mut names = variables.iter().map(|&(name, _)| name);
+    let strategy = variables.iter().find(|(name, _)| *name == CACHING.0);
+    let strategies = match strategy {
+        Some(&(_, strategy)) => vec![strategy],
+        None if names.any(|name| name.ends_with("_CONF")) => vec![CACHING.1],
+        None => STRATEGIES.to_vec(),
+    };
+    for strategy in strategies {
+        let output = command(test)
+            .env(CHILD, "1")
+            .envs(variables.iter().copied())
+            .env("LOWTIDE_STRATEGY", strategy)
+            .output()
+            .unwrap();
+        // If no test has the name, the process succeeds too, so its output is checked.
+        let has_run = String::from_utf8_lossy(&output.stdout).contains("running 1 test");
+        assert!(
+            output.status.success() && has_run,
+            "{test} with {strategy} and {variables:?}: {}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// Returns whether the test's process uses `tide`.
+pub(crate) fn is_tide() -> bool {
+    env::var(CACHING.0).is_ok_and(|strategy| strategy == "tide")
 }
 
 /// Returns a command that runs one test in a process of its own, with `caching` and none of our environment variables.

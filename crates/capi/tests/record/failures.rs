@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use lowtide::*;
 
-use crate::common::{Fake, isolated, last_error};
+use crate::common::{CACHING, Fake, isolated, last_error};
 use crate::{Program, check_records, directory, play, read, reported, role, start};
 
 #[test]
@@ -117,7 +117,7 @@ const NO_THREAD: &str = "Resource temporarily unavailable (os error 11)";
 #[test]
 fn a_recording_without_a_thread_does_not_begin() {
     let test = "failures::a_recording_without_a_thread_does_not_begin";
-    isolated(test, &[], |fake| {
+    isolated(test, &[CACHING], |fake| {
         let mut program = Program::new(fake, 5, 0, 2);
         program.run(500);
         let path = directory().join("threadless.lowtide");
@@ -138,7 +138,7 @@ fn a_recording_without_a_thread_does_not_begin() {
 #[test]
 fn a_disk_that_is_full_at_once_ends_the_recording() {
     let test = "failures::a_disk_that_is_full_at_once_ends_the_recording";
-    isolated(test, &[], |fake| {
+    isolated(test, &[CACHING], |fake| {
         let mut program = Program::new(fake, 6, 0, 2);
         program.run(500);
         let path = directory().join("full.lowtide");

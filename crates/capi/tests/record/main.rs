@@ -20,7 +20,7 @@ use std::slice;
 use std::thread;
 use std::time::Duration;
 
-use common::{Fake, allocate, allocate_on, command, isolated, last_error};
+use common::{CACHING, Fake, allocate, allocate_on, command, isolated, last_error};
 use lowtide::*;
 use lowtide_core::{Action, Bytes, Config};
 use lowtide_history::{BlockSizes, CURVES, History};
@@ -379,7 +379,7 @@ fn a_recording_may_begin_while_devices_are_first_used() {
 fn threads_are_recorded_in_an_order_that_replays() {
     isolated(
         "threads_are_recorded_in_an_order_that_replays",
-        &[],
+        &[CACHING],
         |fake| {
             let path = directory().join("threads.lowtide");
             assert_eq!(start(&path), Status::Ok);

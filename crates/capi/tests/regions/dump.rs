@@ -30,6 +30,8 @@ fn left() -> (Trace, String) {
     let read = lowtide_trace::read(&directory.join("oom.pickle")).unwrap();
     let [trace] = <[Trace; 1]>::try_from(read.traces).unwrap();
     let report = fs::read_to_string(directory.join("oom.html")).unwrap();
+    // The next process of the test writes its own.
+    fs::remove_dir_all(directory).unwrap();
     (trace, report)
 }
 

@@ -26,7 +26,12 @@ fn threads_do_anything_with_expandable_segments() {
 
 #[test]
 fn threads_do_anything_with_other_strategies() {
-    for config in ["slab:arena_size_mb:32", "buddy:arena_size_mb:32", "direct"] {
+    for config in [
+        "tide",
+        "slab:arena_size_mb:32",
+        "buddy:arena_size_mb:32",
+        "direct",
+    ] {
         explore(move || {
             run(Program {
                 config,
@@ -38,28 +43,39 @@ fn threads_do_anything_with_other_strategies() {
 
 #[test]
 fn a_limit_is_never_passed() {
-    explore(|| {
-        run(Program {
-            limit: Some(Bytes::mib(64)),
-            ..Program::default()
+    for config in ["caching", "tide"] {
+        explore(move || {
+            run(Program {
+                config,
+                limit: Some(Bytes::mib(64)),
+                ..Program::default()
+            });
         });
-    });
+    }
 }
 
 #[test]
 fn captures_and_routes_begin_and_end_at_any_moment() {
-    explore(|| {
-        run(Program {
-            captures: true,
-            observes: true,
-            ..Program::default()
+    for config in ["caching", "tide"] {
+        explore(move || {
+            run(Program {
+                config,
+                captures: true,
+                observes: true,
+                ..Program::default()
+            });
         });
-    });
+    }
 }
 
 #[test]
 fn an_observer_hears_in_an_order_that_makes_sense() {
-    for config in ["caching", "direct"] {
+    for config in [
+        "caching",
+        "caching:expandable_segments:True",
+        "direct",
+        "tide",
+    ] {
         explore(move || {
             run(Program {
                 config,
@@ -73,18 +89,20 @@ fn an_observer_hears_in_an_order_that_makes_sense() {
 /// More streams than lanes, so that some share one.
 #[test]
 fn sixteen_threads_do_anything() {
-    explore(|| {
-        run(Program {
-            threads: 16,
-            steps: 4,
-            streams: 40,
-            capacity: Bytes::mib(256),
-            limit: Some(Bytes::mib(192)),
-            captures: true,
-            observes: true,
-            ..Program::default()
+    for config in ["caching", "tide"] {
+        explore(move || {
+            run(Program {
+                config,
+                threads: 16,
+                steps: 4,
+                streams: 40,
+                capacity: Bytes::mib(256),
+                limit: Some(Bytes::mib(192)),
+                captures: true,
+                observes: true,
+            });
         });
-    });
+    }
 }
 
 /// Memory that one lane caches serves another, so no request fails while cached memory would serve it.

@@ -43,6 +43,7 @@ impl Shadow {
 #[derive(Default)]
 pub(super) struct Witness {
     segments: Ranges,
+    pages: Pages,
     blocks: BTreeMap<DeviceAddress, State>,
 }
 
@@ -57,7 +58,11 @@ impl Witness {
         let (address, size) = (event.address, event.size);
         match event.action {
             Action::Alloc => {
-                assert!(self.segments.contain(address, size), "{event:?}");
+                let is_mapped = self.pages.contain(address, size);
+                assert!(
+                    is_mapped || self.segments.contain(address, size),
+                    "{event:?}"
+                );
                 let before = self.blocks.insert(address, State::Allocated(size));
                 assert_eq!(before, None, "{event:?}");
             }
@@ -72,12 +77,25 @@ impl Witness {
             Action::SegmentAlloc => self.segments.insert(address, size),
             Action::SegmentFree => {
                 assert_eq!(self.segments.remove(address), Some(size), "{event:?}");
-                let mut blocks = self.blocks.range(address..address + size);
-                assert_eq!(blocks.next(), None, "{event:?}");
+                self.check_unused(event);
             }
-            Action::SegmentMap | Action::SegmentUnmap | Action::Snapshot | Action::OutOfMemory => {}
+            Action::SegmentMap => self.pages.insert(event),
+            Action::SegmentUnmap => {
+                self.pages.remove(event);
+                self.check_unused(event);
+            }
+            Action::Snapshot | Action::OutOfMemory => {}
             Action::SegmentPaused | Action::SegmentResumed => panic!("nobody pauses: {event:?}"),
         }
+    }
+
+    /// Checks that no block lies in memory that was released.
+    fn check_unused(&self, event: &Event) {
+        let end = event.address + event.size;
+        let last = self.blocks.range(..end).next_back();
+        let last =
+            last.map(|(&start, &(State::Allocated(size) | State::Freed(size)))| start + size);
+        assert!(last.is_none_or(|last| last <= event.address), "{event:?}");
     }
 
     /// Returns how many blocks are allocated or still used by work.
@@ -107,5 +125,44 @@ impl Ranges {
     fn contain(&self, address: DeviceAddress, size: Bytes) -> bool {
         let before = self.0.range(..=address).next_back();
         before.is_some_and(|(&start, &whole)| address + size <= start + whole)
+    }
+}
+
+/// Mapped ranges by their start, with their end. Neighbours are one range.
+#[derive(Default)]
+struct Pages(BTreeMap<DeviceAddress, DeviceAddress>);
+
+impl Pages {
+    fn insert(&mut self, event: &Event) {
+        let (mut start, mut end) = (event.address, event.address + event.size);
+        let before = self.0.range(..end).next_back();
+        let before = before.map(|(&start, &end)| (start, end));
+        assert!(before.is_none_or(|(_, end)| end <= start), "{event:?}");
+        if let Some(after) = self.0.remove(&end) {
+            end = after;
+        }
+        if let Some((first, _)) = before.filter(|&(_, end)| end == start) {
+            start = first;
+        }
+        self.0.insert(start, end);
+    }
+
+    fn remove(&mut self, event: &Event) {
+        let (start, end) = (event.address, event.address + event.size);
+        assert!(self.contain(start, event.size), "{event:?}");
+        let around = self.0.range(..=start).next_back();
+        let (&first, &last) = around.expect("it contains the range");
+        self.0.remove(&first);
+        if first < start {
+            self.0.insert(first, start);
+        }
+        if end < last {
+            self.0.insert(end, last);
+        }
+    }
+
+    fn contain(&self, address: DeviceAddress, size: Bytes) -> bool {
+        let before = self.0.range(..=address).next_back();
+        before.is_some_and(|(_, &end)| address + size <= end)
     }
 }
