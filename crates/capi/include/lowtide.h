@@ -715,11 +715,11 @@ enum lowtide_status lowtide_record_stream(void *memory,
                                           void *stream);
 
 /**
- * Notes that `stream`, which exists, is never destroyed before the process ends, as the streams of PyTorch's pools. Starts
- * the device if it is not in use.
+ * Declares that the program never destroys `stream`, as with the streams of PyTorch's pools. `stream` must exist.
+ * Starts the device if it is not in use.
  *
- * `tide` asks the driver how far the work in such a stream is with each request that needs the driver. Idle memory of
- * another stream serves other streams only after that stream's own next such request, or before a request would fail.
+ * With each request that needs the driver, `tide` checks which work in such a stream is done. Idle memory of any other
+ * stream serves other streams only after that stream's own next such request, or before a request would fail.
  *
  * Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` for a thread's own default stream: its number is another stream in each thread.
  */
@@ -1307,8 +1307,12 @@ int lowtide_current_device(void);
 /**
  * Sets the strategy and its options for every device of the process; either may be null.
  *
- * If `strategy` is null, the strategy is `LOWTIDE_STRATEGY`; else `caching`, if `config` or `LOWTIDE_CONF` has options
- * or if lowtide is in front of the driver; else `tide`. If `config` is null, the options are:
+ * If `strategy` is null, the strategy is the first of these that applies:
+ * - `LOWTIDE_STRATEGY`;
+ * - `caching`, if `config` or `LOWTIDE_CONF` has options, or if lowtide is preloaded in front of the driver;
+ * - `tide`.
+ *
+ * If `config` is null, the options are:
  * - `LOWTIDE_CONF`, if `strategy` is null too;
  * - else, for `caching`, the first variable that is set of PyTorch's `PYTORCH_CUDA_ALLOC_CONF`,
  *   `PYTORCH_HIP_ALLOC_CONF` and `PYTORCH_ALLOC_CONF`.

@@ -54,8 +54,12 @@ pub extern "C" fn lowtide_current_device() -> c_int {
 
 /// Sets the strategy and its options for every device of the process; either may be null.
 ///
-/// If `strategy` is null, the strategy is `LOWTIDE_STRATEGY`; else `caching`, if `config` or `LOWTIDE_CONF` has options
-/// or if lowtide is in front of the driver; else `tide`. If `config` is null, the options are:
+/// If `strategy` is null, the strategy is the first of these that applies:
+/// - `LOWTIDE_STRATEGY`;
+/// - `caching`, if `config` or `LOWTIDE_CONF` has options, or if lowtide is preloaded in front of the driver;
+/// - `tide`.
+///
+/// If `config` is null, the options are:
 /// - `LOWTIDE_CONF`, if `strategy` is null too;
 /// - else, for `caching`, the first variable that is set of PyTorch's `PYTORCH_CUDA_ALLOC_CONF`,
 ///   `PYTORCH_HIP_ALLOC_CONF` and `PYTORCH_ALLOC_CONF`.

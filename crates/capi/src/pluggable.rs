@@ -143,11 +143,11 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
     })
 }
 
-/// Notes that `stream`, which exists, is never destroyed before the process ends, as the streams of PyTorch's pools. Starts
-/// the device if it is not in use.
+/// Declares that the program never destroys `stream`, as with the streams of PyTorch's pools. `stream` must exist.
+/// Starts the device if it is not in use.
 ///
-/// `tide` asks the driver how far the work in such a stream is with each request that needs the driver. Idle memory of
-/// another stream serves other streams only after that stream's own next such request, or before a request would fail.
+/// With each request that needs the driver, `tide` checks which work in such a stream is done. Idle memory of any other
+/// stream serves other streams only after that stream's own next such request, or before a request would fail.
 ///
 /// Returns `LOWTIDE_STATUS_INVALID_ARGUMENT` for a thread's own default stream: its number is another stream in each thread.
 #[unsafe(no_mangle)]

@@ -20,7 +20,7 @@ use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
 pub use inspect::DevicePast;
 
-/// What the lanes of a device have in common.
+/// The state that the lanes of a device have in common.
 #[derive(Debug)]
 pub struct DeviceState {
     /// Bytes that all lanes together may reserve, if there is a limit.
@@ -154,9 +154,9 @@ impl<D: Driver> Device<OneLane<D>> {
     }
 
     /// Returns the address of a block from the pool `pool`, whatever routes are set. A replay uses this, because a
-    /// recording names the pool of each block. A pool that does not exist is created. A pool with a use count of
-    /// zero gets a use count of one, even if memory runs out. A request for zero bytes, or one that fails before
-    /// memory is looked for, leaves the pools unchanged.
+    /// recording names the pool of each block. A pool that does not exist is created. A pool with a use count of zero
+    /// gets a use count of one, even if memory runs out. A request for zero bytes, or one that fails before the search
+    /// for memory, leaves the pools unchanged.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl<D: Driver> Device<OneLane<D>> {
         self.serve(found)
     }
 
-    /// Returns the address that serves a request, if any.
+    /// Returns the address of the found block, or serves the miss.
     #[inline(always)]
     fn serve(&mut self, found: Found) -> Result<DeviceAddress, AllocError> {
         match found {
@@ -217,9 +217,8 @@ impl<L: Lanes> Device<L> {
         self.lanes.lane(0)
     }
 
-    /// Releases all unused memory to the driver, or only that of one private pool. It first waits for the events of
-    /// pending blocks, those of the pool alone if there is one, unless a capture forbids the wait. Private pools that
-    /// are still held keep their memory.
+    /// Releases all unused memory to the driver, or only that of one private pool. Unless a capture forbids it, first
+    /// waits for the events of all pending blocks, or only those of the pool. Held private pools keep their memory.
     ///
     /// # Errors
     ///

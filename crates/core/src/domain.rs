@@ -60,7 +60,7 @@ pub(crate) struct Domain {
 pub trait SegmentSource: Send {
     /// Returns new memory of at least `size` bytes for work in `stream`, or `None` if the source has too little.
     ///
-    /// On a device with a limit (`is_limited`), the source should take no more than that from the device. The limit
+    /// On a device with a limit (`is_limited`), the source should take no more than `size` from the device. The limit
     /// counts the returned memory, not other memory that the source holds.
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress>;
 
@@ -83,16 +83,16 @@ pub(crate) struct Pool {
     pub(crate) reserved_bytes: Gauge,
     /// Number of segments, including those that only reserve addresses.
     pub(crate) segment_count: usize,
-    /// Whether the pool serves other pools' requests before they fail.
+    /// Whether requests of the default pool may use its free blocks before they fail.
     pub(crate) use_on_oom: bool,
-    /// Whether its free segments are released like the default pool's, though it is held.
+    /// Whether its free segments are released like the default pool's, even while it is held.
     pub(crate) gives_back: bool,
-    /// The name of the pool's region while that region is paused. No block is then allocated or released, and the
-    /// pool does not count against the limit.
+    /// The name of the pool's region while that region is paused. Requests for the pool then fail, and the pool does
+    /// not count against the limit.
     pub(crate) paused: Option<Arc<str>>,
     /// Whether its blocks are never split.
     no_split: bool,
-    /// The source of its segments if it is not the driver; does not change while the pool has segments.
+    /// The source of its segments, if not the driver. It does not change while the pool has memory.
     source: Option<Box<dyn SegmentSource>>,
 }
 
@@ -131,7 +131,7 @@ pub(crate) struct Domains {
     by_pair: BTreeMap<Domain, DomainId>,
     /// The domain of the latest request: most requests come from the same one.
     recent: (Domain, DomainId),
-    /// Whether any pool ever had unsplit blocks, so that other jobs skip the check.
+    /// Whether blocks of any pool are not split. Without such a pool, a request skips the check.
     any_no_split: bool,
 }
 
@@ -225,8 +225,7 @@ impl Domains {
         self.any_no_split && self.pool(self.domain(id).pool).no_split
     }
 
-    /// Sets the source of a pool's segments, if the pool has no segments and no other source. Returns whether it
-    /// was set.
+    /// Sets the source of a pool's segments, if the pool has no memory and no other source. Returns whether it was set.
     pub(crate) fn set_source(&mut self, index: PoolIndex, source: Box<dyn SegmentSource>) -> bool {
         let pool = self.pool_mut(index);
         let is_new = pool.source.is_none() && pool.reserved_bytes.current() == 0;
@@ -247,7 +246,7 @@ impl Domains {
         self.pool(self.domain(id).pool).source.is_some()
     }
 
-    /// Returns the name of the region that a pool's memory belongs to, if it belongs to one.
+    /// Returns the name of the region that a pool's memory belongs to, if any.
     pub(crate) fn region(&self, pool: PoolIndex) -> Option<&Arc<str>> {
         self.pool(pool).source.as_ref()?.region()
     }
@@ -321,7 +320,7 @@ impl Domains {
     }
 }
 
-/// Values by number. There are never more numbers than there were values at one time.
+/// Values by number. Numbers are reused: there are no more of them than there were values at one time.
 #[derive(Debug)]
 struct Slots<T> {
     /// `None` if the value was removed.

@@ -156,8 +156,8 @@ pub trait Driver {
     /// Destroys an event. This cannot fail: if the driver refuses, it keeps the event.
     fn release_event(&mut self, event: EventHandle);
 
-    /// Waits until the work now in `stream`, which exists, is done (`cudaStreamSynchronize`). For the number of a thread's own
-    /// default stream it waits for all work of the device.
+    /// Waits for the work queued in `stream`, which must exist (`cudaStreamSynchronize`). For the number of a thread's
+    /// own default stream, waits for all work of the device.
     ///
     /// # Errors
     ///
@@ -171,8 +171,8 @@ pub trait Driver {
     /// The driver's error.
     fn synchronize_device(&mut self) -> Result<(), DriverError>;
 
-    /// Returns whether `stream` exists until the process ends, as the default stream does. The driver may be asked of such a
-    /// stream at any time.
+    /// Returns whether `stream` exists until the process ends, like the default stream. Driver calls for such a stream
+    /// are always safe.
     fn is_kept(&self, stream: Stream) -> bool {
         stream == Stream::DEFAULT
     }
@@ -183,8 +183,8 @@ pub trait Driver {
         None
     }
 
-    /// Returns whether an event in `stream`, which exists, would break a capture: the stream is in one, or its work would have
-    /// to wait for one. False for the number of a thread's own default stream.
+    /// Returns whether an event in `stream`, which must exist, would break a capture: the stream is captured, or its
+    /// work would wait for a capture. False for the number of a thread's own default stream.
     fn is_in_capture(&mut self, stream: Stream) -> bool {
         self.capture_of(stream).is_some()
     }
@@ -201,7 +201,7 @@ pub trait Driver {
         Vec::new()
     }
 
-    /// Returns the time since a moment that stays the same.
+    /// Returns the time since a fixed moment.
     fn now(&self) -> Duration;
 
     /// Returns how much memory the device has (`cudaMemGetInfo`).

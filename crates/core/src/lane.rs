@@ -1,4 +1,4 @@
-//! A lane: the memory of one or more of a device's streams, and each step that serves a request of them.
+//! A lane: the memory of one or more streams of a device, and every step of serving their requests.
 #![expect(
     clippy::inline_always,
     reason = "a call costs a request a fortieth of its time"
@@ -28,13 +28,13 @@ use crate::strategy::{ActiveStrategy, Placement, Release, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
-/// Serves requests of a device's streams by one strategy, on one driver.
+/// Serves the requests of some streams of a device with one strategy.
 ///
-/// Free memory is never shared between streams, so that a device's streams can be served by several lanes, each
-/// stream by the same one always. What concerns all lanes is the [`Device`](crate::Device)'s. Private pools, and the
-/// routes that lead to them, are all in a device's first lane.
+/// Streams never share free memory, so a device can have several lanes. Outside private pools, a stream always uses the
+/// same lane. The lanes' common state is in [`Device`](crate::Device). All private pools and their routes are in the
+/// first lane.
 ///
-/// Not synchronised: whoever shares it between threads locks it.
+/// A lane has no lock. A caller that shares it between threads locks it.
 #[derive(Debug)]
 pub struct Lane<M> {
     pub(crate) heap: Heap,
@@ -42,12 +42,12 @@ pub struct Lane<M> {
     pub(crate) strategy: ActiveStrategy,
     pub(crate) uses: StreamUses,
     pub(crate) device: u32,
-    /// Which requests go to private pools; the latest that matches decides.
+    /// The routes to private pools. The last one that accepts a stream decides.
     routes: Vec<Route>,
-    /// The strategy and the options in force. Boxed: a hit does not ask for them, and they are two cache lines.
+    /// The current strategy and options. Boxed, because a hit does not read them and they take two cache lines.
     pub(crate) config: Box<Config>,
     order: CaptureOrder,
-    /// What [`Lane::watch`] watches.
+    /// The addresses that [`Lane::watch`] watches.
     watched: HashSet<DeviceAddress>,
 }
 
@@ -55,7 +55,7 @@ pub use checkpoint::{Checkpoint, Restored};
 pub use inspect::LaneNews;
 pub use pools::{KeptPool, Pending, PoolSetting, PoolState, RouteOrder};
 
-/// Says which requests a private pool serves.
+/// A private pool, and the streams whose requests it serves.
 struct Route {
     pool: PoolIndex,
     accepts: Box<dyn Fn(Stream) -> bool + Send>,
@@ -69,18 +69,18 @@ impl std::fmt::Debug for Route {
     }
 }
 
-/// A block that the program holds.
+/// An allocated block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Allocation {
-    /// Where it starts.
+    /// The address of its first byte.
     pub address: DeviceAddress,
-    /// How long it is, rounding included.
+    /// Its size, rounding included.
     pub size: Bytes,
-    /// What was asked for.
+    /// The requested size.
     pub requested: Bytes,
-    /// The stream that it belongs to.
+    /// Its stream.
     pub stream: Stream,
-    /// The pool that it came from.
+    /// Its pool.
     pub pool: MempoolId,
     /// Whether it lies in an expandable segment.
     pub is_expandable: bool,
@@ -88,18 +88,18 @@ pub struct Allocation {
     pub is_watched: bool,
 }
 
-/// What a lane has for a request.
+/// The result of a lane's search for a free block.
 #[derive(Clone, Copy, Debug)]
 pub enum Found {
-    /// A block at this address, which is allocated now.
+    /// The address of a block, which is now allocated.
     Block(DeviceAddress),
-    /// No free block. [`Device::serve_miss`](crate::Device::serve_miss) serves the request, if nothing else is done with
-    /// the lane before.
+    /// No free block. [`Device::serve_miss`](crate::Device::serve_miss) serves the request if no other call has used
+    /// the lane since.
     Nothing(Request),
 }
 
 impl<M: Memory> Lane<M> {
-    /// Returns a lane that holds nothing. `number` is its number on the device, and `device` is the device's number in
+    /// Returns a lane without memory. `number` is its number on the device. `device` is the device's number in
     /// messages.
     pub fn new(memory: M, number: u8, device: u32, config: &Config) -> Lane<M> {
         let mut heap = Heap::new(number);
@@ -117,29 +117,29 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Serves a request of a stream for one or more bytes from what the job itself has freed. Never calls the driver
-    /// for memory.
+    /// Returns a free block for a request of one or more bytes, or the request. Gets no memory from the driver.
     ///
     /// # Errors
     ///
-    /// [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`], [`AllocError::Paused`] where the pool's
-    /// memory is away, [`AllocError::TooManyStreams`] for one stream more than 65,536 with memory,
-    /// [`AllocError::Driver`] when the device fails.
+    /// - [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`].
+    /// - [`AllocError::Paused`] if the pool is paused.
+    /// - [`AllocError::TooManyStreams`] if 65,536 streams have memory already.
+    /// - [`AllocError::Driver`] when the device fails.
     #[inline(always)]
     pub fn allocate(&mut self, requested: Bytes, stream: Stream) -> Result<Found, AllocError> {
         let request = self.request(requested, stream)?;
         Ok(self.find(request))
     }
 
-    /// As [`Lane::allocate`], from the pool called `pool`, whatever routes are set. A pool that does not exist is made;
-    /// one that nothing holds is held once. An error leaves the pools as they were.
+    /// Allocates like [`Lane::allocate`], but from `pool`, whatever routes are set. Creates the pool if it does not
+    /// exist. Its use count is then at least 1. An error undoes this.
     pub(crate) fn allocate_in(
         &mut self,
         pool: MempoolId,
         requested: Bytes,
         stream: Stream,
     ) -> Result<Found, AllocError> {
-        // Otherwise the pool could end while its own request waits for memory.
+        // Otherwise the pool could be removed while its own request releases memory.
         let (index, held_before) = self.hold_pool(pool);
         match self.prepare(index, requested, stream) {
             Ok(request) => Ok(self.find(request)),
@@ -157,7 +157,7 @@ impl<M: Memory> Lane<M> {
         self.prepare(pool, requested, stream)
     }
 
-    /// Returns the block that serves a request now, or the request.
+    /// Returns a free block for a request, or the request.
     #[inline(always)]
     fn find(&mut self, request: Request) -> Found {
         match self.take(&request) {
@@ -166,7 +166,7 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// What is done before anything is looked for.
+    /// Checks and rounds a request before the search.
     #[inline(always)]
     fn prepare(
         &mut self,
@@ -180,7 +180,7 @@ impl<M: Memory> Lane<M> {
         if pool != PoolIndex::DEFAULT {
             self.refuse_paused(pool)?;
         }
-        // What other streams have finished with can be used from here on.
+        // Blocks that other streams are done with are free from here on.
         if self.heap.stats.waiting_blocks() > 0 {
             self.reclaim_for(stream)?;
         }
@@ -194,7 +194,7 @@ impl<M: Memory> Lane<M> {
         })
     }
 
-    /// Returns the domain of a pool and a stream, a new one if need be.
+    /// Returns the domain of a pool and a stream, created if needed.
     #[inline(always)]
     fn domain_of(&mut self, pool: PoolIndex, stream: Stream) -> Result<DomainId, AllocError> {
         match self.heap.domains.find_or_insert(pool, stream) {
@@ -203,8 +203,8 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns a new domain in the place of others: of those whose pools nothing holds, then of those that
-    /// have no memory, then of those whose memory is only cached. Most of their streams are no more.
+    /// Returns a new domain in place of others, mostly of destroyed streams. Removes them in this order: pools that
+    /// nothing holds, domains without memory, domains whose memory is only cached.
     #[cold]
     fn domain_after_release(
         &mut self,
@@ -216,7 +216,7 @@ impl<M: Memory> Lane<M> {
         if let Some(domain) = self.heap.domains.find_or_insert(pool, stream) {
             return Ok(domain);
         }
-        // As where memory runs out, nothing goes back in a capture.
+        // During a capture, no more memory may be released.
         if self.heap.captures == 0 {
             self.release_cached(None)?;
             self.end_domains_without_memory()?;
@@ -225,7 +225,7 @@ impl<M: Memory> Lane<M> {
         domain.ok_or(AllocError::TooManyStreams)
     }
 
-    /// Ends every domain that has no memory, whose number a new one may then have.
+    /// Removes every domain without memory, so that new domains can reuse its number.
     fn end_domains_without_memory(&mut self) -> Result<(), DriverError> {
         let ended = self.heap.domains_without_memory(&self.memory);
         if ended.is_empty() {
@@ -240,7 +240,7 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Returns what the job itself has freed, if that serves a request. Never calls the driver.
+    /// Returns a free block for a request, if there is one. Never calls the driver.
     #[inline(always)]
     pub(crate) fn take(&mut self, request: &Request) -> Option<DeviceAddress> {
         let block = self.strategy.take(&mut self.heap, request)?;
@@ -248,12 +248,11 @@ impl<M: Memory> Lane<M> {
         Some(self.hand_out(block, request.requested))
     }
 
-    /// Returns new memory from the driver for a request, or `None` where the driver, or the limit, has no more as things
-    /// are.
+    /// Returns new memory, or `None` if the driver or the limit refuses it.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device fails otherwise than for lack of memory.
+    /// [`DriverError`] when the device fails for another reason than lack of memory.
     pub(crate) fn grow(&mut self, request: &Request) -> Result<Option<DeviceAddress>, DriverError> {
         let block = self
             .strategy
@@ -261,12 +260,11 @@ impl<M: Memory> Lane<M> {
         Ok(block.map(|block| self.hand_out(block, request.requested)))
     }
 
-    /// Gives free memory back to the driver, as much as `wanted` says, and returns whether enough went for what it
-    /// names.
+    /// Releases free memory to the driver as `wanted` says. Returns whether that was enough.
     ///
     /// # Errors
     ///
-    /// What the driver said; what went back before that is gone.
+    /// The driver's error. Memory released before it stays released.
     pub(crate) fn release(&mut self, wanted: Release<'_>) -> Result<bool, DriverError> {
         self.strategy
             .release(&mut self.heap, &mut self.memory, wanted)
@@ -277,19 +275,19 @@ impl<M: Memory> Lane<M> {
         self.memory.physical_mut().driver_mut().memory_info()
     }
 
-    /// Returns the size that the driver is asked for when no free block serves a request.
+    /// Returns how much memory a miss asks the driver for.
     pub(crate) fn segment_size(&self, request: &Request) -> Bytes {
         Strategy::segment_size(&self.strategy, request)
     }
 
-    /// Returns the stream of a request that no private pool serves.
+    /// Returns the stream of a request to the default pool, or `None` for a private pool.
     pub(crate) fn stream_of_default_pool(&self, request: &Request) -> Option<Stream> {
         let domain = self.heap.domains.domain(request.domain);
         (domain.pool == PoolIndex::DEFAULT).then_some(domain.stream)
     }
 
-    /// Takes a free block from a pool that serves others' requests before they fail, for a request of
-    /// `stream` to the default pool, here or in another lane.
+    /// Takes a free block from a private pool with `use_on_oom`. The request is one of `stream` to the default pool, in
+    /// this lane or another.
     pub(crate) fn take_from_open_pools(
         &mut self,
         request: &Request,
@@ -306,23 +304,23 @@ impl<M: Memory> Lane<M> {
         })
     }
 
-    /// Takes a segment from the driver and lays it out as `segment` shows it, its active blocks in
-    /// use: how the replay of a recording that lost its beginning starts. Returns whether it did;
-    /// only `caching` lays segments out as PyTorch does. The pool is made and held as by
-    /// [`Device::allocate_in`](crate::Device::allocate_in).
+    /// Allocates a segment and splits it like `segment`, whose active blocks are then allocated. Replays of recordings
+    /// that lost their beginning start this way. Only `caching` does this; for other strategies, returns `false`.
+    /// Creates and holds the pool like [`Device::allocate_in`](crate::Device::allocate_in).
     ///
     /// # Errors
     ///
-    /// [`AllocError::TooLarge`] where more was asked for than a block has, [`AllocError::TooManyStreams`];
-    /// [`AllocError::Driver`] when the driver has no such segment: no more than the pool is then made or
-    /// held, and addresses reserved in it.
+    /// - [`AllocError::TooLarge`] if a block is smaller than its request.
+    /// - [`AllocError::TooManyStreams`], as [`Lane::allocate`].
+    /// - [`AllocError::Driver`] if the driver refuses. The pool is then created and held, and addresses may be
+    ///   reserved.
     pub fn adopt(&mut self, segment: &SegmentSnapshot) -> Result<bool, AllocError> {
         let is_too_small = |block: &&BlockSnapshot| block.requested > block.size;
         if let Some(block) = segment.blocks.iter().find(is_too_small) {
             let requested = block.requested;
             return Err(AllocError::TooLarge { requested });
         }
-        // Otherwise the pool could end where its domain takes the place of others.
+        // Otherwise the pool could be removed when its domain replaces others.
         let (pool, held_before) = self.hold_pool(segment.pool);
         let domain = match self.domain_of(pool, segment.stream) {
             Ok(domain) => domain,
@@ -343,7 +341,7 @@ impl<M: Memory> Lane<M> {
         Ok(true)
     }
 
-    /// Gives a found block to the program.
+    /// Allocates a free block. Returns its address.
     #[inline(always)]
     pub(crate) fn hand_out(&mut self, id: BlockId, requested: Bytes) -> DeviceAddress {
         let Block {
@@ -364,15 +362,14 @@ impl<M: Memory> Lane<M> {
         address
     }
 
-    /// Takes a block back. Its memory serves other requests at once, or, where other streams were
-    /// recorded as using it, once they have passed their events.
+    /// Frees a block. It is reused at once, or after the events of the other streams that used it.
     ///
     /// Constant time; `direct` calls the driver.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotAllocated`] for an address that is not that of a held block;
-    /// [`AllocError::Driver`] when an event cannot be recorded. The block is then still held.
+    /// [`AllocError::NotAllocated`] if no allocated block begins at `address`. [`AllocError::Driver`] when the driver
+    /// refuses a call; the block is then still allocated.
     #[inline(always)]
     pub fn free(&mut self, address: DeviceAddress) -> Result<(), AllocError> {
         if address == DeviceAddress::NULL {
@@ -434,8 +431,8 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Returns a block's memory, which the table says is free, to the strategy; `block` is what it was
-    /// before, and what the caller makes it again on an error. An event of it is written even then.
+    /// Puts a block that the table shows as free to the strategy. `block` is its record from before. On an error, the
+    /// caller restores that record and takes the event back.
     #[expect(
         clippy::inline_always,
         reason = "a call costs a free a tenth of its time"
@@ -452,7 +449,7 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Gives a segment back to the driver that one block fills.
+    /// Releases a segment that one block fills.
     fn release_at_once(&mut self, id: BlockId, segment: SegmentId) -> Result<(), DriverError> {
         debug_assert_eq!(
             self.heap.segments.get(segment).size,
@@ -463,11 +460,11 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Notes that work in `stream` uses a block, which is reused only after that work.
+    /// Records that work in `stream` uses a block. After a free, the block is reused only after that work.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotAllocated`] for an address that is not that of a held block.
+    /// [`AllocError::NotAllocated`] if no allocated block begins at `address`.
     pub fn record_stream(
         &mut self,
         address: DeviceAddress,
@@ -487,12 +484,12 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Returns blocks whose other streams have passed their events to the strategy; during a capture,
-    /// in which events may not be queried, none. Every request does this first.
+    /// Puts pending blocks whose events have passed to the strategy. Does nothing during a capture, in which no event
+    /// may be queried. Every request does this first.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when an event cannot be queried; its block goes on waiting.
+    /// [`AllocError::Driver`] when an event cannot be queried. Its block stays pending.
     #[inline(never)]
     pub fn process_events(&mut self) -> Result<(), AllocError> {
         if self.heap.captures > 0 || self.uses.none_wait() {
@@ -522,9 +519,9 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Gives what one private pool holds free back to the driver, and leaves the others alone; does nothing
-    /// with a pool that is still held. Unless a capture forbids it, this waits for the events that freed blocks
-    /// of the pool wait for, as PyTorch does, and for no others.
+    /// Releases a private pool's free memory, unless the pool keeps it: it is paused, or held and not set to release.
+    /// Unless a capture forbids it, first waits for the events of the pool's pending blocks, as PyTorch does, and for
+    /// no others.
     ///
     /// # Errors
     ///
@@ -542,8 +539,8 @@ impl<M: Memory> Lane<M> {
         Ok(self.release_pool_segments(index, None)?)
     }
 
-    /// Releases memory that no work uses and that has been idle since a time, an earlier result of this function: up to
-    /// `most` bytes, the longest idle first. Returns the time now. Waits for nothing, and does nothing during a capture.
+    /// Releases up to `most` bytes of memory that no work uses, the longest idle first. It has been idle since `since`,
+    /// an earlier result of this function. Returns the current time. Never waits, and does nothing during a capture.
     /// Only `tide` has such memory.
     ///
     /// # Errors
@@ -554,15 +551,14 @@ impl<M: Memory> Lane<M> {
         Ok(self.heap.pages.now())
     }
 
-    /// Gives back everything that is free, but for what private pools keep that are still held.
+    /// Releases all free memory, except that of private pools that keep it.
     pub(crate) fn release_cached(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         self.heap.release_spares(&mut self.memory)?;
         self.release_free(PoolIndex::DEFAULT, failing)?;
         self.release_unused_pools(failing)
     }
 
-    /// Gives the free segments of every private pool back that nothing holds and no requests are routed to. Those of
-    /// a pool that gives back go while it is held, too, and those of one whose memory is away stay.
+    /// Releases the free segments of unheld pools, and of held pools that are set to release them. Skips paused pools.
     fn release_unused_pools(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         let pools = self.heap.domains.pools().map(|(index, _)| index);
         for index in pools.collect::<Vec<_>>() {
@@ -573,7 +569,7 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Waits for every event that a freed block waits for. Not allowed during a capture.
+    /// Waits for the events of all pending blocks. Not allowed during a capture.
     pub(crate) fn reclaim_pending(&mut self) -> Result<(), DriverError> {
         self.uses
             .end_deferral(self.memory.physical_mut().driver_mut())?;
@@ -582,7 +578,7 @@ impl<M: Memory> Lane<M> {
         self.reclaim_passed()
     }
 
-    /// Waits for every event that a freed block of a pool waits for. Not allowed during a capture.
+    /// Waits for the events of a pool's pending blocks. Not allowed during a capture.
     fn reclaim_pending_of(&mut self, pool: PoolIndex) -> Result<(), DriverError> {
         self.uses
             .end_deferral(self.memory.physical_mut().driver_mut())?;
@@ -593,7 +589,7 @@ impl<M: Memory> Lane<M> {
         self.reclaim_passed()
     }
 
-    /// Gives the free segments of a private pool back, and ends it with the last one if nothing holds it.
+    /// Releases the free segments of a private pool. Removes the pool if no segment is left and nothing holds it.
     fn release_pool_segments(
         &mut self,
         index: PoolIndex,
@@ -608,7 +604,7 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Releases the free segments of a pool, for a request that would fail otherwise if there is one.
+    /// Releases the free segments of a pool. `failing` is the request that would otherwise fail, if any.
     fn release_free(
         &mut self,
         pool: PoolIndex,
@@ -618,7 +614,7 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Returns whether a pool's free memory stays with it.
+    /// Returns whether a pool keeps its free memory.
     fn keeps(&self, index: PoolIndex) -> bool {
         let pool = self.heap.domains.pool(index);
         let is_kept = self.is_held(index) && !pool.gives_back || pool.paused.is_some();
@@ -631,8 +627,7 @@ impl<M: Memory> Lane<M> {
         self.heap.domains.pool(index).use_count > 0 || is_routed()
     }
 
-    /// Adds how many blocks of which size the program holds on which stream and in which region, but for those that are
-    /// paused: no memory of the device is behind them.
+    /// Counts allocated blocks by size, stream and region. Leaves out paused pools, which have no memory on the device.
     pub(crate) fn count_holders(
         &self,
         counts: &mut BTreeMap<(Bytes, Stream, Option<Arc<str>>), u64>,
@@ -649,7 +644,7 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns the bytes that private pools hold from the driver.
+    /// Returns the reserved bytes of private pools.
     pub(crate) fn reserved_in_private_pools(&self) -> Bytes {
         let pools = self.heap.domains.pools();
         let private = pools.filter(|&(index, _)| index != PoolIndex::DEFAULT);
@@ -657,7 +652,7 @@ impl<M: Memory> Lane<M> {
         Bytes(reserved.unsigned_abs())
     }
 
-    /// Returns the bytes of private pools that the program, or work it queued, may still touch.
+    /// Returns the active bytes of private pools.
     pub(crate) fn active_in_private_pools(&self) -> Bytes {
         let blocks = self.heap.blocks.iter().map(|(_, block)| block);
         let private = blocks.filter(|block| {
@@ -666,7 +661,7 @@ impl<M: Memory> Lane<M> {
         private.map(|block| block.size).sum()
     }
 
-    /// Returns whether a block is what a strategy promises for a request.
+    /// Returns whether a block is free, large enough for a request, and of its domain.
     fn serves(&self, id: BlockId, request: &Request) -> bool {
         let block = self.heap.blocks.get(id);
         block.size >= request.size

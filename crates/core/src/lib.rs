@@ -36,7 +36,7 @@
 //! │  ├─ Strategy::take                   a free block, split in block.rs
 //! │  └─ hand_out                         state, figures, event
 //! └─ Device::serve_miss                  device/miss.rs: every attempt, a line each
-//!    ├─ Strategy::release                memory goes back, as much as the attempt is about
+//!    ├─ Strategy::release                releases memory, as the attempt says
 //!    └─ Strategy::grow                   new memory: segment.rs, from physical.rs, which has the Driver
 //! ```
 //!

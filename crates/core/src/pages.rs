@@ -1,8 +1,8 @@
 //! The pages of segments whose physical memory can be mapped at several addresses.
 //!
 //! A *frame* is a handle of one page. It has a *view* at each page that it is mapped at. The page where it was used or
-//! mapped last *shows* it: there its bytes count. A frame is idle while no block in use touches a page that it is
-//! behind. A recently freed block counts as in use until it is merged.
+//! mapped last *shows* it: there its bytes count. A frame is idle while no block in use touches any of its views. A
+//! recently freed block counts as in use until it is merged.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
@@ -28,7 +28,7 @@ pub(crate) struct PageId {
     pub(crate) index: u32,
 }
 
-/// Pages of a segment, one behind the other.
+/// Consecutive pages of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageRange {
     segment: SegmentId,
@@ -48,25 +48,25 @@ impl PageRange {
     }
 }
 
-/// What is known of a page. 16 bytes, because a request may touch hundreds.
+/// The record of a page. 16 bytes, because a request may touch hundreds.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Page {
     frame: Option<FrameId>,
     /// The number of blocks in use that touch the page, times [`USER`]; and [`OTHER_VIEWS`].
     use_and_views: u32,
-    /// When the last of the blocks was freed, or when the frame came here.
+    /// When the last of these blocks was freed, or when a frame was mapped or shown here.
     freed: u64,
 }
 
 /// Whether the frame of a page has views at other pages. If it has none, a request need not look at the frame.
 const OTHER_VIEWS: u32 = 1;
 
-/// What one block in use adds to [`Page::use_and_views`]. No page has 2^31 blocks.
+/// The amount that one block in use adds to [`Page::use_and_views`]. No page has 2^31 blocks.
 const USER: u32 = 2;
 
 impl Page {
-    /// Returns when the last block that touched the page was freed, or when its frame came there. Work queued until then
-    /// may use its address.
+    /// Returns when the last block that touched the page was freed, or when its frame was mapped or shown there. Work
+    /// queued before then may use its address.
     #[inline]
     pub(crate) fn freed(self) -> u64 {
         self.freed
@@ -103,13 +103,13 @@ struct Frame {
     handle: Handle,
     /// The pages that it is mapped at, in the order of mapping.
     views: Vec<PageId>,
-    /// It is in use if this page is.
+    /// The page that shows it. The frame is in use if this page is.
     shown_at: PageId,
-    /// The latest window that is to use the frame: [`Pages::claim`].
+    /// The latest window that claimed the frame ([`Pages::claim`]).
     window: u64,
 }
 
-/// Pages that became idle at a time.
+/// Pages that became idle at the same time.
 #[derive(Clone, Copy, Debug)]
 struct IdleRange {
     range: PageRange,
@@ -117,7 +117,7 @@ struct IdleRange {
 }
 
 impl IdleRange {
-    /// Returns the range without the pages before one of its pages.
+    /// Returns the rest of the range, from page `first` on.
     fn from(self, first: u32) -> IdleRange {
         let before = first - self.range.first;
         let range = PageRange {
@@ -129,7 +129,7 @@ impl IdleRange {
     }
 }
 
-/// The least number of ranges at which those without an idle page are dropped.
+/// The smallest value of `ranges_max`.
 const RANGES_MIN: usize = 1024;
 
 /// The pages of a segment.
@@ -152,14 +152,14 @@ pub(crate) struct Pages {
     vacant: Vec<FrameId>,
     /// A page has two to the power of this many bytes.
     page_shift: u32,
-    /// The pages with idle frames that may be stolen, the longest idle first. A page counts if it is idle since the
-    /// range's time.
+    /// The pages with idle frames that may be stolen, the longest idle first. A page counts if it has been idle since
+    /// the range's time.
     idle: VecDeque<IdleRange>,
     /// The number of ranges at which those without an idle page are dropped.
     ranges_max: usize,
-    /// How often frames became idle or came to a page.
+    /// The number of times that frames became idle, were mapped or were shown elsewhere: a clock.
     now: u64,
-    /// How many windows were examined, a window that slides once for each page.
+    /// The number of windows examined. A sliding window counts once for each page.
     windows: u64,
 }
 
@@ -189,7 +189,7 @@ impl Pages {
         });
     }
 
-    /// Removes a segment, in which nothing is mapped.
+    /// Removes a segment. Nothing may be mapped in it.
     pub(crate) fn remove_segment(&mut self, id: SegmentId) {
         let removed = self.segments[id.index()].take();
         debug_assert!(
@@ -209,17 +209,17 @@ impl Pages {
         Bytes(1 << self.page_shift)
     }
 
-    /// Returns the size of some pages.
+    /// Returns the bytes of that many pages.
     pub(crate) fn bytes(&self, pages: usize) -> Bytes {
         Bytes((pages as u64) << self.page_shift)
     }
 
-    /// Returns how many frames there are. Frame 0 is never used.
+    /// Returns the number of frames. Frame 0 is never used.
     pub(crate) fn frame_count(&self) -> usize {
         self.frames.len().saturating_sub(1 + self.vacant.len())
     }
 
-    /// Returns the time: how often frames became idle or came to a page.
+    /// Returns the time: the number of times that frames became idle, were mapped or were shown elsewhere.
     pub(crate) fn now(&self) -> u64 {
         self.now
     }
@@ -244,8 +244,8 @@ impl Pages {
         }
     }
 
-    /// Returns how many of a range's pages no block in use touches, if each of those has a frame that is mapped nowhere
-    /// else.
+    /// Returns how many pages of a range no block in use touches. `None` if one of those has no frame, or a frame with
+    /// other views.
     #[inline]
     pub(crate) fn idle_with_one_view(&self, range: PageRange) -> Option<u64> {
         let first = range.first as usize;
@@ -269,7 +269,7 @@ impl Pages {
         self.state_of(self.page(at))
     }
 
-    /// As [`Pages::state`].
+    /// Returns the same as [`Pages::state`], for a page that was looked up.
     #[inline]
     pub(crate) fn state_of(&self, page: Page) -> PageState {
         match page.frame {
@@ -281,19 +281,20 @@ impl Pages {
         }
     }
 
-    /// Returns when an idle frame was last freed, or came to the page that shows it. Work queued in that page's stream
-    /// until then may use it.
+    /// Returns when an idle frame was last freed, mapped or shown elsewhere. Work queued before then, in the stream of
+    /// the page that shows it, may use it.
     pub(crate) fn idle_since(&self, id: FrameId) -> u64 {
         self.page(self.shown_at(id)).freed
     }
 
-    /// Starts to examine another window, for which no frame is claimed. Returns its number.
+    /// Begins another window, for which no frame is claimed yet. Returns its number.
     pub(crate) fn begin_window(&mut self) -> u64 {
         self.windows += 1;
         self.windows
     }
 
-    /// Claims an idle frame for the window. Returns `false` if it was claimed since the window `first`: two pages have it.
+    /// Claims an idle frame for the window. Returns `false` if it was claimed since the window `first`: two pages share
+    /// it.
     pub(crate) fn claim(&mut self, id: FrameId, first: u64) -> bool {
         debug_assert!(self.is_idle(id));
         let window = self.windows;
@@ -325,7 +326,7 @@ impl Pages {
         self.page(at).frame
     }
 
-    /// Drops pages from the front of the queue up to the first idle one. Constant amortized time for each page.
+    /// Drops the pages before the first idle one from the queue. Constant amortized time for each page.
     pub(crate) fn drop_stale_front(&mut self) {
         while let Some(&idle) = self.idle.front() {
             let first = self.still_idle(idle).next().map(|(_, at)| at.index);
@@ -343,13 +344,13 @@ impl Pages {
         ranges.flat_map(|&idle| self.still_idle(idle).map(|(id, _)| id))
     }
 
-    /// Returns the idle frames that a segment shows, by rising addresses. Linear in its pages.
+    /// Returns the idle frames that a segment shows, sorted by address. Linear in its pages.
     pub(crate) fn idle_in(&self, segment: SegmentId) -> Vec<FrameId> {
         let frames = self.shown_in(segment).map(|(_, id)| id);
         frames.filter(|&id| self.is_idle(id)).collect()
     }
 
-    /// Returns the frames that a segment shows, with their addresses, by rising addresses. Linear in its pages.
+    /// Returns the frames that a segment shows, with their addresses, sorted by address. Linear in its pages.
     pub(crate) fn shown_in(
         &self,
         segment: SegmentId,
@@ -373,8 +374,8 @@ impl Pages {
         self.bytes(self.segment(segment).shown)
     }
 
-    /// Counts a block in use on each page of a range, whose frames are idle or in use there. Returns whether a frame
-    /// with other views came into use: [`Pages::show_in_use`] must follow for each page.
+    /// Counts a block in use on each page of a range. Their frames must be idle, or in use there. Returns whether a
+    /// frame with other views came into use: [`Pages::show_in_use`] must then follow for each page.
     #[inline]
     pub(crate) fn occupy(&mut self, range: PageRange) -> bool {
         let (mut came_into_use, mut has_memory) = (false, true);
@@ -400,7 +401,7 @@ impl Pages {
         Some(before)
     }
 
-    /// Counts a block less on each page of a range. Returns whether a frame became idle.
+    /// Removes a block in use from the count of each page of a range. Returns whether a frame became idle.
     #[inline]
     pub(crate) fn vacate(&mut self, range: PageRange) -> bool {
         let now = self.now + 1;
@@ -464,7 +465,7 @@ impl Pages {
         Some(before)
     }
 
-    /// Removes an idle frame, which has one view. Returns the handle.
+    /// Removes an idle frame with one view. Returns its handle.
     pub(crate) fn remove_frame(&mut self, id: FrameId) -> Handle {
         debug_assert!(self.is_idle(id));
         let frame = self.frames[id.index()].take().expect("the frame exists");
@@ -475,13 +476,13 @@ impl Pages {
         frame.handle
     }
 
-    /// Returns whether no block in use touches a page that a frame is behind.
+    /// Returns whether no block in use touches any view of a frame.
     #[inline]
     fn is_idle(&self, id: FrameId) -> bool {
         self.page(self.shown_at(id)).users() == 0
     }
 
-    /// Notes that an idle frame came to a page, whose stream comes after the work that uses it.
+    /// Records that an idle frame was mapped or shown at a page. Work there runs after the work that used the frame.
     fn come(&mut self, at: PageId) {
         self.page_mut(at).freed = self.now + 1;
         self.list(PageRange {
@@ -514,7 +515,7 @@ impl Pages {
         self.note_views(id);
     }
 
-    /// Notes at each view of a frame whether it has other views.
+    /// Records at each view of a frame whether it has other views.
     fn note_views(&mut self, id: FrameId) {
         let views = std::mem::take(&mut self.frame_mut(id).views);
         for &at in &views {
@@ -532,7 +533,7 @@ impl Pages {
         self.segment_mut(at.segment).shown += 1;
     }
 
-    /// Moves the time on and lists the pages that became idle, if their segment shares.
+    /// Advances the time. Lists the pages that became idle, if their segment shares frames.
     #[inline]
     fn list(&mut self, range: PageRange) {
         self.now += 1;
@@ -554,8 +555,8 @@ impl Pages {
         self.idle.push_back(idle);
     }
 
-    /// Drops the ranges without an idle page. Linear in the pages of all ranges, once for three times as many ranges as
-    /// were kept.
+    /// Drops the ranges without an idle page. Linear in the pages of all ranges, but rare: at least three times as many
+    /// ranges as it keeps are added before the next call.
     #[cold]
     fn drop_stale_ranges(&mut self) {
         let mut ranges = std::mem::take(&mut self.idle);
@@ -564,7 +565,7 @@ impl Pages {
         self.idle = ranges;
     }
 
-    /// Returns the frames of a range that are idle since its time, with their pages. None if its segment is gone.
+    /// Returns the frames of a range that have been idle since its time, with their pages; none if its segment is gone.
     fn still_idle(&self, idle: IdleRange) -> impl Iterator<Item = (FrameId, PageId)> {
         let IdleRange { range, time } = idle;
         let exists = self.segments[range.segment.index()].is_some();
@@ -626,12 +627,12 @@ impl Pages {
     }
 }
 
-/// What is stored in more than one place.
+/// Checks of what is stored in more than one place.
 impl Pages {
     /// Checks that pages, frames and idle ranges agree with each other, with the blocks and with what is mapped.
     ///
-    /// `users` has the number of blocks in use for each page that any touches. `mapped` returns the handle that is mapped
-    /// at an address. O(n log n) for n pages.
+    /// `users` has the number of blocks in use for each page with any. `mapped` returns the handle that is mapped at an
+    /// address. O(n log n) for n pages.
     ///
     /// # Errors
     ///
@@ -697,7 +698,7 @@ impl Pages {
         }
     }
 
-    /// Checks that the ranges have each idle frame of a segment that shares, once.
+    /// Checks that the ranges list each idle frame of a segment that shares, once.
     fn check_idle(&self, frames: impl Iterator<Item = FrameId>) -> Result<(), String> {
         let shares = |&id: &FrameId| self.segment(self.shown_at(id).segment).shares;
         let idle = frames.filter(|&id| self.is_idle(id)).filter(shares);

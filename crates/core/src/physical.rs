@@ -1,8 +1,8 @@
 //! The physical memory of a device: the driver, the handles that it created, and each address at which one is mapped.
 //!
-//! It is one for all lanes of a device, and the last lock that is taken. A lane holds the lock for all driver calls of a
-//! growth or a release: the other lanes' misses wait for it. [`Memory`] is how a lane reaches it. Nothing
-//! here knows a block, a statistic or an event: [`Heap`](crate::segment::Heap) counts what a call did.
+//! All lanes of a device share this memory, and reach it through [`Memory`]. Its lock is the last in the lock order. A
+//! lane holds the lock during each step of a miss or a release, which may be many driver calls: the other lanes' misses
+//! wait. This module knows no block, statistic or event: [`Heap`](crate::segment::Heap) counts the effects.
 
 mod views;
 
@@ -29,7 +29,7 @@ pub trait Memory {
     fn physical_mut(&mut self) -> impl DerefMut<Target = Physical<Self::Driver>>;
 }
 
-/// Knows which lane holds which addresses, where a device has several lanes.
+/// The record of which lane holds which addresses, on a device with several lanes.
 pub trait Owners: Debug + Send {
     /// Records that a lane holds `size` bytes at an address, before any of them is allocated.
     fn add(&self, lane: u8, address: DeviceAddress, size: Bytes);
@@ -50,7 +50,7 @@ pub(crate) struct Owner {
 #[derive(Debug)]
 struct Held {
     size: Bytes,
-    /// At how many addresses it is mapped.
+    /// The number of addresses at which it is mapped.
     views: u32,
 }
 
@@ -58,11 +58,11 @@ struct Held {
 #[derive(Debug)]
 struct Range {
     page_size: Bytes,
-    /// The bytes of the handles that are mapped here. Counted, because a replay's ranges may overlap: recordings do not
-    /// show where a range ends.
+    /// The bytes of the handles that are mapped here. They are counted, because a replay's ranges may overlap:
+    /// recordings do not show where a range ends.
     mapped: Bytes,
-    /// What the driver mapped, but would neither make accessible nor unmap. It is asked to unmap it again before
-    /// anything is mapped here, or the addresses are released.
+    /// Bytes that the driver mapped, but could neither make accessible nor unmap. They are unmapped before anything
+    /// else is mapped here, and before the addresses are released.
     half_mapped: Vec<(DeviceAddress, Bytes)>,
 }
 
@@ -81,7 +81,7 @@ pub struct Physical<D> {
     views: views::Views,
     /// By their first addresses.
     ranges: BTreeMap<DeviceAddress, Range>,
-    /// Mapped again before a handle is created, and offered to the driver at each [`Physical::release_spares`].
+    /// Reused before a handle is created. [`Physical::release_spares`] tries again to release them.
     spares: Vec<Spare>,
     owners: Option<Box<dyn Owners>>,
 }
@@ -100,7 +100,7 @@ impl<D: Driver> Memory for Physical<D> {
 
 /// The driver, and single handles.
 impl<D: Driver> Physical<D> {
-    /// Returns the memory of a device of which nothing is in use. `owners` is `None` for a device with one lane.
+    /// Returns the memory of a device without handles. `owners` is `None` for a device with one lane.
     pub fn new(driver: D, owners: Option<Box<dyn Owners>>) -> Physical<D> {
         Physical {
             driver,
@@ -201,7 +201,7 @@ impl<D: Driver> Physical<D> {
     }
 }
 
-/// What is mapped.
+/// Lookups, and the record of owners.
 impl<D> Physical<D> {
     /// Returns the driver.
     pub fn driver(&self) -> &D {
@@ -213,7 +213,7 @@ impl<D> Physical<D> {
         self.views.at(address)
     }
 
-    /// Returns every view, with its address, by rising addresses.
+    /// Returns every view, with its address, sorted by address.
     pub fn views(&self) -> impl Iterator<Item = (DeviceAddress, &View)> {
         self.views.iter()
     }
@@ -239,7 +239,7 @@ impl<D> Physical<D> {
         self.handles.values().map(|held| held.size).sum()
     }
 
-    /// Returns whether each handle is mapped at as many addresses as it counts. O(n log n) for n views.
+    /// Returns whether each handle's count of views is right. O(n log n) for n views.
     pub(crate) fn counts_views(&self) -> bool {
         let mut counts: BTreeMap<Handle, u32> = BTreeMap::new();
         for (_, view) in self.views.iter() {
@@ -261,7 +261,7 @@ impl<D> Physical<D> {
         range.map_or(Bytes::ZERO, |range| range.mapped)
     }
 
-    /// Returns the domains of a lane whose reserved bytes spare handles are.
+    /// Returns the domain of each spare handle of a lane.
     pub(crate) fn spare_domains(&self, lane: u8) -> impl Iterator<Item = DomainId> {
         self.spares_of(lane).map(|spare| spare.owner.domain)
     }
@@ -282,7 +282,7 @@ impl<D> Physical<D> {
         spares.filter(move |spare| spare.owner.lane == lane)
     }
 
-    /// Records that a lane holds memory, of the driver or of another source.
+    /// Records that a lane holds memory from the driver or from another source.
     pub(crate) fn add_owner(&self, lane: u8, address: DeviceAddress, size: Bytes) {
         if let Some(owners) = &self.owners {
             owners.add(lane, address, size);
@@ -342,7 +342,7 @@ impl<D: Driver> Physical<D> {
         Ok(address)
     }
 
-    /// Releases a reserved range, in which nothing is mapped.
+    /// Releases a reserved range. Nothing may be mapped in it.
     ///
     /// # Errors
     ///
@@ -363,9 +363,9 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Maps pages behind `size` bytes at `address` in the range that begins at `start`, and returns how many bytes
-    /// were mapped: `size` rounded up to whole pages. `count` receives the bytes of spare handles that are mapped, as
-    /// negative numbers, and of handles that become spare. Linear in the pages.
+    /// Maps pages behind `size` bytes at `address`, in the range that begins at `start`. Returns the mapped bytes:
+    /// `size` rounded up to whole pages. `count` receives each change in spare bytes: negative when a spare handle is
+    /// mapped, positive when a handle becomes spare. Linear in the pages.
     ///
     /// # Errors
     ///
@@ -390,8 +390,8 @@ impl<D: Driver> Physical<D> {
         Ok(mapped)
     }
 
-    /// Maps handles of one page each, one behind the other, in the range that begins at `start`. They may be mapped
-    /// elsewhere, too. Linear in the handles.
+    /// Maps handles of one page each at consecutive addresses, in the range that begins at `start`. They may also be
+    /// mapped elsewhere. Linear in the handles.
     ///
     /// # Errors
     ///
@@ -422,14 +422,13 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and releases their handles. The caller has
-    /// waited for the work that uses them. `count` receives the bytes of handles that become spare. Linear in the
-    /// pages.
+    /// Unmaps `size` bytes at `address` and releases their handles. The bytes must be whole pages, all mapped, and the
+    /// work that uses them must be done. `count` receives the bytes of handles that become spare. Linear in the pages.
     ///
     /// # Errors
     ///
-    /// The driver's error; everything is then still mapped. A handle that the driver refuses to release becomes a
-    /// spare one, which is no error here.
+    /// The driver's error; everything is then still mapped. A handle that the driver refuses to release becomes spare,
+    /// which is not an error.
     pub(crate) fn unmap_pages(
         &mut self,
         start: DeviceAddress,
@@ -443,8 +442,8 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Unmaps `size` bytes at `address`, whole pages that are all mapped, and returns their handles, which still exist.
-    /// The caller has waited for the work that uses the addresses. Linear in the pages.
+    /// Unmaps `size` bytes at `address` and returns their handles, which still exist. The bytes must be whole pages,
+    /// all mapped, and the work that uses the addresses must be done. Linear in the pages.
     ///
     /// # Errors
     ///
@@ -476,7 +475,7 @@ impl<D: Driver> Physical<D> {
     ///
     /// # Errors
     ///
-    /// The driver's error; what it released before that is gone.
+    /// The driver's error; handles released before that stay released.
     pub(crate) fn release_spares(
         &mut self,
         lane: u8,
@@ -493,8 +492,8 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Releases a lane's handles that are mapped nowhere, or keeps them as spare ones. `count` receives the bytes of
-    /// those.
+    /// Releases a lane's handles that are mapped nowhere. Those that the driver refuses become spare; `count` receives
+    /// their bytes.
     pub(crate) fn release_pages(
         &mut self,
         handles: Vec<Handle>,
@@ -510,7 +509,7 @@ impl<D: Driver> Physical<D> {
         }
     }
 
-    /// Unmaps what the driver refused to unmap in a range, in which nothing can be mapped before that.
+    /// Unmaps the bytes of a range that the driver refused to unmap. Nothing can be mapped in it before that.
     ///
     /// # Errors
     ///
@@ -523,8 +522,7 @@ impl<D: Driver> Physical<D> {
         Ok(())
     }
 
-    /// Returns handles for some pages: all or none. `count` receives what it does in
-    /// [`Physical::map_pages`].
+    /// Returns one handle for each of `pages` pages, or none. `count` is that of [`Physical::map_pages`].
     ///
     /// # Errors
     ///
@@ -565,7 +563,7 @@ impl<D: Driver> Physical<D> {
         Ok(spare.handle)
     }
 
-    /// Maps handles one behind the other and makes them accessible: all or none.
+    /// Maps handles at consecutive addresses and makes them accessible: all or none.
     fn map_handles(
         &mut self,
         start: DeviceAddress,

@@ -17,7 +17,7 @@ use crate::physical::{Memory, Owner};
 use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress, signed};
 
-/// Small enough that blocks of a segment get different ranks, large enough for any number of segments.
+/// The unit of ranks: small enough to tell blocks of a segment apart, large enough for any number of segments.
 const RANK_UNIT: Bytes = Bytes(512);
 
 /// A range of device addresses from the driver.
@@ -31,8 +31,8 @@ pub(crate) struct Segment {
     pub(crate) page_size: Option<Bytes>,
     /// A number that no other segment ever had; the table assigns it.
     pub(crate) serial: u64,
-    /// The rank of its start. Ranks number addresses as if all segments that ever existed lay one behind the other
-    /// in order of creation, in units of [`RANK_UNIT`]. The table assigns it.
+    /// The rank of its start. Ranks number addresses as if all segments that ever existed were adjacent, in order of
+    /// creation, in units of [`RANK_UNIT`]. The table assigns it.
     rank: u64,
 }
 
@@ -48,7 +48,7 @@ impl Segment {
         self.rank + address.offset_from(self.address).get() / RANK_UNIT.get()
     }
 
-    /// Returns the bytes of physical memory that is mapped in the segment.
+    /// Returns the bytes of physical memory mapped in the segment.
     pub(crate) fn mapped_bytes<M: Memory>(&self, memory: &M) -> Bytes {
         if self.is_expandable() {
             memory.physical().mapped_bytes(self.address)
@@ -166,7 +166,7 @@ impl Heap {
     /// Returns whether `size` is one from which blocks are not split.
     #[inline]
     pub(crate) fn is_oversize(&self, size: Bytes) -> bool {
-        // -1, no such size, is the largest unsigned number.
+        // -1 stands for no such size. It becomes the largest unsigned number.
         size.get() >= self.stats.max_split_size.cast_unsigned()
     }
 }
@@ -334,12 +334,12 @@ impl Heap {
         Ok(())
     }
 
-    /// Maps memory behind `size` bytes at `address`, a page's start, and returns how many bytes were
-    /// mapped: `size` rounded up to whole pages. Linear in the pages.
+    /// Maps memory behind `size` bytes at `address`, the start of a page. Returns the mapped bytes: `size` rounded up
+    /// to whole pages. Linear in the pages.
     ///
     /// # Errors
     ///
-    /// The driver's error; nothing more is then mapped than before.
+    /// The driver's error; nothing new is then mapped.
     pub(crate) fn map<M: Memory>(
         &mut self,
         memory: &mut M,
@@ -366,8 +366,8 @@ impl Heap {
         Ok(mapped)
     }
 
-    /// Unmaps `size` bytes at `address` and releases their memory, after the work queued on the segment's stream.
-    /// The range must be whole pages that are all mapped. Linear in the pages.
+    /// Unmaps `size` bytes at `address` and releases their memory, after the work queued on the segment's stream. The
+    /// bytes must be whole pages that are all mapped. Linear in the pages.
     ///
     /// # Errors
     ///
@@ -423,8 +423,7 @@ impl Heap {
         memory.physical().spare_bytes(self.lane)
     }
 
-    /// Returns whether a pool has any segment, even one of addresses only, or memory that the driver refused to
-    /// release.
+    /// Returns whether a pool has a segment, even one without memory, or memory that the driver refused to release.
     pub(crate) fn has_segments(&self, pool: PoolIndex) -> bool {
         let pool = self.domains.pool(pool);
         pool.reserved_bytes.current() != 0 || pool.segment_count != 0

@@ -140,8 +140,8 @@ impl<D: Driver> SharedAllocator<D> {
         Ok(())
     }
 
-    /// Leaves a device of which one lane was entered. The common lock goes first: an observer may take its time, and
-    /// the misses of other lanes do not wait for it.
+    /// Leaves a device with one entered lane. Unlocks the common lock first, so that misses of other lanes do not wait
+    /// for a slow observer.
     fn leave_lane(&self, device: Device<Entered<'_, D>>) -> Result<(), AllocError> {
         let Entered { state, lanes, .. } = device.lanes;
         drop(state);

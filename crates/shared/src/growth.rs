@@ -1,5 +1,5 @@
-//! What a device does when no free block serves a request: it calls [`Device::serve_miss`] under the locks that the
-//! call needs, and repeats it while the request may wait for other threads.
+//! Serves misses: calls [`Device::serve_miss`] under the locks that it needs, and repeats it while the request may wait
+//! for other threads.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::entered::Entered;
 
 impl<D: Driver> SharedAllocator<D> {
     /// Serves a request that lane `index` had no free block for. `searched` has the request and the lane's visit count
-    /// at that search; `None` if there was no search.
+    /// then; `None` if memory was freed since.
     #[cold]
     pub(crate) fn allocate_new(
         &self,
@@ -49,7 +49,7 @@ impl<D: Driver> SharedAllocator<D> {
                 }
                 // The lane was not left since the attempt, so no free can be missed.
                 (Ok(None), left) => self.wait(device, index, left.unwrap_or_default())?,
-                // Some of the lanes may have been entered, whose figures alone say nothing.
+                // Perhaps only some lanes are entered. Their statistics alone say nothing about the device.
                 (Err(AllocError::Poisoned), _) => return Err(AllocError::Poisoned),
                 (Err(error), _) => {
                     self.leave_device(device)?;
@@ -59,8 +59,8 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Starts to keep the last events if little device memory is left or if there is a limit: only then are they
-    /// likely to be needed soon, for an out-of-memory error.
+    /// Starts to keep the last events if little device memory is left or a limit is set. Only then may an out-of-memory
+    /// error need them soon.
     fn keep_events_where_memory_is_short(&self, has_limit: bool) {
         const LEFT_OF_DEVICE: u64 = 4;
         if self.clock.is_running() {
@@ -99,7 +99,8 @@ impl<D: Driver> SharedAllocator<D> {
     }
 }
 
-/// Serves a request, or returns `None` if it `can_wait`. `known` is the request if no free block of its lane serves it.
+/// Serves a request, or returns `None` if it fails and `can_wait`. `known` is the request if its lane has no free block
+/// for it.
 fn serve<D: Driver>(
     device: &mut Device<Entered<'_, D>>,
     own: usize,

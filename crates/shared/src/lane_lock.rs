@@ -8,12 +8,12 @@ use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(not(test))]
 use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
 
-/// How often the number of pauses between two looks at a lock doubles: up to 1,024. Fewer pauses let many waiting threads take
-/// the lock's cache line from the one that holds it: with 256, 16 threads on 16 cores wait 1.7 times as long.
+/// How often the pauses between two checks of a lock double: up to 1,024. With fewer, many waiting threads take the
+/// lock's cache line from the thread that holds it: with 256, 16 threads on 16 cores wait 1.7 times as long.
 #[cfg(not(test))]
 const DOUBLINGS: u32 = 10;
-/// How often it looks before it sleeps: for a millisecond at most. A lock is held this long only during a driver call for
-/// memory, or while the thread that holds it does not run.
+/// The number of checks before a thread sleeps. They take a millisecond at most. A lock is held this long only during a
+/// driver call for memory, or while the thread that holds it does not run.
 #[cfg(not(test))]
 const LOOKS_UNTIL_SLEEP: u32 = 24;
 #[cfg(not(test))]
@@ -21,10 +21,10 @@ const SLEEP: Duration = Duration::from_micros(20);
 
 /// A lock that most requests hold for a tenth of a microsecond.
 ///
-/// Unlocking is a plain store. [`std::sync::Mutex`] must also check whether a thread sleeps, which is a quarter of
-/// the cost of an allocation. A thread that finds the lock taken pauses twice as long before each look (the exponential backoff
-/// of Anderson, 1990), then sleeps between looks. A panic does not poison the lock, but the device
-/// ([`SharedAllocator`](crate::SharedAllocator)).
+/// Unlocking is a plain store. [`std::sync::Mutex`] must also check whether a thread sleeps, which is a quarter of the
+/// cost of an allocation. A thread that finds the lock taken doubles its pauses between checks (the exponential backoff
+/// of Anderson, 1990), then sleeps between checks. A panic poisons the device
+/// ([`SharedAllocator`](crate::SharedAllocator)), not the lock.
 #[derive(Debug)]
 pub(crate) struct LaneLock<T>(Mutex<T>);
 

@@ -1,7 +1,7 @@
 //! One device's memory, shared between threads.
 //!
-//! A [`SharedAllocator`] is a device whose [lanes](Lane) each have their own lock. A stream is always served by the
-//! same lane, and free memory is never shared between streams. So a request gets the memory that it would get with
+//! A [`SharedAllocator`] is a device whose [lanes](Lane) each have their own lock. Outside private pools, a stream is
+//! always served by the same lane. Streams never share free memory. So a request gets the memory that it would get with
 //! a single lane, and threads that work on different streams do not block each other. The core makes every decision
 //! about memory.
 //!
@@ -17,13 +17,13 @@
 //! └─ Lane::free                          under the lane's lock
 //! ```
 //!
-//! Lock order: the common lock, lanes, the physical memory. A thread without the common lock holds one lane at most. So the
-//! thread that holds the common lock may take lanes in any order.
+//! Lock order: the common lock, lanes, the physical memory. A thread without the common lock holds one lane at most. So
+//! the thread that holds the common lock may take lanes in any order.
 //!
-//! Operations on more than one stream's memory run under all locks ([`SharedAllocator::with_all`]). Private pools
-//! are in the first lane, which also serves the default stream. A strategy that does not keep streams apart
-//! ([`Config::keeps_streams_apart`]) has only that lane. BFC is such a strategy, and it also asks for a wait: a
-//! request that finds no memory is retried, for a bounded time, whenever another thread has freed some.
+//! Operations on more than one stream's memory run under all locks ([`SharedAllocator::with_all`]). Private pools are
+//! in the first lane, which also serves the default stream. A strategy that does not keep streams apart
+//! ([`Config::keeps_streams_apart`]) has only that lane. BFC is such a strategy, and it also asks for a wait: a request
+//! that finds no memory is retried, for a limited time, when another thread has freed some.
 //!
 //! This is a crate of its own because the core has neither threads nor a clock. In the core a request succeeds or
 //! fails at once, as a replay and a simulation need. Callers with threads (the C ABI) use this crate.
@@ -73,13 +73,13 @@ pub struct SharedAllocator<D> {
     flags: AtomicU64,
     streams: StreamTable,
     lanes: Box<[SharedLane<D>]>,
-    /// How many lanes have been assigned to streams: the first ones.
+    /// The number of lanes that serve streams: the first ones.
     lanes_in_use: AtomicU8,
-    /// What the lanes have in common, behind the lock that is taken before any lane's.
+    /// The lanes' common state. Its lock is taken before any lane's.
     state: Mutex<DeviceState>,
     /// How long a request that finds no memory is retried.
     retry_wait: Option<Duration>,
-    /// Behind the last lock.
+    /// Its lock is the last in the lock order.
     physical: Arc<Mutex<Physical<D>>>,
     freed: Freed,
     owners: Arc<OwnerTable>,
@@ -88,7 +88,7 @@ pub struct SharedAllocator<D> {
     clock: Arc<EventClock>,
 }
 
-/// Which lane [`SharedAllocator::with_lane`] calls with.
+/// The lane that [`SharedAllocator::with_lane`] passes to `act`.
 #[derive(Clone, Copy, Debug)]
 pub enum LaneOf {
     /// The lane of this number, which [`OwnerTable::find`] returned.
@@ -163,8 +163,8 @@ impl<D: Driver> SharedAllocator<D> {
     /// If no free block serves the request, `on_miss` is called first, without a lock. It may use the allocator,
     /// and returns whether it freed memory.
     ///
-    /// If the strategy asks for it, a request that finds no memory waits for other threads to free some, for at
-    /// most [`Config::retry_wait_ms`]. A program of one thread waits in vain.
+    /// If the strategy asks for it, a request that finds no memory waits for other threads to free some, for at most
+    /// [`Config::retry_wait_ms`]. With one thread the wait always times out.
     ///
     /// A hit takes one lock: the stream's lane.
     ///
@@ -207,8 +207,8 @@ impl<D: Driver> SharedAllocator<D> {
         }
     }
 
-    /// Calls `act` with the lane that holds a block, returns its result, and wakes the threads that wait for memory:
-    /// with [`Lane::free`] this frees the block. Takes one lock, the lane's.
+    /// Calls `act` with the lane that holds a block, for example to free the block ([`Lane::free`]). Returns its
+    /// result, and wakes the threads that wait for memory. Takes one lock, the lane's.
     ///
     /// `act` may also be called with lanes that do not hold the block, for which it must return
     /// [`AllocError::NotAllocated`].
@@ -268,8 +268,8 @@ impl<D: Driver> SharedAllocator<D> {
         result
     }
 
-    /// Calls `act` with each lane until one does not return [`AllocError::NotAllocated`], and returns that result:
-    /// for an address that any lane may hold.
+    /// Calls `act` with each lane until one does not return [`AllocError::NotAllocated`]. Returns that result. For an
+    /// address that any lane may hold.
     ///
     /// # Errors
     ///
@@ -289,8 +289,8 @@ impl<D: Driver> SharedAllocator<D> {
         Err(AllocError::NotAllocated { address })
     }
 
-    /// Calls `act` with every lane, one after the other, including lanes without streams. Returns the first error;
-    /// the remaining lanes are visited all the same.
+    /// Calls `act` with every lane, including lanes without streams. Returns the first error, after all lanes were
+    /// visited.
     ///
     /// # Errors
     ///
@@ -309,8 +309,8 @@ impl<D: Driver> SharedAllocator<D> {
         memory::lock(&self.physical)
     }
 
-    /// Notifies `observer` of every event from now on, or nobody. No miss runs meanwhile, and an earlier observer is not
-    /// called any more when this returns.
+    /// Sets or removes the observer of all events. No miss runs meanwhile. After the call returns, an earlier observer
+    /// is not notified any more.
     ///
     /// The thread whose call caused an event calls the observer, as
     /// [`EventLog::observe`](lowtide_core::EventLog::observe) says, under the lock of the event's lane: several threads
@@ -322,7 +322,7 @@ impl<D: Driver> SharedAllocator<D> {
     pub fn observe_events(&self, observer: Option<&Observer>) -> Result<(), AllocError> {
         let _state = self.state.lock().map_err(|_| AllocError::Poisoned)?;
         for index in 0..self.lanes.len() {
-            // Nothing is left to be reported from before: each thread that left the lane has done that.
+            // No earlier event is left to report: each thread reports its events before it leaves the lane.
             let mut guard = self.enter(index)?;
             guard.state.lane.event_log().observe(observer.cloned());
             guard.end();

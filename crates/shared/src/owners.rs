@@ -6,9 +6,9 @@ use lowtide_core::{Bytes, DeviceAddress};
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// Addresses are told apart in units of 2 MiB, in which drivers map memory.
+/// The unit of the table: 2 MiB, in which drivers map memory.
 const PAGE_LOG2: u32 = 21;
-/// Addresses from here on, which no driver has given out so far, are not in the table.
+/// The end of the table. No driver has returned a higher address so far.
 const ADDRESSES_LOG2: u32 = 49;
 /// A leaf of the table covers 16 GiB in 32 KiB.
 const LEAF_PAGES_LOG2: u32 = 13;
@@ -29,7 +29,7 @@ pub struct Owner {
     pub lane: u8,
 }
 
-/// What the table knows about an address.
+/// The table's answer about an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
     /// No lane holds it.

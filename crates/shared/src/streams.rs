@@ -48,9 +48,9 @@ impl StreamTable {
         }
     }
 
-    /// Returns the lane of a stream and stores it if there is room. New streams take the `lanes` in turn, except
-    /// the first, which is the default stream's. Without room, the lane follows from the stream's own number. Only
-    /// one thread may call this at a time.
+    /// Returns the lane of a stream and stores it if there is room. New streams take the `lanes` in turn, except the
+    /// first, which is the default stream's. Without room, the stream's number determines the lane. Only one thread may
+    /// call this at a time.
     pub(crate) fn find_or_insert(&self, stream: Stream, lanes: usize) -> usize {
         if let Some(lane) = self.find(stream) {
             return lane;

@@ -13,10 +13,9 @@ use crate::units::{Bytes, DeviceAddress, MempoolId};
 pub struct DevicePast {
     /// All segments, by address.
     pub segments: Vec<SegmentSnapshot>,
-    /// The last events, oldest first: some thousands of each lane. They go back as far as the events of every lane
-    /// are known, and no further than when recording began. Events of several lanes are interleaved in batches of
-    /// some dozens, except that driver events are in order. A pause or resume of a pool is one event without an
-    /// address.
+    /// The last events, oldest first: some thousands of each lane. They begin where the events of every lane are known,
+    /// and not before recording began. Events of several lanes are interleaved in batches of some dozens, but driver
+    /// events are in order. A pause or resume of a pool is one event without an address.
     pub events: Vec<Event>,
     /// The pools that are paused.
     pub paused: Vec<MempoolId>,
@@ -54,7 +53,7 @@ impl<L: Lanes> Device<L> {
         stats
     }
 
-    /// Sets figures as `reset` says.
+    /// Resets peaks or accumulated statistics.
     pub fn reset_stats(&mut self, reset: StatsReset) {
         for lane in self.lanes.parts_mut().1 {
             lane.reset_stats(reset);

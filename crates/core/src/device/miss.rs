@@ -15,15 +15,15 @@ use crate::units::{DeviceAddress, TorchRelease};
 enum Miss {
     /// One of them served it, at this address.
     Served(DeviceAddress),
-    /// It would have exceeded what the configuration has fail at once.
+    /// The configuration makes requests of this size fail at once.
     Rejected,
-    /// The driver, or the limit, has no more memory.
+    /// The driver or the limit allows no more memory.
     Unserved,
 }
 
 impl<L: Lanes> Device<L> {
-    /// Serves a request that no free block of its lane, `own`, serves. If there is no memory for it and it `can_wait` for
-    /// another thread to free some, returns `None`, and no out-of-memory error is counted or recorded.
+    /// Serves a request that no free block of its lane `own` serves. If no memory is left and the request `can_wait`
+    /// for another thread to free some, returns `None` and counts and records no out-of-memory error.
     ///
     /// Only lane `own` must have been entered. The others are entered when they are needed.
     ///
@@ -53,10 +53,9 @@ impl<L: Lanes> Device<L> {
             self.lanes.enter_all()?;
             self.share_limit();
         }
-        // If the user set a threshold, memory that was idle for long is released before more is reserved.
+        // If the user set a threshold, release memory that was idle for long before more is reserved.
         self.lanes.lane(own).release(Release::Idle)?;
-        // If the user wants requests above a fraction of the device's memory to fail without a driver call, they
-        // fail here.
+        // The user may want requests above a fraction of the device's memory to fail before any attempt to allocate.
         if self.is_rejected(own, request)? {
             return Ok(Miss::Rejected);
         }
@@ -85,7 +84,7 @@ impl<L: Lanes> Device<L> {
         if let Some(address) = self.try_again(own, request)? {
             return Ok(Miss::Served(address));
         }
-        // Private pools may have more free memory, too, except where PyTorch does not look again.
+        // Private pools may also have more free memory now. PyTorch does not always look again.
         self.sync_peaks();
         if self.lanes.lane(own).config.last_try() != LastTry::NewOnly
             && let Some(address) = self.take_from_open_pools(own, request)
@@ -101,8 +100,8 @@ impl<L: Lanes> Device<L> {
         rejects || self.lanes.parts().0.limit.is_some()
     }
 
-    /// Returns whether a request for new memory fails at once, without a driver call. A request that exceeds the
-    /// limit does not fail here: it releases cached memory first.
+    /// Returns whether a request for new memory fails without an attempt to allocate. A request that exceeds the limit
+    /// does not fail here: it releases cached memory first.
     ///
     /// # Errors
     ///
@@ -150,8 +149,8 @@ impl<L: Lanes> Device<L> {
         }
     }
 
-    /// Returns a free block of a pool that serves other pools' requests before they fail. Private pools are in the
-    /// first lane; their own requests are not served here, because they have tried their pool already.
+    /// Takes a free block of a private pool with `use_on_oom` for a request to the default pool. Private pools are in
+    /// the first lane. Their own requests are not served here, because they have tried their pool already.
     fn take_from_open_pools(&mut self, own: usize, request: &Request) -> Option<DeviceAddress> {
         let stream = self.lanes.lane(own).stream_of_default_pool(request)?;
         let found = self.lane_mut().take_from_open_pools(request, stream)?;
@@ -163,7 +162,7 @@ impl<L: Lanes> Device<L> {
     ///
     /// # Errors
     ///
-    /// The driver's error when it was asked for its free and total memory.
+    /// The driver's error for the query of free and total memory.
     fn out_of_memory(
         &mut self,
         own: usize,
@@ -213,8 +212,7 @@ impl<L: Lanes> Device<L> {
         Ok(AllocError::OutOfMemory(Box::new(out_of_memory)))
     }
 
-    /// Returns how many blocks of which size are allocated on the device, by stream and region. The holders of the
-    /// most memory come first.
+    /// Returns the number of allocated blocks by size, stream and region, the holders of the most memory first.
     fn holders(&self) -> Vec<Holder> {
         let mut counts = BTreeMap::new();
         let lanes = self.lanes.parts().1;

@@ -1,4 +1,4 @@
-//! Requests that say where their memory is to lie.
+//! Requests at a given address.
 
 use super::{Lane, Request};
 use crate::block::{Block, BlockId, BlockState};
@@ -8,13 +8,13 @@ use crate::strategy::Placement;
 use crate::units::{Bytes, DeviceAddress, Stream};
 
 impl<M: Memory> Lane<M> {
-    /// Returns `address`, at which a free block begins, cut to exactly `size` bytes: how a private pool
-    /// is restored to a checkpoint, block by block.
+    /// Allocates `size` bytes, rounded up to 512, at the start of the free block at `address`. Replays use it. Linear
+    /// in the blocks.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotFree`] where no free block begins, where it is smaller, or from a strategy
-    /// whose blocks have sizes of their own: all but `caching`.
+    /// [`AllocError::NotFree`] if no free block of that size begins there, for zero bytes, and for any strategy except
+    /// `caching`: the others have block sizes of their own. [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`].
     pub fn allocate_at(
         &mut self,
         address: DeviceAddress,
@@ -23,7 +23,7 @@ impl<M: Memory> Lane<M> {
         if size > Bytes::REQUEST_MAX {
             return Err(AllocError::TooLarge { requested: size });
         }
-        // A free block need not be listed; checkpoints are rare enough to look at all.
+        // A free block may be in no list. Requests like this are rare enough to look at every block.
         let is_it = |block: &Block| block.address == address && block.state == BlockState::Free;
         let found = { self.heap.blocks.iter() }.find(|(_, block)| is_it(block));
         let found = found.map(|(id, _)| id);
@@ -35,19 +35,20 @@ impl<M: Memory> Lane<M> {
         Ok(self.hand_out(id, size))
     }
 
-    /// Returns `address`, from which on at least `requested` bytes were free that a request of `stream`
-    /// could have been given, and are now its block; [`DeviceAddress::NULL`] for zero bytes. What lies before
-    /// and behind in their free block stays free.
+    /// Allocates `requested` bytes at `address`, if they are free for a request of `stream`. Returns `address`, or
+    /// [`DeviceAddress::NULL`] for zero bytes. The bytes before and after them in their free block stay free.
     ///
-    /// With `caching` this serves all that PyTorch's `_resize_with_addr_` does, and counts as there: what
-    /// lies before is taken for the moment. A strategy whose blocks have places of their own serves a request
-    /// that would go there by itself. Never asks the driver for memory. Linear in the free blocks of the
-    /// stream and in the pages of the bytes.
+    /// With `caching`, this serves all that PyTorch's `_resize_with_addr_` does, with the same statistics: the bytes
+    /// before are allocated and freed again. Strategies with fixed block addresses serve a request only at an address
+    /// that they could choose. Gets no memory from the driver. Linear in the free blocks of the stream and in the pages
+    /// of the bytes.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotFree`] where those bytes are not free, are another stream's or pool's, or serve
-    /// requests of other sizes, or with `tide` have no memory, as what lies before; and as [`Lane::allocate`].
+    /// As [`Lane::allocate`], and [`AllocError::NotFree`] if the bytes:
+    /// - are in use, or belong to another stream or pool;
+    /// - serve requests of other sizes;
+    /// - or, with `tide`, have no memory, or the free bytes before them have none.
     pub fn allocate_where(
         &mut self,
         address: DeviceAddress,
@@ -65,7 +66,7 @@ impl<M: Memory> Lane<M> {
         }
         debug_assert!(before.address < address && before.end() == address);
         self.hand_out(first, before.size);
-        // What lay behind is free, and begins at the address.
+        // The bytes behind the first block are free, and begin at the address.
         let block = self.take_around(&request, address)?;
         debug_assert_eq!(self.heap.blocks.get(block).address, address);
         self.hand_out(block, requested);

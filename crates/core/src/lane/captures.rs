@@ -1,4 +1,4 @@
-//! Graph captures: no event is queried, and what is freed waits for the end or for the graph's own order.
+//! Graph captures. Events are not queried during one. Blocks freed in it wait for its end or for the graph's order.
 
 use crate::block::BlockId;
 use crate::driver::Driver;
@@ -9,19 +9,18 @@ use crate::units::Stream;
 use super::Lane;
 
 impl<M: Memory> Lane<M> {
-    /// Says that a stream is being captured into a graph: no event is queried until
-    /// [`Lane::capture_end`].
+    /// Begins a capture. No event is queried until [`Lane::capture_end`].
     pub fn capture_begin(&mut self) {
         self.heap.captures += 1;
     }
 
-    /// Says that a capture has ended. With `graph_capture_record_stream_reuse` what it used and freed is
-    /// free again after the last one; otherwise the next request sees to that.
+    /// Ends a capture. After the last one, blocks that were freed in captures are free again: at once with
+    /// `graph_capture_record_stream_reuse`, otherwise at the next request.
     ///
     /// # Errors
     ///
-    /// [`AllocError::Driver`] when an event cannot be recorded for work outside of the captures. They have
-    /// ended, and the next request tries again for the memory that is left.
+    /// [`AllocError::Driver`] when an event cannot be recorded for work outside the captures. The captures have still
+    /// ended. The next request tries again.
     pub fn capture_end(&mut self) -> Result<(), AllocError> {
         self.heap.captures = self.heap.captures.saturating_sub(1);
         if self.heap.captures > 0 {
@@ -37,8 +36,8 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Makes blocks free before a request of `stream`: those whose events have passed or, in a capture,
-    /// those that the graph's order allows, which are blocks of this stream.
+    /// Puts pending blocks to the strategy before a request of `stream`: those whose events have passed or, in a
+    /// capture, those of this stream that the graph's order allows.
     #[inline(never)]
     pub(super) fn reclaim_for(&mut self, stream: Stream) -> Result<(), AllocError> {
         if self.heap.captures == 0 || !self.config.reuses_in_capture() {
@@ -54,7 +53,7 @@ impl<M: Memory> Lane<M> {
         Ok(self.reclaim_passed()?)
     }
 
-    /// Keeps a block that was freed in a capture.
+    /// Defers a block that was freed in a capture.
     pub(super) fn defer(&mut self, id: BlockId) {
         debug_assert!(
             self.heap.captures > 0,
@@ -67,8 +66,8 @@ impl<M: Memory> Lane<M> {
         self.uses.defer(physical.driver_mut(), id, own, reuses);
     }
 
-    /// Returns the capture that work goes into which is now put into `stream`. Outside of captures no driver is
-    /// asked; in one, other streams may still run.
+    /// Returns the capture that `stream` is in, if any. During a capture of another stream it may be in none. Calls the
+    /// driver only during a capture.
     pub(super) fn capture_of(&mut self, stream: Stream) -> Option<u64> {
         if self.heap.captures == 0 {
             return None;

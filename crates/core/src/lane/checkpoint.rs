@@ -25,7 +25,7 @@ pub struct Checkpoint {
 /// The result of [`Lane::restore`], each list sorted by address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Restored {
-    /// The blocks of the pool that were allocated before and are not any more.
+    /// The blocks of the pool that are no longer allocated.
     pub freed: Vec<Allocation>,
     /// The blocks of the pool that are newly allocated.
     pub allocated: Vec<Allocation>,
@@ -65,7 +65,7 @@ impl<M: Memory> Lane<M> {
     /// the same addresses and sizes. Their requested size then equals their size. Memory that the pool has reserved
     /// since stays in it, free. Waits for blocks that other streams use.
     ///
-    /// O(n log n) for n blocks; with `pool` and `slab` times the free blocks, or objects, of one size.
+    /// O(n log n) for n blocks. With `pool` and `slab`, multiply by the free blocks or objects of one size.
     ///
     /// The checkpoint must be this allocator's.
     ///
@@ -90,7 +90,7 @@ impl<M: Memory> Lane<M> {
         }
         let (held, free) = (self.held_in_pool(pool), self.free_in_pool(pool));
         let mut allocated = Vec::new();
-        // As in PyTorch, segment by segment: the peaks have what is in use on the way.
+        // Segment by segment, as in PyTorch, because the peaks include what is allocated on the way.
         for wanted in wanted.chunk_by(|block, next| block.segment == next.segment) {
             let taken = self.take_again(&held, &free, wanted);
             for &(block, id) in &taken {
@@ -114,7 +114,7 @@ impl<M: Memory> Lane<M> {
         blocks.filter(move |(_, block)| self.heap.domains.domain(block.domain).pool == pool)
     }
 
-    /// Returns the blocks of a pool that the program holds, by rising addresses.
+    /// Returns the allocated blocks of a pool, sorted by address.
     pub(super) fn held_in_pool(&self, pool: PoolIndex) -> Vec<BlockId> {
         let held = self
             .blocks_of_pool(pool)
@@ -124,8 +124,8 @@ impl<M: Memory> Lane<M> {
         held.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Waits until no freed block of a pool waits for other streams, and makes sure that those which use
-    /// its held blocks can be waited for.
+    /// Waits until no block of a pool is pending. In a capture, in which nothing may wait, returns an error if another
+    /// stream uses one of the pool's blocks.
     fn end_waits(&mut self, pool: PoolIndex, name: MempoolId) -> Result<(), AllocError> {
         let is_pending = |block: &Block| block.state == BlockState::Pending;
         let mut blocks = self.blocks_of_pool(pool).map(|(_, block)| block);
@@ -146,7 +146,7 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Waits until no other stream uses a pool's held blocks.
+    /// Waits until no other stream uses a pool's allocated blocks.
     fn end_uses(&mut self, pool: PoolIndex) -> Result<(), AllocError> {
         let held = self.held_in_pool(pool);
         for &id in &held {
@@ -164,7 +164,7 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Returns the blocks of a checkpoint that are to be allocated, if all can be.
+    /// Returns the blocks of a checkpoint to allocate, or an error if an allocated one has lost its memory.
     fn restorable_blocks(
         &self,
         checkpoint: &Checkpoint,
@@ -189,8 +189,8 @@ impl<M: Memory> Lane<M> {
         Ok(wanted)
     }
 
-    /// Frees every allocated block of a pool and returns them. A wanted block that is all of its segment is only
-    /// counted as freed, because some strategies would release its memory.
+    /// Frees every allocated block of a pool and returns them. A wanted block that fills its segment is only counted as
+    /// freed, because some strategies would release its memory.
     fn free_pool(&mut self, pool: PoolIndex, wanted: &[CheckpointBlock]) -> Vec<Allocation> {
         let mut freed = Vec::new();
         for id in self.held_in_pool(pool) {
@@ -207,7 +207,7 @@ impl<M: Memory> Lane<M> {
         freed
     }
 
-    /// Returns the free blocks of a pool, by rising addresses.
+    /// Returns the free blocks of a pool, sorted by address.
     fn free_in_pool(&self, pool: PoolIndex) -> Vec<(DeviceAddress, BlockId)> {
         let free = self
             .blocks_of_pool(pool)
@@ -217,8 +217,8 @@ impl<M: Memory> Lane<M> {
         free
     }
 
-    /// Takes the wanted blocks of a segment from the strategy, but for those that are held still. Of that
-    /// segment `held` and `free` are as they are.
+    /// Takes the wanted blocks of a segment from the strategy, except those that are still allocated. `held` and `free`
+    /// must be up to date for that segment.
     fn take_again<'a>(
         &mut self,
         held: &[BlockId],
@@ -233,7 +233,7 @@ impl<M: Memory> Lane<M> {
                 taken.push((block, held[index]));
                 continue;
             }
-            // What was left behind the last block is not among those that were free before.
+            // `free` lacks the rest that was split off behind the last block.
             let before = free.partition_point(|&(address, _)| address <= block.address);
             let known = before.checked_sub(1).map(|index| free[index]);
             let rest = last.and_then(|last| self.heap.blocks.get(last).next);
@@ -276,7 +276,7 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Counts a block as freed that is about to be allocated again.
+    /// Counts a block as freed. It is about to be allocated again.
     fn count_unused(&mut self, id: BlockId) {
         let block = self.heap.blocks.get(id);
         let (address, size, requested) = (block.address, block.size, block.requested);

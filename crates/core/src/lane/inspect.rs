@@ -30,8 +30,8 @@ pub struct LaneNews {
 }
 
 impl<M: Memory> Lane<M> {
-    /// Publishes in `hint` where in this process's memory the search for a block begins, now and whenever that
-    /// changes. It replaces any other hint.
+    /// Publishes in `hint` the address at which the search for a block begins, now and at every change. Replaces any
+    /// other hint.
     pub fn keep_search_hint(&mut self, hint: &'static SearchHint) {
         self.heap.blocks.keep_search_hint(hint);
     }
@@ -44,7 +44,7 @@ impl<M: Memory> Lane<M> {
         reserved.collect()
     }
 
-    /// Sets figures as `reset` says.
+    /// Resets peaks or accumulated statistics.
     pub(crate) fn reset_stats(&mut self, reset: StatsReset) {
         let pools = self.heap.domains.pools_mut();
         let reserved = pools.map(|pool| &mut pool.reserved_bytes);
@@ -71,8 +71,8 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Notifies the observer, if there is one, of new events. `is_only_lane` says that no other lane is in use: a
-    /// new peak is then the device's peak already, and needs no sync.
+    /// Notifies the observer, if any, of new events. If this is the only lane in use, a new peak needs no sync, because
+    /// it already is the device's peak.
     pub fn settle(&mut self, is_only_lane: bool) {
         self.notify_observers();
         if is_only_lane {
@@ -102,7 +102,7 @@ impl<M: Memory> Lane<M> {
         self.heap.log.is_observed()
     }
 
-    /// Notifies the observer, if there is one, of events that were not reported yet.
+    /// Notifies the observer, if any, of events that were not reported yet.
     pub(crate) fn notify_observers(&mut self) {
         if self.is_observed() {
             self.heap.log.notify();
@@ -110,8 +110,8 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Watches the blocks that the program holds at some addresses, each until a block is handed out there, or
-    /// (`is_watched` false) stops watching them. Constant time for each.
+    /// Watches the allocated blocks at these addresses, or stops watching them if `is_watched` is false. Watching also
+    /// ends when the address is allocated again. Constant time for each.
     pub fn watch(&mut self, addresses: impl Iterator<Item = DeviceAddress>, is_watched: bool) {
         for address in addresses {
             if is_watched && self.find_allocated(address).is_ok() {
@@ -122,11 +122,11 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns the block that the program holds at `address`.
+    /// Returns the allocated block at `address`.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotAllocated`] for an address that is not that of a held block.
+    /// [`AllocError::NotAllocated`] if no allocated block begins at `address`.
     pub fn allocation(&self, address: DeviceAddress) -> Result<Allocation, AllocError> {
         Ok(self.allocation_of(self.find_allocated(address)?))
     }
@@ -168,7 +168,7 @@ impl<M: Memory> Lane<M> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotReconfigurable`] from another strategy, or for another's options.
+    /// [`AllocError::NotReconfigurable`] if the strategy is not `caching`, or if the options are another strategy's.
     pub fn reconfigure(&mut self, config: &Config) -> Result<(), AllocError> {
         if !self.strategy.reconfigure(config, &mut self.heap) {
             return Err(AllocError::NotReconfigurable);

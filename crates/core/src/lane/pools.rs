@@ -12,7 +12,7 @@ use crate::event::Action;
 use crate::physical::Memory;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
-/// A private pool whose free memory does not go back to the driver while the pool lives.
+/// A private pool that keeps its free memory while it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeptPool {
     /// Its name.
@@ -21,29 +21,29 @@ pub struct KeptPool {
     pub use_on_oom: bool,
 }
 
-/// Which of several routes that accept a stream decides.
+/// The order of two routes that accept the same stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RouteOrder {
-    /// This one before those that began earlier: where routes nest, the innermost decides.
+    /// The new route decides before all existing ones: of nested routes, the innermost decides.
     BeforeOthers,
-    /// Every other one, even one that began earlier.
+    /// The new route decides after all existing ones.
     AfterOthers,
 }
 
-/// What is set for a pool.
+/// A setting of a pool.
 pub enum PoolSetting {
-    /// Whether requests of the default pool are served from this one before they fail.
+    /// Whether requests of the default pool may use this pool's free blocks before they fail.
     UseOnOom(bool),
-    /// Its blocks are handed out whole from now on.
+    /// Its blocks are not split from now on.
     NoSplit,
-    /// Its free segments go back from now on when the default pool's do, though it is held.
+    /// Its free segments are released with the default pool's from now on, even while it is held.
     GivesBack,
-    /// Its segments come from a source in place of the driver. They are never expandable, and count as those from the
-    /// driver do; the source ends with the pool.
+    /// Its segments come from this source instead of the driver. They are never expandable, and count like the
+    /// driver's. The source is dropped with the pool.
     Source(Box<dyn SegmentSource>),
-    /// The region of this name, whose memory the pool has, is paused; `None` where it is resumed. While it is paused
-    /// nothing is allocated in the pool, its segments stay whatever else goes back, and the limit does not count them.
-    /// Blocks are freed as ever. Not for the default pool: its requests do not look whether it is paused.
+    /// The region that is paused with this pool; `None` resumes it. A paused pool refuses requests and keeps its
+    /// segments, which do not count against the limit. Its blocks can be freed. Not for the default pool, whose
+    /// requests do not check whether it is paused.
     Paused(Option<Arc<str>>),
 }
 
@@ -59,18 +59,18 @@ impl fmt::Debug for PoolSetting {
     }
 }
 
-/// A pool as it is now.
+/// The state of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolState {
-    /// How often it is held.
+    /// Its use count.
     pub use_count: u32,
     /// Whether something holds it, or requests are routed to it.
     pub is_held: bool,
-    /// What its freed blocks wait for.
+    /// What its pending blocks wait for.
     pub pending: Pending,
 }
 
-/// What the freed blocks of a pool wait for before they are free.
+/// What the pending blocks of a pool wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Pending {
     /// No block waits.
@@ -78,12 +78,12 @@ pub enum Pending {
     Nothing,
     /// Other streams that used a block.
     Streams,
-    /// The end of a graph capture, and other streams then.
+    /// The end of a graph capture, then other streams.
     CaptureEnd,
 }
 
 impl<M: Memory> Lane<M> {
-    /// Returns the pool that serves a stream: where routes nest, the innermost decides.
+    /// Returns the pool that serves a stream: with nested routes, that of the innermost.
     #[inline]
     pub(crate) fn route(&self, stream: Stream) -> PoolIndex {
         if self.routes.is_empty() {
@@ -99,7 +99,7 @@ impl<M: Memory> Lane<M> {
         self.route(stream) != PoolIndex::DEFAULT
     }
 
-    /// Makes the pool called `pool`, held once, or holds it once more.
+    /// Creates the pool with a use count of 1, or adds 1 to its use count.
     pub fn create_or_retain_pool(&mut self, pool: MempoolId) {
         match self.heap.domains.find_pool(pool) {
             Some(index) => self.heap.domains.pool_mut(index).use_count += 1,
@@ -109,13 +109,12 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Serves from now on the requests of the streams that `accepts` names from the pool called
-    /// `pool`, which is made if need be and held once more. `order` says which route decides where several accept a
-    /// stream.
+    /// Routes requests of the accepted streams to `pool`, created if needed. Adds 1 to its use count. `order` decides
+    /// between routes that accept the same stream.
     ///
     /// # Errors
     ///
-    /// [`AllocError::PoolInUse`] when requests are being routed to the pool already.
+    /// [`AllocError::PoolInUse`] when requests are already routed to the pool.
     pub fn begin_allocate_to_pool(
         &mut self,
         pool: MempoolId,
@@ -140,12 +139,12 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Serves requests as before [`Lane::begin_allocate_to_pool`]. The pool stays held.
+    /// Removes the route to a pool. The pool's use count does not change.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolNotRouted`] when no requests
-    /// are being routed to it.
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolNotRouted`] when no requests are
+    /// routed to it.
     pub fn end_allocate_to_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         self.find_pool(pool)?;
         let position = self
@@ -159,13 +158,12 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Lets go of a pool. Once nothing holds it, its free segments go back with the next
-    /// [`Device::empty_cache`](crate::Device::empty_cache) or when memory runs out, and it ends with the last of them.
+    /// Subtracts 1 from a pool's use count. At zero, [`Device::empty_cache`](crate::Device::empty_cache) or lack of
+    /// memory releases its free segments. The pool ends with its last segment.
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolNotHeld`] for one that was
-    /// released as often as it was held.
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolNotHeld`] if its use count is zero.
     pub fn release_pool(&mut self, pool: MempoolId) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
         let held = &mut self.heap.domains.pool_mut(index).use_count;
@@ -175,7 +173,7 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Returns the state of a pool. Linear in the blocks of any pool that wait.
+    /// Returns the state of a pool. Linear in the pending blocks of all pools.
     ///
     /// # Errors
     ///
@@ -193,8 +191,8 @@ impl<M: Memory> Lane<M> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolHasSource`] for a
-    /// [source](PoolSetting::Source) of the default pool, or of one that has segments or a source already.
+    /// [`AllocError::NoSuchPool`] for a pool that does not exist; [`AllocError::PoolHasSource`] when a
+    /// [source](PoolSetting::Source) is set for the default pool, or for a pool that has memory or a source already.
     pub fn set_pool(&mut self, pool: MempoolId, setting: PoolSetting) -> Result<(), AllocError> {
         let index = self.find_pool(pool)?;
         let domains = &mut self.heap.domains;
@@ -219,28 +217,28 @@ impl<M: Memory> Lane<M> {
         Ok(())
     }
 
-    /// Keeps among the last events that all of a pool's memory left, or is back.
+    /// Adds the pause or the resume of all of a pool's memory to the recent events.
     fn keep_pause(&mut self, pool: PoolIndex, is_paused: bool) {
         let action = if is_paused {
             Action::SegmentPaused
         } else {
             Action::SegmentResumed
         };
-        // A pool in which nothing ever was has no memory either.
+        // A pool without domains has no memory either.
         if let Some(&domain) = self.heap.domains.of_pool(pool).first() {
             let recent = &mut self.heap.log.recent;
             recent.push(action, domain, DeviceAddress::NULL, Bytes::ZERO);
         }
     }
 
-    /// Returns the pools whose memory is away. Linear in the number of pools.
+    /// Returns the paused pools. Linear in the number of pools.
     pub(crate) fn paused_pools(&self) -> Vec<MempoolId> {
         let pools = self.heap.domains.pools();
         let paused = pools.filter(|(_, pool)| pool.paused.is_some());
         paused.map(|(_, pool)| pool.id).collect()
     }
 
-    /// Returns the private pools that keep what is free in them, which is on the device. Linear in the number of pools.
+    /// Returns the private pools that keep their free memory, except paused ones. Linear in the number of pools.
     pub(crate) fn kept_pools(&self) -> Vec<KeptPool> {
         let pools = self.heap.domains.pools();
         let kept = pools.filter(|&(index, pool)| self.keeps(index) && pool.paused.is_none());
@@ -252,8 +250,8 @@ impl<M: Memory> Lane<M> {
         kept.collect()
     }
 
-    /// Releases a private pool's free segments, even if something holds the pool or its memory is away. Ends a pool that
-    /// nothing holds with the last one.
+    /// Releases a private pool's free segments, even if the pool is held or paused. Removes the pool if no segment is
+    /// left and nothing holds it.
     ///
     /// # Errors
     ///
@@ -264,8 +262,7 @@ impl<M: Memory> Lane<M> {
         Ok(self.release_pool_segments(index, None)?)
     }
 
-    /// Returns the blocks that the program holds in a pool, by rising addresses. O(n log n) for n blocks of
-    /// any pool.
+    /// Returns the allocated blocks of a pool, sorted by address. O(n log n) for n blocks of all pools.
     ///
     /// # Errors
     ///
@@ -287,12 +284,12 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns whether a graph is captured, during which no event is asked whether it has passed.
+    /// Returns whether a graph is being captured. No event may then be queried.
     pub(crate) fn is_capturing(&self) -> bool {
         self.heap.captures > 0
     }
 
-    /// Refuses to hand out what is away.
+    /// Returns an error if the pool is paused.
     pub(super) fn refuse_paused(&self, pool: PoolIndex) -> Result<(), AllocError> {
         match &self.heap.domains.pool(pool).paused {
             None => Ok(()),
@@ -302,8 +299,8 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns the pool called `pool`, held once if nothing held it and made if need be, and how often it
-    /// was held, for [`Lane::undo_hold`].
+    /// Creates the pool if it does not exist. Its use count is then at least 1. Returns the pool, and its earlier use
+    /// count for [`Lane::undo_hold`] (`None` if it was created).
     pub(crate) fn hold_pool(&mut self, pool: MempoolId) -> (PoolIndex, Option<u32>) {
         let Some(index) = self.heap.domains.find_pool(pool) else {
             return (self.heap.domains.insert_pool(pool), None);
@@ -314,7 +311,7 @@ impl<M: Memory> Lane<M> {
         (index, Some(held_before))
     }
 
-    /// Leaves a pool as it was before [`Lane::hold_pool`]; one that was made then has no memory.
+    /// Undoes [`Lane::hold_pool`]. A pool that it created has no memory, and is removed.
     #[cold]
     pub(crate) fn undo_hold(&mut self, index: PoolIndex, held_before: Option<u32>) {
         match held_before {

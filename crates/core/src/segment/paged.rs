@@ -1,5 +1,4 @@
-//! Segments whose pages may share frames: what a strategy does with [`Pages`](crate::pages::Pages) changes statistics,
-//! events and the physical memory, too.
+//! Segments whose pages share frames. Each step also updates statistics, events and the physical memory.
 
 use std::collections::BTreeMap;
 
@@ -47,8 +46,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Counts a block in use on the pages that it touches, if its segment has pages. Each has a frame that is idle or in use
-    /// there.
+    /// Counts a block in use on the pages that it touches, if its segment has pages. Each page must have a frame that
+    /// is idle or in use there.
     #[inline]
     pub(crate) fn occupy(&mut self, segment: SegmentId, address: DeviceAddress, size: Bytes) {
         if !self.pages.contains(segment) {
@@ -70,7 +69,8 @@ impl Heap {
         }
     }
 
-    /// Counts a block less on the pages that it touches, if its segment has pages. Returns whether a frame became idle.
+    /// Removes a block in use from the counts of its pages, if its segment has pages. Returns whether a frame became
+    /// idle.
     #[inline]
     pub(crate) fn vacate(
         &mut self,
@@ -130,7 +130,7 @@ impl Heap {
         self.segments.get(at.segment).address
     }
 
-    /// Returns new handles of a page each for a segment: all or none. Nothing counts them before they are mapped.
+    /// Returns `count` new handles of one page each, or none. They count as reserved only when they are mapped.
     ///
     /// # Errors
     ///
@@ -164,8 +164,8 @@ impl Heap {
             });
     }
 
-    /// Maps idle frames, then new handles, at pages one behind the other that have no frame, and shows them there. One
-    /// driver call for each, and one for all.
+    /// Maps idle frames, then new handles, at consecutive pages without frames, and shows them there. One driver call
+    /// for each, and one for all.
     ///
     /// # Errors
     ///
@@ -197,8 +197,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Unmaps views at pages one behind the other, which do not show their frames. The work that uses their addresses
-    /// has passed. One driver call: for many pages, it takes 16 us a page where a call for each takes 22 (H200).
+    /// Unmaps views at consecutive pages, which do not show their frames. The work that uses their addresses must be
+    /// done. One driver call: for many pages, it takes 16 us a page; a call for each takes 22 us a page (H200).
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl Heap {
     ) -> Result<(), DriverError> {
         let (start, address) = (self.start_of(views[0]), self.pages.address(views[0]));
         let size = self.pages.bytes(views.len());
-        // Observers must have heard that the pages show nothing, before their memory goes.
+        // Observers must be notified that the pages show nothing before their memory is unmapped.
         self.log.notify();
         memory.physical_mut().unmap_in_range(start, address, size)?;
         for &at in views {
@@ -220,12 +220,12 @@ impl Heap {
         Ok(())
     }
 
-    /// Unmaps an idle frame everywhere and returns its handle. The work that uses its addresses has passed. One driver
-    /// call for each view.
+    /// Unmaps an idle frame everywhere and returns its handle. The work that uses its addresses must be done. One
+    /// driver call for each view.
     ///
     /// # Errors
     ///
-    /// The driver's error; the frame then has fewer views, or as many.
+    /// The driver's error; some views may then be unmapped.
     pub(crate) fn unmap_frame<M: Memory>(
         &mut self,
         memory: &mut M,

@@ -1,19 +1,20 @@
-//! `tide`: reserves what the job holds, in whole pages, and little more.
+//! `tide`: reserves little more than the job's allocated memory, in whole pages.
 //!
 //! 1. Addresses first: best fit with coalescing, in address ranges of each stream. Frames (handles of one page, see
-//!    [`Pages`](crate::pages::Pages)) follow the blocks. They decide only between the tightest free blocks and their
-//!    two ends; for a large request that needs the driver otherwise, between all pages of free blocks.
-//! 2. Steal before create: an idle frame, wherever it is mapped, serves before a new one is created, unless too many
-//!    requests moved some. It is one that the stream used last, or that no work uses: no stream waits for another.
-//! 3. Views stay: a stolen frame stays mapped where it was. A job that repeats finds its views again and calls no
-//!    driver.
+//!    [`Pages`](crate::pages::Pages)) follow the blocks. Their cost decides only between the ends of the tightest free
+//!    blocks. For a large request that would need the driver, it decides between all pages of free blocks.
+//! 2. Steal before create: an idle frame, wherever it is mapped, is used before a new one is created, unless too many
+//!    requests moved frames. A stream steals only frames that it used last, or that no work uses: no stream waits for
+//!    another.
+//! 3. Views stay: a stolen frame stays mapped where it was. A job that repeats finds its views again and needs no
+//!    driver calls.
 //!
-//! A block that was freed serves the next request of its size before it is merged ([`RecentBlocks`]). Until then its pages
-//! count as in use. A request of its stream over 1 MiB ends that. So a job with such requests gets the same addresses in each
-//! step. Without them, two of three random programs that repeat never did.
+//! A freed block of up to 1 MiB serves the next request of its size before it is merged ([`RecentBlocks`]). Until then
+//! its pages count as in use. A larger request of its stream merges it. So a job with such requests gets the same
+//! addresses in each step. Without such requests, two of three random programs that repeat never did.
 //!
-//! A stale view is unmapped when its page needs another frame, after the work that used its address. Nothing waits for
-//! that: until then, other addresses serve.
+//! A stale view is unmapped when its page needs another frame and no work uses its address. Nothing waits for that:
+//! until then, requests use other addresses.
 
 mod fences;
 mod moves;
@@ -41,20 +42,20 @@ use crate::stats::SizeKind;
 use crate::units::{Bytes, DeviceAddress};
 
 /// Requests up to this have address ranges of their own, so that a small block does not keep a page of large ones. Over
-/// five recorded jobs, 64 KiB costs 0.2 % of memory more than this, 1 MiB 0.15 %.
+/// five recorded jobs, 64 KiB takes 0.2 % more memory than this, and 1 MiB 0.15 %.
 const SMALL_MAX: Bytes = Bytes::kib(256);
 
 /// The size of a frame. Larger ones strand more memory: 8 MiB costs 2 % of a job's memory.
 const PAGE: Bytes = Bytes::mib(2);
 
-/// Requests are rounded up to this, as PyTorch rounds them.
+/// Requests are rounded up to a multiple of this, as in PyTorch.
 const UNIT: Bytes = Bytes(512);
 
-/// Freed blocks up to this size are not merged at once. Each step of a job that uses much memory makes a request over it.
-/// Eleven recorded jobs reserve the same as without, and random requests up to 6 % more, or less.
+/// Freed blocks up to this size are not merged at once. Each step of a job that uses much memory makes a larger
+/// request. Merging at once, eleven recorded jobs reserve the same, and random requests up to 6 % less, or more.
 const RECENT_MAX: Bytes = Bytes::mib(1);
 
-/// How many times the device's memory a segment has addresses for.
+/// The addresses of a segment, in multiples of the device's memory.
 const ADDRESSES: u64 = 4;
 
 /// The options of `tide`: none.
@@ -75,7 +76,7 @@ impl Options for TideConfig {
 /// The strategy.
 #[derive(Debug, Default)]
 pub(crate) struct Tide {
-    /// By domain: the addresses for small requests, and for large ones.
+    /// By domain, the addresses for small and for large requests.
     rooms: Vec<[Room; 2]>,
     /// By size, in [`UNIT`]s.
     recent: RecentBlocks,
@@ -85,12 +86,12 @@ pub(crate) struct Tide {
     moves: Moves,
 }
 
-/// The addresses for a domain's requests of a kind.
+/// The addresses for one kind of a domain's requests.
 #[derive(Debug, Default)]
 struct Room {
-    /// Every free block, whatever is behind it.
+    /// Every free block, with or without memory.
     free: FreeBlocks,
-    /// The addresses behind the last block of the newest segment, which were never used.
+    /// The addresses of the newest segment that were never used, behind its last block.
     unused: Option<BlockId>,
 }
 
@@ -105,7 +106,7 @@ impl Room {
         self.free.remove(FreeBlock::of(id, &heap.blocks.get(id)));
     }
 
-    /// Puts the start of a block into use, which was free and is not listed. The rest is listed.
+    /// Uses the first `size` bytes of a free block that is not listed. Lists the rest.
     #[inline(always)]
     fn use_start(&mut self, heap: &mut Heap, free: FreeBlock, size: Bytes) {
         if size < free.size {
@@ -117,7 +118,7 @@ impl Room {
     }
 }
 
-/// Where a request may be served.
+/// A part of a free block that may serve a request.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     block: BlockId,
@@ -126,7 +127,7 @@ struct Window {
     segment: SegmentId,
 }
 
-/// What a window needs.
+/// The cost of a window.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 struct Cost {
     pages: u64,
@@ -152,7 +153,7 @@ fn class_of(size: Bytes) -> usize {
     (size.get() / UNIT.get()) as usize
 }
 
-/// Returns the addresses for a domain's requests of a kind.
+/// Returns the addresses for one kind of a domain's requests.
 #[inline]
 fn room_of(rooms: &mut Vec<[Room; 2]>, domain: DomainId, kind: SizeKind) -> &mut Room {
     if domain.index() >= rooms.len() {
@@ -166,7 +167,7 @@ fn room_index(kind: SizeKind) -> usize {
     usize::from(kind == SizeKind::Large)
 }
 
-/// Where a block goes.
+/// Placement of blocks.
 impl Tide {
     fn room(&mut self, domain: DomainId, kind: SizeKind) -> &mut Room {
         room_of(&mut self.rooms, domain, kind)
@@ -177,7 +178,7 @@ impl Tide {
         self.fence_of[segment.index()].expect("its stream is known since it was reserved")
     }
 
-    /// Puts a window into use: what is before and behind it stays free.
+    /// Uses a window. The bytes before and behind it stay free.
     fn carve(&mut self, heap: &mut Heap, window: &Window) -> BlockId {
         let mut id = window.block;
         let block = heap.blocks.get(id);
@@ -212,7 +213,7 @@ impl Tide {
     /// Lists a block that is not in use any more, merged with its free neighbours.
     #[inline(always)]
     fn merge(&mut self, heap: &mut Heap, id: BlockId) {
-        // Until now it was not listed, and a neighbour that merges would have removed it from the list.
+        // Not earlier: a neighbour that merged would have removed the block from a list that it was not in.
         heap.blocks.set_state(id, BlockState::Free);
         let (block, segment) = (heap.blocks.get(id), heap.blocks.segment(id));
         if heap.vacate(segment, block.address, block.size) {
@@ -241,7 +242,7 @@ impl Tide {
         id
     }
 
-    /// Returns a window at the end of what was used of the newest segment; of a new segment if that has no room.
+    /// Returns a window at the end of the used part of the newest segment, or of a new segment if there is no room.
     fn extend<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -268,8 +269,8 @@ impl Tide {
         Ok((window, cost))
     }
 
-    /// Returns a window that reaches into an unused block. It begins with the free block in front, or with the next page: the
-    /// first of these of which no view must go that work may still use.
+    /// Returns a window that reaches into an unused block. It begins with the free block in front or, if one of those
+    /// pages cannot serve yet, with the next page.
     fn window_before(
         &self,
         heap: &mut Heap,
@@ -310,9 +311,9 @@ impl Tide {
         let page_size = PAGE.round_up(granularity);
         let least = request.size.round_up(page_size);
         let (domain, kind) = (request.domain, kind_of(request.size));
-        // A job that fills the device needs more addresses than memory: free blocks lie scattered, and some views may not go
-        // yet. llama_generate, on a device of 1.009 times its peak, fails with addresses for one. Many streams
-        // and pools can use up the addresses of a process: then segments are smaller.
+        // A job that fills the device needs more addresses than memory, because free blocks are scattered and some
+        // views cannot be unmapped yet. With as many addresses as memory, llama_generate fails on a device of 1.009
+        // times its peak. Many streams and pools can use up the addresses of a process. Segments are then smaller.
         let mut size = Bytes(total.get().saturating_mul(ADDRESSES)).round_up(page_size);
         let segment = loop {
             match heap.reserve_pages(memory, domain, size, page_size, kind) {
@@ -428,7 +429,7 @@ impl Strategy for Tide {
 
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
-        // A block of the other kind was cut at an address that the program asked for.
+        // A block whose kind does not fit its size was split at an address that the program requested.
         if block.size > RECENT_MAX || kind_of(block.size) != block.kind {
             self.merge(heap, id);
             return None;
@@ -470,7 +471,7 @@ impl Strategy for Tide {
         let rooms = self.rooms.get(domain.index()).into_iter().flatten();
         let free = rooms.flat_map(|room| room.free.iter());
         let usable = free.map(|free| usable_bytes(heap, free.id));
-        // Idle frames come together at any addresses.
+        // Idle frames can be mapped together at any addresses.
         let idle = heap.pages.bytes(heap.pages.idle().count());
         usable.max().unwrap_or_default().max(idle)
     }
@@ -501,7 +502,7 @@ fn window_at(heap: &Heap, block: BlockId, address: DeviceAddress, size: Bytes) -
     }
 }
 
-/// Returns the bytes of a free block that have a frame which is idle or in use there. A frame counts once.
+/// Returns the bytes of a free block whose frames are idle, or in use there. A frame counts once.
 fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
     let (block, segment) = (heap.blocks.get(id), heap.blocks.segment(id));
     if !heap.pages.contains(segment) {
@@ -524,7 +525,7 @@ fn usable_bytes(heap: &Heap, id: BlockId) -> Bytes {
 }
 
 impl Tide {
-    /// Checks that each free block is listed once, as it is, in its domain's room for its kind, or as recent.
+    /// Checks that each free block is listed once, with its size, in its domain's room for its kind or as recent.
     fn check_rooms(&self, heap: &Heap) -> Result<(), String> {
         let rooms = self.rooms.iter().enumerate();
         let rooms = rooms.flat_map(|(domain, rooms)| {
@@ -583,7 +584,7 @@ impl Placement for Tide {
         let id = room.free.iter().map(|free| free.id).find(contains)?;
         let start = heap.blocks.get(id).address;
         let before = address.offset_from(start);
-        // What lies before is taken, too, for the moment.
+        // The bytes before the address are taken too, until the caller frees them.
         let whole = window_at(heap, id, start, before + request.size);
         let has_memory = self
             .cost(heap, &whole, (u64::MAX, true))

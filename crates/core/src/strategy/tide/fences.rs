@@ -1,11 +1,11 @@
-//! How far each stream has come: which of its freed memory no queued work uses any more.
+//! The progress of each stream: which of its freed memory queued work may still use.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::driver::{Driver, DriverError, EventHandle};
 use crate::units::Stream;
 
-/// A stream has this many events at most. The host of a job that is bound by its card runs ahead of it by less.
+/// The most events of a stream. If a job is bound by its GPU, its CPU thread runs ahead by fewer.
 const EVENTS_MAX: usize = 64;
 
 /// The number of a stream in [`Fences`].
@@ -23,7 +23,7 @@ pub(super) struct Fences {
 #[derive(Debug)]
 struct Fence {
     stream: Stream,
-    /// Whether the stream exists for ever.
+    /// Whether the stream exists until the process ends.
     is_kept: bool,
     /// When memory was last freed in the stream.
     freed: u64,
@@ -50,30 +50,30 @@ impl Fences {
         id
     }
 
-    /// Notes that memory was freed in a stream.
+    /// Records that memory was freed in a stream.
     #[inline]
     pub(super) fn freed(&mut self, id: FenceId, now: u64) {
         self.fences[id.0].freed = now;
     }
 
-    /// Returns whether the work queued in a stream before a time is known to be done. Never calls the driver.
+    /// Returns whether all work queued in a stream before a time is known to be done. Never calls the driver.
     #[inline]
     pub(super) fn has_passed(&self, id: FenceId, time: u64) -> bool {
         time <= self.fences[id.0].passed
     }
 
-    /// Returns whether the driver may know of more of a stream's work that is done.
+    /// Returns whether a driver call may show that more of a stream's work is done.
     #[inline]
     pub(super) fn may_have_passed(&self, id: FenceId) -> bool {
         let fence = &self.fences[id.0];
         !fence.events.is_empty() || fence.is_kept && fence.passed < fence.freed
     }
 
-    /// Records an event in the stream `own`, which exists as it makes a request, and in each that exists for ever. Asks which
-    /// events of all streams have passed. Does nothing while any stream that it would record in is captured.
+    /// Records an event in `own`, which must exist, and in every kept stream. Then queries the oldest events of all
+    /// streams. Does nothing while any stream that it would record in is captured.
     ///
-    /// Other streams are left alone: the program may have destroyed them, and the driver crashes if it is asked of such a
-    /// stream. Their memory serves others after their own next miss, or after [`Fences::synchronize`].
+    /// Other streams may be destroyed. Querying such a stream crashes the driver. Their memory serves other streams
+    /// after their own next miss, or after [`Fences::synchronize`].
     pub(super) fn update(&mut self, driver: &mut impl Driver, own: Option<FenceId>) {
         if self.is_captured(driver, own) {
             return;
@@ -86,8 +86,7 @@ impl Fences {
         }
     }
 
-    /// Returns whether the stream `own`, which exists, or one that exists for ever is captured. Events from outside would
-    /// break the capture.
+    /// Returns whether `own`, which must exist, or a kept stream is captured. Another event would break the capture.
     pub(super) fn is_captured(&mut self, driver: &mut impl Driver, own: Option<FenceId>) -> bool {
         for fence in &mut self.fences {
             fence.is_kept = driver.is_kept(fence.stream);
@@ -96,7 +95,7 @@ impl Fences {
         streams.any(|stream| driver.is_in_capture(stream))
     }
 
-    /// Returns the streams that the driver may be asked of.
+    /// Returns `own` and the kept streams, for which driver calls are safe.
     fn existing(&mut self, own: Option<FenceId>) -> impl Iterator<Item = &mut Fence> {
         let fences = (0..).map(FenceId).zip(&mut self.fences);
         let existing = fences.filter(move |(id, fence)| fence.is_kept || Some(*id) == own);
@@ -120,14 +119,15 @@ impl Fences {
 }
 
 impl Fence {
-    /// Records an event, unless the latest one shows all that was freed. If the driver refuses it, the next miss tries again.
+    /// Records an event, unless the latest one covers all freed memory. If the driver refuses, the next miss tries
+    /// again.
     fn record(&mut self, driver: &mut impl Driver) {
         let recorded = self.events.back().map_or(self.passed, |&(time, _)| time);
         if recorded < self.freed
             && self.events.len() < EVENTS_MAX
             && let Ok(event) = driver.record_event(self.stream)
         {
-            // Another thread may just have begun a capture: asking for an event of it would break it.
+            // Another thread may just have begun a capture. Querying an event recorded in it would break it.
             if driver.is_in_capture(self.stream) {
                 driver.release_event(event);
             } else {
@@ -136,8 +136,8 @@ impl Fence {
         }
     }
 
-    /// Asks for the oldest event. Returns whether to go on with the next: this one has passed, or cannot be asked for. What
-    /// was freed before it then passes with a later one.
+    /// Queries the oldest event. Returns whether to query the next one: this one has passed, or cannot be queried.
+    /// Memory freed before it then passes with a later one.
     fn poll(&mut self, driver: &mut impl Driver) -> bool {
         let Some(&(time, event)) = self.events.front() else {
             return false;

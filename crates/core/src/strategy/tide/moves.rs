@@ -1,4 +1,4 @@
-//! How often frames may move: a guard against requests that move frames for ever.
+//! The limit on requests that move frames, so that a job does not move frames for ever.
 //!
 //! A job that repeats moves its frames once and finds their views again. Requests of random sizes find none: each moves
 //! frames that a later one misses. Such a job gets new frames, until its requests find enough that are idle.
@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use crate::units::Bytes;
 
-/// So many requests may move frames, or one for each frame if there are more. Of eleven jobs, none makes more than one for
-/// three frames. Servers of requests of random lengths, with 850 frames, make 4,000 in 13 s.
+/// The number of requests that may move frames, or the number of frames if that is higher. None of eleven jobs makes
+/// more than one for three frames. Servers of requests of random lengths, with 850 frames, make 4,000 in 13 s.
 const FREE: u32 = 3000;
 
-/// After that, one request may move frames in this time. The driver takes about 100 us for one that moves two frames.
+/// After that, one request may move frames in each such time. The driver takes about 100 us for two frames.
 const EACH: Duration = Duration::from_millis(10);
 
-/// A job that moves no frames holds at most this part more than it used: a quarter. 1,000 blocks of random sizes up to 32 MiB
-/// need a tenth. Without it, streams that take turns with the same requests would each get memory of their own.
+/// The most that a job holds beyond its own memory, if frames do not move: a quarter. 1,000 blocks of random sizes up
+/// to 32 MiB need a tenth. Without it, streams that repeat requests in turn would each get their own memory.
 const MORE_PART: u64 = 4;
 
-/// A job moves frames before it takes this part of the device, which other programs may need.
+/// A job moves frames before it uses the last 32nd of the device, which other programs may need.
 const FREE_PART: u64 = 32;
 
 /// The requests that moved frames.
@@ -32,34 +32,34 @@ pub(super) struct Moves {
     most: Duration,
     /// When `owed` was reduced last.
     now: Duration,
-    /// The most bytes in use at any miss.
+    /// The most active bytes at any miss.
     used: Bytes,
 }
 
 impl Moves {
-    /// Returns whether a request may move frames, of which there are `frames`.
+    /// Returns whether a request may move frames. `frames` is the number of frames.
     pub(super) fn allow(&mut self, now: Duration, frames: usize) -> bool {
         let passed = now.saturating_sub(self.now);
         self.now += passed;
-        // Nobody has 2^32 frames: they have 8 PiB.
+        // 2^32 frames would have 8 PiB.
         let count = u32::try_from(frames).unwrap_or(u32::MAX);
         self.most = EACH * count.max(FREE);
         self.owed = self.owed.saturating_sub(passed).min(self.most);
         self.owed + EACH <= self.most
     }
 
-    /// Notes that a request moved frames.
+    /// Records that a request moved frames.
     pub(super) fn add(&mut self) {
         self.owed = (self.owed + EACH).min(self.most);
     }
 
-    /// Returns whether a job that uses `used` bytes may hold `held` bytes so that no frame moves.
+    /// Returns whether a job that uses `used` bytes may hold `held` bytes to avoid moving frames.
     pub(super) fn may_hold(&mut self, held: Bytes, used: Bytes) -> bool {
         self.used = self.used.max(used);
         held <= self.used.saturating_add(Bytes(self.used.get() / MORE_PART))
     }
 
-    /// Returns whether a device may have no more than `free` bytes of `total` left so that no frame moves.
+    /// Returns whether a job may leave only `free` of a device's `total` bytes to avoid moving frames.
     pub(super) fn may_fill(free: Bytes, total: Bytes) -> bool {
         free.get() >= total.get() / FREE_PART
     }

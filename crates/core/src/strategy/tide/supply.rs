@@ -1,4 +1,4 @@
-//! Memory behind a window: idle frames that the stream may use, then new ones. And memory back to the driver.
+//! Maps memory behind a window: idle frames first, then new ones. Releases memory to the driver.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +13,21 @@ use crate::segment::Heap;
 use crate::strategy::Request;
 use crate::units::{Bytes, Stream};
 
-/// A stolen frame that has this many views loses the oldest one that no work uses: more find no more steps that repeat.
+/// The most views of a stolen frame, unless work uses them all. More views did not help jobs repeat.
 const VIEWS_MAX: usize = 4;
 
-/// Where the pages of a window get their memory.
+/// The memory for the pages of a window.
 #[derive(Debug, Default)]
 struct Supply {
     /// Idle frames that are mapped at pages of the window.
     ready: Vec<(FrameId, PageId)>,
     /// The pages that need another frame.
     missing: Vec<PageId>,
-    /// Idle frames for those, which keep their other views.
+    /// Idle frames for missing pages. They keep their other views.
     frames: Vec<FrameId>,
-    /// Idle frames for those, which lose all their views. They become handles.
+    /// Idle frames for missing pages that lose all their views. They become handles.
     moving: Vec<FrameId>,
-    /// Handles for the rest, mapped nowhere.
+    /// Handles for the other missing pages, mapped nowhere.
     handles: Vec<Handle>,
 }
 
@@ -36,8 +36,8 @@ impl Tide {
     ///
     /// # Errors
     ///
-    /// [`DriverError::OutOfMemory`] if there is too little, also within the limit; any other error of the driver.
-    /// Frames that were mapped before it stay where they are, idle.
+    /// [`DriverError::OutOfMemory`] if the device or the limit has too little; any other error of the driver. Frames
+    /// that were mapped before the error stay mapped, idle.
     pub(super) fn fill<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -75,8 +75,8 @@ impl Tide {
         Ok(())
     }
 
-    /// Adds idle frames and new handles to a supply, for all missing pages. Idle frames come first, unless too many requests
-    /// moved some and there is memory for new ones.
+    /// Adds idle frames and new handles to a supply, for all missing pages. Idle frames come first, unless too many
+    /// requests moved frames and there is memory for new ones.
     fn obtain<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -93,7 +93,7 @@ impl Tide {
         create(heap, memory, supply)
     }
 
-    /// Returns whether a request that needs `wanted` frames may move some: always, where new ones would be too many.
+    /// Returns whether a request for `wanted` frames may move some. It must if new ones would exceed a bound.
     fn may_move<M: Memory>(
         &mut self,
         heap: &Heap,
@@ -113,8 +113,9 @@ impl Tide {
         Ok(!Moves::may_fill(free.saturating_sub(new), total))
     }
 
-    /// Adds idle frames from elsewhere to a supply, the longest idle first: those whose work the window's stream comes after.
-    /// No stream waits for another. A private pool's frames have one view each: it gets those that no work uses.
+    /// Adds idle frames from elsewhere to a supply, the longest idle first. The window's stream comes after the work
+    /// that used them, so no stream waits. A private pool's frames have one view: it gets only frames that no work
+    /// uses.
     fn steal(&self, heap: &mut Heap, window: &Window, supply: &mut Supply) {
         let wanted = supply.missing.len();
         if wanted == 0 {
@@ -132,7 +133,7 @@ impl Tide {
         supply.frames = ordered.take(wanted).collect();
     }
 
-    /// Unmaps the oldest view of each stolen frame that has many, if no work uses its address.
+    /// Unmaps the oldest view that no work uses of each stolen frame with many views.
     fn retire_views<M: Memory>(
         &self,
         heap: &mut Heap,
@@ -156,7 +157,7 @@ impl Tide {
         views.iter().all(|&at| self.is_unused(heap, at))
     }
 
-    /// Returns whether no work uses the address of a page that no block in use touches.
+    /// Returns whether no work uses the address of a page. No block in use may touch the page.
     pub(super) fn is_unused(&self, heap: &Heap, at: PageId) -> bool {
         self.fences
             .has_passed(self.fence(at.segment), heap.pages.page(at).freed())
@@ -180,7 +181,7 @@ fn claim(heap: &mut Heap, window: &Window) -> Supply {
     supply
 }
 
-/// Adds new handles to a supply, for the pages for which it has no frames, within the limit.
+/// Adds new handles to a supply for the missing pages without frames, within the limit.
 fn create<M: Memory>(
     heap: &mut Heap,
     memory: &mut M,
@@ -193,7 +194,7 @@ fn create<M: Memory>(
     if heap.exceeds_limit(heap.pages.bytes(count)) {
         return Err(DriverError::OutOfMemory);
     }
-    // Without this, a request that is too large would first take what other programs may need.
+    // Otherwise a request that is too large would first take memory that other programs may need.
     let free = memory.physical_mut().driver_mut().memory_info()?.free;
     if heap.pages.bytes(count) > free {
         return Err(DriverError::OutOfMemory);
@@ -204,8 +205,8 @@ fn create<M: Memory>(
     Ok(())
 }
 
-/// Shows the ready frames in the window, and maps the others behind its missing pages, run by run. What is mapped leaves
-/// the supply.
+/// Shows the ready frames in the window. Maps the others at its missing pages, run by run, and removes them from the
+/// supply.
 fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Result<(), DriverError> {
     for &(id, at) in &supply.ready {
         heap.show(id, at);
@@ -230,15 +231,16 @@ fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Resul
     Ok(())
 }
 
-/// Returns whether a page of a segment lies straight behind another.
+/// Returns whether `after` is the next page of the segment.
 fn is_followed_by(before: &PageId, after: &PageId) -> bool {
     before.index + 1 == after.index
 }
 
-/// Memory back to the driver.
+/// Releases memory to the driver.
 impl Tide {
-    /// Releases the idle memory of a pool. For a request that fails otherwise, it only waits until all idle frames can
-    /// be mapped anywhere: they serve it as they are, unless it needs memory of another source.
+    /// Releases the idle memory of a pool. If `failing` would fail otherwise, the default pool only waits until all its
+    /// idle frames can be mapped anywhere. The request then steals them. One whose memory has another source cannot, so
+    /// the memory is released.
     pub(super) fn release_pool<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -251,7 +253,7 @@ impl Tide {
         let segments: Vec<SegmentId> = segments
             .filter(|&id| heap.domain_of(id).pool == pool)
             .collect();
-        // Frames stay in a capture, in which nothing may be waited for.
+        // During a capture frames stay, because nothing may wait for work.
         let own = failing.map(|request| heap.domains.domain(request.domain).stream);
         if !self.is_capturing(heap, memory, own) {
             if segments.iter().any(|&id| heap.pages.contains(id)) {
@@ -267,7 +269,7 @@ impl Tide {
             let idle: Vec<FrameId> = idle.collect();
             self.release_frames(heap, memory, &idle)?;
         }
-        // Where a frame is mapped, the addresses stay.
+        // Segments with views keep their addresses.
         let may_go = |&&id: &&SegmentId| !heap.pages.contains(id) || !heap.pages.has_views(id);
         let unmapped = segments.iter().filter(may_go);
         let mut blocks: BTreeMap<SegmentId, Vec<BlockId>> =
@@ -283,8 +285,8 @@ impl Tide {
         Ok(())
     }
 
-    /// Releases frames that have been idle since a time and that no work uses, up to `most` bytes, the longest idle first.
-    /// Waits for nothing.
+    /// Releases frames that no work uses and that have been idle since a time: up to `most` bytes, the longest idle
+    /// first. Never waits.
     pub(super) fn release_unused<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -306,7 +308,7 @@ impl Tide {
         self.release_frames(heap, memory, &old)
     }
 
-    /// Returns whether a stream is captured, also into a graph that lowtide was not told of.
+    /// Returns whether a stream is captured, even into a graph that lowtide was not notified of.
     fn is_capturing<M: Memory>(
         &mut self,
         heap: &Heap,
@@ -317,7 +319,7 @@ impl Tide {
         heap.captures > 0 || (self.fences).is_captured(memory.physical_mut().driver_mut(), own)
     }
 
-    /// Releases idle frames, whose addresses no work uses.
+    /// Releases idle frames. No work may use their addresses.
     fn release_frames<M: Memory>(
         &self,
         heap: &mut Heap,
@@ -332,7 +334,7 @@ impl Tide {
         Ok(())
     }
 
-    /// Releases a segment with its blocks, in which no frame is mapped, if none of its bytes is in use.
+    /// Releases a segment without views and its blocks, unless one of them is active.
     fn release_segment<M: Memory>(
         &mut self,
         heap: &mut Heap,

@@ -1,4 +1,4 @@
-//! Where a request may be served: the windows in free blocks, and what each costs.
+//! The windows in free blocks that may serve a request, and the cost of each.
 
 use std::collections::VecDeque;
 
@@ -11,27 +11,26 @@ use crate::strategy::Request;
 use crate::strategy::free_blocks::FreeBlock;
 use crate::units::{Bytes, DeviceAddress};
 
-/// How many of the tightest free blocks are compared. Over five recorded jobs, one costs 0.2 % of memory more than
-/// this, and 32 save 0.04 %.
+/// The number of tightest free blocks to compare. Over five recorded jobs, one takes 0.2 % more memory than this, and
+/// 32 save 0.04 %.
 const CANDIDATES: usize = 8;
 
-/// What a page costs a window: nothing if it is in use, then as the driver's calls do.
+/// The cost of a page: nothing if it is in use, otherwise in proportion to the driver calls.
 const READY_COST: u64 = 1;
 const UNMAPPED_COST: u64 = 10;
 const BLOCKED_COST: u64 = 18;
 
-/// A request of so many pages looks inside free blocks: the driver's calls for one take milliseconds. A smaller one that
-/// finds its place there would miss again in each step. On an H200, the steps of vit_streams then took a third longer.
+/// Requests of this many pages or more also look inside free blocks, because their driver calls take milliseconds.
+/// Smaller ones placed there would miss again in each step: on an H200, the steps of vit_streams took a third longer.
 const INSIDE_MIN: u64 = 64;
 
-/// So many pages of free blocks are walked for each unit of cost that a window may save. A page takes about 20 ns, and the
-/// driver's calls for one 45 us.
+/// How many pages the search walks for each unit of cost it may save. A page takes about 20 ns, its driver calls 45 us.
 const WALKED_MAX: u64 = 8;
 
-/// Pages of a free block, one behind the other: a window that slides over it.
+/// A window that slides over the pages of a free block.
 #[derive(Default)]
 struct Slide {
-    /// What each page costs, and all of them.
+    /// The pages with their costs, and the sum of the costs.
     pages: VecDeque<(PageId, u64)>,
     sum: u64,
 }
@@ -46,7 +45,7 @@ impl Slide {
         self.sum = 0;
     }
 
-    /// Drops the first page if there are `pages`.
+    /// Drops the first page if the window has `pages` pages.
     fn shorten_below(&mut self, pages: u64) {
         if self.len() == pages {
             let first = self.pages.pop_front();
@@ -54,8 +53,7 @@ impl Slide {
         }
     }
 
-    /// Adds the next page; starts behind it if it cannot serve yet. Some that only an earlier page of the window keeps from
-    /// serving are left out, too.
+    /// Adds the next page. If it cannot serve yet, the window starts behind it; this skips some usable windows.
     fn add(&mut self, at: PageId, cost: Option<Cost>) {
         let Some(cost) = cost else {
             return self.restart();
@@ -64,16 +62,16 @@ impl Slide {
         self.sum += cost.pages;
     }
 
-    /// Returns the first page and what all cost, if there are `pages`.
+    /// Returns the first page and the cost of the window, if it has `pages` pages.
     fn whole(&self, pages: u64) -> Option<(PageId, u64)> {
         let &(first, _) = self.pages.front().filter(|_| self.len() == pages)?;
         Some((first, self.sum))
     }
 }
 
-/// What windows cost.
+/// The costs of windows.
 impl Tide {
-    /// Takes the start of the tightest free block if no window costs less: nothing but its place has to change.
+    /// Takes the start of the tightest free block if no window costs less. Only the block's place in the list changes.
     #[inline]
     pub(super) fn take_tightest(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let size = request.size;
@@ -93,7 +91,7 @@ impl Tide {
         Some(free.id)
     }
 
-    /// Returns the window that costs least among those in the tightest free blocks. Of equal ones, it is that in the tightest.
+    /// Returns the cheapest window in the tightest free blocks. Among equals, it is the one in the tightest block.
     /// `None` if no free block is large enough, or if none can be used yet.
     pub(super) fn best_window(
         &self,
@@ -132,12 +130,12 @@ impl Tide {
         best
     }
 
-    /// Returns a window that begins with a page of a free block, if it costs less than `found` and takes no more frames: the
-    /// cheapest that the walk comes to. Otherwise `found`. Looks only for large requests that need the driver. Linear in the
-    /// pages of the free blocks; walks a limited number, those of the tightest first.
+    /// Returns a cheaper window inside a free block, or `found`. The window begins with a page and takes no more
+    /// frames. Looks only for large requests that need the driver. Linear in the pages of the free blocks, up to a
+    /// limit; those of the tightest blocks come first.
     ///
-    /// The more work is queued, the fewer pages may be mapped again yet, and windows at the ends of free blocks have some of
-    /// those. With 1 to 200 ms of queued work, eleven recorded jobs move 18 % fewer frames than without this.
+    /// Pages that queued work uses cannot be mapped again yet, and windows at the ends of free blocks have some of
+    /// them. With 1 to 200 ms of queued work, this search moves 18 % fewer frames in eleven recorded jobs.
     pub(super) fn best_inside(
         &self,
         heap: &mut Heap,
@@ -175,8 +173,7 @@ impl Tide {
         best
     }
 
-    /// Returns what a window needs. Linear in its pages. `None` if that is more than `most` pages, or if a page cannot serve
-    /// yet.
+    /// Returns the cost of a window. Linear in its pages. `None` if it exceeds `most`, or if a page cannot serve yet.
     pub(super) fn cost(
         &self,
         heap: &mut Heap,
@@ -201,12 +198,12 @@ impl Tide {
         Some(cost)
     }
 
-    /// Returns what a page of the stream `own` needs. A frame that was claimed since `first` serves another page of the window.
-    /// `None` if work may still use:
+    /// Returns the cost of a page for the stream `own`. A frame that was claimed since `first` serves another page of
+    /// the window. `None` if work may still use:
     ///
-    /// - the address of a view that would have to go,
-    /// - in another stream, a frame that is mapped here. If the driver can tell how far that stream has come and was not
-    ///   asked yet (`has_asked`), the page needs that call.
+    /// - the address of a view that must be unmapped,
+    /// - a frame that is mapped here, in another stream. If a driver call may show that this work is done and was not
+    ///   made yet (`has_asked`), the page needs that call.
     #[inline(always)]
     fn page_cost(
         &self,
@@ -238,27 +235,27 @@ impl Tide {
         })
     }
 
-    /// Returns whether later work of a stream comes after the work that used an idle frame.
+    /// Returns whether new work of a stream runs after the work that used an idle frame.
     pub(super) fn is_ordered(&self, heap: &Heap, own: FenceId, id: FrameId) -> bool {
         let last = self.fence(heap.pages.shown_at(id).segment);
         last == own || self.fences.has_passed(last, heap.pages.idle_since(id))
     }
 
-    /// Returns whether the driver may know that the work that used an idle frame is done.
+    /// Returns whether a driver call may show that the work that used an idle frame is done.
     fn may_become_ordered(&self, heap: &Heap, id: FrameId) -> bool {
         let last = self.fence(heap.pages.shown_at(id).segment);
         self.fences.may_have_passed(last)
     }
 }
 
-/// A free block. Offsets are those in its segment.
+/// A free block. Offsets are from the start of its segment.
 struct FreePlace {
     segment: SegmentId,
-    /// Where the segment begins.
+    /// The start of the segment.
     base: DeviceAddress,
     offset: Bytes,
     size: Bytes,
-    /// The size of the segment's pages, if it has some.
+    /// The size of the segment's pages, if it has pages.
     page_size: Option<Bytes>,
 }
 
@@ -277,9 +274,9 @@ impl FreePlace {
         }
     }
 
-    /// Returns the offsets of the windows that are compared. They are at the block's two ends. A request of a page or more may
-    /// also begin with the block's first page or end with its last. There it touches a page less: over five recorded jobs, that
-    /// saves up to 0.36 % of memory.
+    /// Returns the offsets of the windows to compare. They are at the block's two ends. A request of a page or more may
+    /// also begin with the block's first page or end with its last. There it touches one page less, which saves up to
+    /// 0.36 % of memory over five recorded jobs.
     fn offsets(&self, size: Bytes) -> [Option<Bytes>; 4] {
         let (first, last) = (self.offset, self.offset + self.size - size);
         if first == last {
@@ -300,7 +297,7 @@ impl FreePlace {
         ]
     }
 
-    /// Returns how many pages a window newly uses at least: those that no other block touches. Constant time.
+    /// Returns the fewest pages that a window newly uses: those that no other block touches. Constant time.
     fn fewest_at(&self, offset: Bytes, size: Bytes) -> u64 {
         let Some(page_size) = self.page_size else {
             return 0;
@@ -325,9 +322,9 @@ impl FreePlace {
     }
 }
 
-/// Returns a lower bound of the pages that a window newly uses, in a free block of a size and in all that are larger.
+/// Returns a lower bound of the pages that a window newly uses in a free block of `block` bytes or more.
 fn fewest_pages(size: Bytes, block: Bytes, page_size: Bytes) -> u64 {
-    // A window shares a page with other blocks at each of its ends only if less than a page is left of the free block.
+    // A window shares pages with other blocks at both ends only if less than a page of the free block is left.
     let shares_both = block - size < page_size;
     size.whole(page_size).saturating_sub(u64::from(shares_both))
 }
