@@ -1,11 +1,12 @@
 """Real PyTorch jobs, each of which loads an allocator in its own way. They know nothing of lowtide.
 
-    python jobs.py NAME [--steps N] [--exact]
-    python -m lowtide run jobs.py NAME [--steps N] [--exact]
+    python jobs.py NAME [--steps N] [--exact] [--memory BYTES]
+    python -m lowtide run jobs.py NAME [--steps N] [--exact] [--memory BYTES]
 
 Prints one JSON line: peaks of memory, calls to the driver, the time of each step and the median, and the losses.
 `--exact` asks PyTorch for deterministic kernels, so that the losses of two runs may be compared bit for
-bit; without it two runs of one job differ in the last digits, whatever the allocator.
+bit; without it two runs of one job differ in the last digits, whatever the allocator. `--memory` is the most that
+the allocator may reserve.
 """
 
 import argparse
@@ -379,8 +380,11 @@ def main() -> None:
     parser.add_argument("name", choices=JOBS)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--memory", type=int, metavar="BYTES")
     parser.add_argument("--label", default="")
     arguments = parser.parse_args()
+    if arguments.memory:
+        torch.cuda.set_per_process_memory_fraction(arguments.memory / torch.cuda.mem_get_info()[1])
     torch.manual_seed(0)
     random.seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -5,9 +5,10 @@
 
 Tensors of 512 bytes to 64 MiB live in four streams, some of which run behind. Each is filled with a number of its own
 when it is allocated, and compared with it just before it is freed, in its stream or in another that was recorded.
-CUDA graphs with pools of their own are captured, replayed, checked and dropped in between, the cache is emptied, and
-under lowtide a region is paused and resumed. Prints a JSON line a minute and one at the end; exits with 1 if a byte was
-wrong.
+In between, CUDA graphs with pools of their own are captured, replayed, checked and dropped; tensors come from a
+`MemPool` of their own; caches of keys and values grow by concatenation, as in rlhf; the cache of the allocator is
+emptied; and under lowtide a region is paused and resumed. Prints a JSON line a minute and one at the end; exits with 1
+if a byte was wrong.
 """
 
 import argparse
@@ -36,7 +37,7 @@ class Job:
         self.wrong = torch.zeros(len(self.streams), dtype=torch.long, device=DEVICE)
         self.held: list[tuple[torch.Tensor, int, int]] = []
         self.held_bytes = 0
-        self.graphs: list[tuple[torch.cuda.CUDAGraph, torch.Tensor, list[torch.Tensor]]] = []
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor, tuple[torch.Tensor, int]]] = []
         self.count = 0
         self.most = 2000 * MIB
         self.kept: torch.Tensor | None = None
@@ -73,22 +74,49 @@ class Job:
             torch.cuda.CUDAGraph(),
             torch.zeros(self.draw.randrange(1, 4 * MIB), dtype=torch.int32, device=DEVICE),
         )
+        cuts = [self.draw.random() for _ in range(self.draw.randrange(1, 8))]
+
+        def compute() -> torch.Tensor:
+            last = first = source + 1
+            for cut in cuts:
+                last = torch.cat([last[: 1 + int(cut * (len(last) - 1))] + 1, first])
+            return last
+
+        at_zero = compute()
+        expected = (at_zero.sum(), len(at_zero))
+        del at_zero
+        torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            parts = [source + 1]
-            for _ in range(self.draw.randrange(1, 8)):
-                parts.append(torch.cat([parts[-1][: self.draw.randrange(1, len(parts[-1]) + 1)] + 1, parts[0]]))
-            results = [parts[-1].sum(), parts[0].sum()]
-        self.graphs.append((graph, source, results))
+            result = compute().sum()
+        self.graphs.append((graph, source, result, expected))
 
     def replay(self) -> None:
-        graph, source, results = self.draw.choice(self.graphs)
+        graph, source, result, (at_zero, length) = chosen = self.draw.choice(self.graphs)
         value = self.draw.randrange(4)
         source.fill_(value)
         graph.replay()
-        self.wrong[0] += (results[1] != len(source) * (value + 1)).long()
+        self.wrong[0] += (result != at_zero + length * value).long()
         if self.draw.random() < 0.1:
             torch.cuda.synchronize()
-            self.graphs.remove((graph, source, results))
+            self.graphs.remove(chosen)
+
+    def use_pool(self) -> None:
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            sizes = [int(2 ** self.draw.uniform(7, 22)) for _ in range(self.draw.randrange(1, 20))]
+            tensors = [torch.full((size,), number, device=DEVICE) for number, size in enumerate(sizes)]
+        for number, tensor in enumerate(tensors):
+            self.check(tensor, number, 0)
+
+    def generate(self) -> None:
+        shape = (self.draw.randrange(1, 16), self.draw.randrange(1, 64), 128)
+        caches = [torch.zeros(shape, dtype=torch.int32, device=DEVICE) for _ in range(8)]
+        for token in range(1, self.draw.randrange(2, 48)):
+            new = torch.full((shape[0], 1, 128), token, dtype=torch.int32, device=DEVICE)
+            caches = [torch.cat([cache, new], dim=1) for cache in caches]
+        expected = torch.arange(caches[0].shape[1] - shape[1] + 1, device=DEVICE)[1:]
+        for cache in caches:
+            self.wrong[0] += (cache[:, shape[1] :, 0] != expected).sum() + (cache[:, : shape[1]] != 0).sum()
 
     def pause(self) -> None:
         if not lowtide or not lowtide.is_installed():
@@ -114,6 +142,10 @@ class Job:
             self.most = self.draw.choice([200, 1000, 2000, 4000]) * MIB
         elif kind < 0.0018 and len(self.graphs) < 8:
             self.capture()
+        elif kind < 0.0022:
+            self.use_pool()
+        elif kind < 0.0026:
+            self.generate()
         elif kind < 0.01 and self.graphs:
             self.replay()
         elif self.held and (self.held_bytes > self.most or kind < 0.45):

@@ -75,8 +75,9 @@ MEASUREMENTS = [
     *(Measurement("jobs", (job,), allocator) for job in JOBS for allocator in EVERY_ALLOCATOR),
     # The losses of these can be compared bit for bit; their times are not those of other runs.
     *(Measurement("jobs", (job, "--exact"), allocator) for job in JOBS for allocator in EVERY_ALLOCATOR),
-    *(Measurement("distributed", (), allocator, True) for allocator in ("pytorch", "caching")),
+    *(Measurement("distributed", (), allocator, True) for allocator in ("pytorch", "caching", "tide")),
     *(Measurement("captures", (), allocator) for allocator in ("pytorch", "caching")),
+    *(Measurement("reduce_overhead", (), allocator) for allocator in ("pytorch", "tide")),
     *(Measurement("saver", (package,), None) for package in ("tms", "lowtide")),
     Measurement("malloc_loop", (), None),
 ]
