@@ -28,6 +28,13 @@ pub(crate) struct PageId {
     pub(crate) index: u32,
 }
 
+impl PageId {
+    /// Returns whether another page of the segment lies straight behind this one.
+    pub(crate) fn is_followed_by(&self, after: &PageId) -> bool {
+        self.segment == after.segment && self.index + 1 == after.index
+    }
+}
+
 /// Consecutive pages of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageRange {
@@ -326,6 +333,13 @@ impl Pages {
         self.page(at).frame
     }
 
+    /// Returns whether a frame is mapped at a page, and counts there.
+    #[inline]
+    pub(crate) fn shows(&self, at: PageId) -> bool {
+        let frame = self.frame_at(at);
+        frame.is_some_and(|id| self.shown_at(id) == at)
+    }
+
     /// Drops the pages before the first idle one from the queue. Constant amortized time for each page.
     pub(crate) fn drop_stale_front(&mut self) {
         while let Some(&idle) = self.idle.front() {
@@ -416,6 +430,10 @@ impl Pages {
         }
         if became_idle {
             self.list(range);
+            debug_assert_eq!(
+                self.now, now,
+                "pages are listed as idle since they were freed"
+            );
         }
         became_idle
     }
@@ -437,6 +455,10 @@ impl Pages {
     /// Adds a view of an idle frame at a page where no frame is mapped, and shows it there.
     pub(crate) fn add_view(&mut self, id: FrameId, at: PageId) {
         debug_assert!(self.is_idle(id));
+        debug_assert!(
+            [at, self.shown_at(id)].map(|at| self.segment(at.segment).shares) == [true; 2],
+            "private pools share no frames"
+        );
         self.place(id, at);
         self.show(id, at);
         self.come(at);
@@ -470,7 +492,9 @@ impl Pages {
         debug_assert!(self.is_idle(id));
         let frame = self.frames[id.index()].take().expect("the frame exists");
         debug_assert_eq!(frame.views, [frame.shown_at]);
-        self.page_mut(frame.shown_at).frame = None;
+        let page = self.page_mut(frame.shown_at);
+        debug_assert!(!page.has_other_views(), "the page's frame has one view");
+        page.frame = None;
         self.segment_mut(frame.shown_at.segment).shown -= 1;
         self.vacant.push(id);
         frame.handle

@@ -406,6 +406,10 @@ impl<D: Driver> Physical<D> {
         self.unmap_half_mapped(start)?;
         let page_size = self.range(start).page_size;
         debug_assert!((address.offset_from(start) % page_size).is_zero());
+        debug_assert!(
+            { handles.iter() }.all(|&handle| self.size_of(handle) == page_size),
+            "a handle is as large as its page"
+        );
         self.map_handles(start, address, page_size, handles)?;
         let mut end = address;
         for &handle in handles {

@@ -57,6 +57,10 @@ impl Heap {
         if self.pages.occupy(range) {
             self.show_in_use(range);
         }
+        debug_assert!(
+            range.pages().all(|at| self.pages.shows(at)),
+            "a page in use shows its frame"
+        );
     }
 
     /// Shows the frames that came into use.
@@ -178,12 +182,13 @@ impl Heap {
         new: &[Handle],
     ) -> Result<(), DriverError> {
         let (start, address) = (self.start_of(first), self.pages.address(first));
+        let reserved = self.stats.reserved();
         let mut handles: Vec<Handle> = frames.iter().map(|&id| self.pages.handle(id)).collect();
         handles.extend(new);
         memory
             .physical_mut()
             .map_views(start, address, self.lane, &handles)?;
-        let mut pages = (first.index..).map(|index| PageId { index, ..first });
+        let mut pages = pages_from(first);
         for &id in frames {
             self.leave(self.pages.shown_at(id));
             self.pages.add_view(id, pages.next().expect("pages go on"));
@@ -193,6 +198,15 @@ impl Heap {
                 .add_frame(handle, pages.next().expect("pages go on"));
         }
         self.arrive(first, handles.len());
+        debug_assert_eq!(
+            self.stats.reserved(),
+            reserved + self.pages.bytes(new.len()),
+            "new handles count, and frames that move count once"
+        );
+        debug_assert!(
+            { pages_from(first).take(handles.len()) }.all(|at| self.is_as_mapped(at, memory)),
+            "each page knows the handle that was mapped there"
+        );
         self.stats.num_device_alloc += 1;
         Ok(())
     }
@@ -210,12 +224,20 @@ impl Heap {
     ) -> Result<(), DriverError> {
         let (start, address) = (self.start_of(views[0]), self.pages.address(views[0]));
         let size = self.pages.bytes(views.len());
+        debug_assert!(
+            views.is_sorted_by(PageId::is_followed_by),
+            "views that go at once lie one behind the other"
+        );
         // Observers must be notified that the pages show nothing before their memory is unmapped.
         self.log.notify();
         memory.physical_mut().unmap_in_range(start, address, size)?;
         for &at in views {
             self.pages.remove_view(at);
         }
+        debug_assert!(
+            views.iter().all(|&at| self.is_as_mapped(at, memory)),
+            "no page has a handle that went"
+        );
         self.stats.num_device_free += 1;
         Ok(())
     }
@@ -241,15 +263,25 @@ impl Heap {
         let (address, size) = (self.pages.address(shown_at), self.pages.page_size());
         let mark = self.record_leaving(Action::SegmentUnmap, owner.domain, address, size);
         let unmapped = memory.physical_mut().unmap_in_range(start, address, size);
-        unmapped.inspect_err(|_| self.log.take_back(mark))?;
+        let unmapped = unmapped.inspect_err(|_| self.log.take_back(mark))?;
         self.count_reserved(owner, -signed(size));
         self.stats.num_device_free += 1;
-        Ok(self.pages.remove_frame(id))
+        let handle = self.pages.remove_frame(id);
+        debug_assert_eq!(unmapped, [handle], "the frame's handle was mapped there");
+        Ok(handle)
     }
 
     /// Returns the pool and stream of a segment.
     pub(crate) fn domain_of(&self, id: SegmentId) -> Domain {
         self.domains.domain(self.segments.get(id).domain)
+    }
+
+    /// Returns whether the handle of a page's frame is mapped there, or nothing is.
+    fn is_as_mapped<M: Memory>(&self, at: PageId, memory: &M) -> bool {
+        let frame = self.pages.frame_at(at);
+        let known = frame.map(|id| self.pages.handle(id));
+        let (physical, address) = (memory.physical(), self.pages.address(at));
+        physical.view(address).map(|view| view.handle) == known
     }
 
     /// Checks the pages against the blocks and against what is mapped. O(n log n) for n blocks and pages.
@@ -300,9 +332,11 @@ impl Heap {
             return segment.has_memory(offset, size, memory);
         }
         let touched = self.pages.touched(id, segment.address + offset, size);
-        touched.pages().all(|at| {
-            let frame = self.pages.frame_at(at);
-            frame.is_some_and(|frame| self.pages.shown_at(frame) == at)
-        })
+        touched.pages().all(|at| self.pages.shows(at))
     }
+}
+
+/// Returns a page of a segment and those behind it.
+fn pages_from(first: PageId) -> impl Iterator<Item = PageId> {
+    (first.index..).map(move |index| PageId { index, ..first })
 }

@@ -109,6 +109,11 @@ impl Room {
     /// Uses the first `size` bytes of a free block that is not listed. Lists the rest.
     #[inline(always)]
     fn use_start(&mut self, heap: &mut Heap, free: FreeBlock, size: Bytes) {
+        debug_assert_eq!(
+            free,
+            FreeBlock::of(free.id, &heap.blocks.get(free.id)),
+            "a block was listed as it is"
+        );
         if size < free.size {
             let rest = heap.blocks.split(free.id, size);
             self.insert(heap, rest);
@@ -182,6 +187,10 @@ impl Tide {
     fn carve(&mut self, heap: &mut Heap, window: &Window) -> BlockId {
         let mut id = window.block;
         let block = heap.blocks.get(id);
+        debug_assert!(
+            block.address <= window.address && window.address + window.size <= block.end(),
+            "a window lies within its free block"
+        );
         let room = room_of(&mut self.rooms, block.domain, block.kind);
         room.remove(heap, id);
         let before = window.address.offset_from(block.address);
@@ -190,6 +199,11 @@ impl Tide {
             room.insert(heap, window.block);
         }
         room.use_start(heap, FreeBlock::of(id, &heap.blocks.get(id)), window.size);
+        debug_assert_eq!(
+            (heap.blocks.get(id).address, heap.blocks.get(id).size),
+            (window.address, window.size),
+            "a window becomes a block of its own"
+        );
         id
     }
 
@@ -238,6 +252,10 @@ impl Tide {
             heap.blocks.merge_with_next(previous);
             id = previous;
         }
+        debug_assert!(
+            !has_free_neighbour(heap, id),
+            "no free block has a free neighbour"
+        );
         room.insert(heap, id);
         id
     }
@@ -261,6 +279,11 @@ impl Tide {
             }
         };
         let block = heap.blocks.get(unused);
+        debug_assert_eq!(
+            block.state,
+            BlockState::Unmapped,
+            "unused addresses are listed nowhere else"
+        );
         let used = (window.address + window.size).offset_from(block.address);
         let rest = (used < block.size).then(|| heap.blocks.split(unused, used));
         self.room(request.domain, kind).unused = rest;
@@ -387,6 +410,11 @@ impl Strategy for Tide {
             return self.take_free(heap, request);
         }
         if let Some(id) = self.recent.take((request.domain, class_of(request.size))) {
+            debug_assert_eq!(
+                (heap.blocks.state(id), heap.blocks.get(id).size),
+                (BlockState::Recent, request.size),
+                "a recently freed block stays as it was"
+            );
             heap.blocks.set_state(id, BlockState::Free);
             return Some(id);
         }
@@ -500,6 +528,12 @@ fn window_at(heap: &Heap, block: BlockId, address: DeviceAddress, size: Bytes) -
         size,
         segment: heap.blocks.segment(block),
     }
+}
+
+fn has_free_neighbour(heap: &Heap, id: BlockId) -> bool {
+    let Block { previous, next, .. } = heap.blocks.get(id);
+    let mut neighbours = [previous, next].into_iter().flatten();
+    neighbours.any(|id| heap.blocks.state(id) == BlockState::Free)
 }
 
 /// Returns the bytes of a free block whose frames are idle, or in use there. A frame counts once.

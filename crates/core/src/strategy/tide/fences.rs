@@ -53,13 +53,20 @@ impl Fences {
     /// Records that memory was freed in a stream.
     #[inline]
     pub(super) fn freed(&mut self, id: FenceId, now: u64) {
-        self.fences[id.0].freed = now;
+        let fence = &mut self.fences[id.0];
+        debug_assert!(fence.freed <= now, "times only rise");
+        fence.freed = now;
     }
 
     /// Returns whether all work queued in a stream before a time is known to be done. Never calls the driver.
     #[inline]
     pub(super) fn has_passed(&self, id: FenceId, time: u64) -> bool {
-        time <= self.fences[id.0].passed
+        let fence = &self.fences[id.0];
+        debug_assert!(
+            time <= fence.freed,
+            "a stream knows of all its memory that was freed"
+        );
+        time <= fence.passed
     }
 
     /// Returns whether a driver call may show that more of a stream's work is done.
@@ -142,6 +149,10 @@ impl Fence {
         let Some(&(time, event)) = self.events.front() else {
             return false;
         };
+        debug_assert!(
+            self.passed < time && time <= self.freed,
+            "an event shows more than is known, and no more than was freed"
+        );
         match driver.query_event(event) {
             Ok(false) => return false,
             Ok(true) => self.passed = time,

@@ -51,6 +51,10 @@ impl Tide {
         }
         self.fences
             .freed(self.fence(window.segment), heap.pages.now());
+        debug_assert!(
+            result.is_err() || is_filled(heap, window),
+            "each page of a window that was filled shows a frame"
+        );
         result
     }
 
@@ -63,6 +67,16 @@ impl Tide {
         supply: &mut Supply,
     ) -> Result<(), DriverError> {
         self.obtain(heap, memory, window, supply)?;
+        debug_assert_eq!(
+            supply.frames.len() + supply.moving.len() + supply.handles.len(),
+            supply.missing.len(),
+            "each missing page gets one frame or handle"
+        );
+        debug_assert!(
+            { supply.missing.iter() }
+                .all(|&at| heap.pages.frame_at(at).is_none() || self.is_unused(heap, at)),
+            "no view goes before the work that used its address"
+        );
         let moves = !supply.frames.is_empty() || !supply.moving.is_empty();
         self.retire_views(heap, memory, supply)?;
         for id in supply.moving.drain(..) {
@@ -181,6 +195,12 @@ fn claim(heap: &mut Heap, window: &Window) -> Supply {
     supply
 }
 
+/// Returns whether each page of a window shows a frame.
+fn is_filled(heap: &Heap, window: &Window) -> bool {
+    let range = (heap.pages).touched(window.segment, window.address, window.size);
+    range.pages().all(|at| heap.pages.shows(at))
+}
+
 /// Adds new handles to a supply for the missing pages without frames, within the limit.
 fn create<M: Memory>(
     heap: &mut Heap,
@@ -211,10 +231,10 @@ fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Resul
     for &(id, at) in &supply.ready {
         heap.show(id, at);
     }
-    for run in supply.missing.chunk_by(is_followed_by) {
+    for run in supply.missing.chunk_by(PageId::is_followed_by) {
         let has_view = |at: &&PageId| heap.pages.frame_at(**at).is_some();
         let stale: Vec<PageId> = run.iter().filter(has_view).copied().collect();
-        for views in stale.chunk_by(is_followed_by) {
+        for views in stale.chunk_by(PageId::is_followed_by) {
             heap.unmap_views(memory, views)?;
         }
         let frames = run.len().min(supply.frames.len());
@@ -228,12 +248,11 @@ fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Resul
         supply.frames.drain(..frames);
         supply.handles.drain(..handles);
     }
+    debug_assert!(
+        supply.frames.is_empty() && supply.handles.is_empty(),
+        "each frame and handle found a page"
+    );
     Ok(())
-}
-
-/// Returns whether `after` is the next page of the segment.
-fn is_followed_by(before: &PageId, after: &PageId) -> bool {
-    before.index + 1 == after.index
 }
 
 /// Releases memory to the driver.
@@ -327,6 +346,10 @@ impl Tide {
         frames: &[FrameId],
     ) -> Result<(), DriverError> {
         for &id in frames {
+            debug_assert!(
+                self.is_unused_frame(heap, id),
+                "no frame goes before the work that used it"
+            );
             let at = heap.pages.shown_at(id);
             let handle = heap.unmap_frame(memory, id)?;
             heap.release_handles(memory, vec![handle], at);
@@ -346,6 +369,12 @@ impl Tide {
         if is_used {
             return Ok(());
         }
+        let sizes = blocks.iter().map(|&id| heap.blocks.get(id).size);
+        debug_assert_eq!(
+            sizes.sum::<Bytes>(),
+            heap.segments.get(segment).size,
+            "a segment goes with all its blocks"
+        );
         if heap.pages.contains(segment) {
             heap.unreserve_pages(memory, segment)?;
             self.fence_of[segment.index()] = None;

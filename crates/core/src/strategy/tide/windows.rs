@@ -58,6 +58,10 @@ impl Slide {
         let Some(cost) = cost else {
             return self.restart();
         };
+        debug_assert!(
+            { self.pages.back() }.is_none_or(|(last, _)| last.is_followed_by(&at)),
+            "the pages of a window lie one behind the other"
+        );
         self.pages.push_back((at, cost.pages));
         self.sum += cost.pages;
     }
@@ -117,6 +121,10 @@ impl Tide {
                 let window = window_at(heap, id, free.base + offset, request.size);
                 let most = best.map_or(u64::MAX, |(_, cost)| cost.pages);
                 let cost = self.cost(heap, &window, (most, has_asked));
+                debug_assert!(
+                    cost.is_none_or(|cost| cost >= least),
+                    "no window costs less than the pages that only its free block touches"
+                );
                 best = match (cost, best) {
                     (Some(cost), None) => Some((window, cost)),
                     (Some(cost), Some((_, least))) if cost < least => Some((window, cost)),
