@@ -277,10 +277,16 @@ impl<'a> Compiler<'a> {
 
     fn compile_release(&mut self, index: usize) {
         let (event, pool) = (self.trace.events[index].event, self.event_pools.of(index));
-        let size = event.size;
+        let reserved = self.reserved;
         self.extents.apply(event);
+        self.reserved = reserved.saturating_sub(event.size);
+        let left = self.pool_bytes.entry(pool).or_default();
+        *left = left.saturating_sub(event.size);
+        if self.survey.is_by_strategy(index) {
+            return;
+        }
         if pool.is_default() {
-            self.group.traffic.release(event, self.reserved, index);
+            self.group.traffic.release(event, reserved, index);
         }
         self.group.release_end = index + 1;
         self.group.releases.push(index);
@@ -290,9 +296,6 @@ impl<'a> Compiler<'a> {
         if self.group.released_pools.insert(pool) {
             self.group.released_from.push(pool);
         }
-        self.reserved = self.reserved.saturating_sub(size);
-        let left = self.pool_bytes.entry(pool).or_default();
-        *left = left.saturating_sub(size);
     }
 
     /// Ends the group before the event at `end`, which is a request or a free, and decides whether the memory was

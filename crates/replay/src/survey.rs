@@ -5,8 +5,9 @@
 //! (`max_split_size_mb`), so does whether every segment without blocks was released (`occupancy.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
-use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId};
+use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, StrategyName};
 use lowtide_trace::Trace;
 
 use crate::occupancy::Occupancy;
@@ -33,6 +34,10 @@ pub(crate) struct Survey {
     /// waits for other streams first and then releases everything. Here, some free memory stayed, or other streams
     /// still used freed blocks. Empty if the options let requests release everything or nothing.
     pub(crate) partial_releases: HashSet<usize>,
+    /// The ranges of events with which `tide` moved frames between addresses.
+    moves: Vec<Range<usize>>,
+    /// Whether `direct` served the job: it releases each block when it is freed.
+    caches_nothing: bool,
     /// The refused requests after which other streams still used freed blocks, or unused memory stayed. PyTorch
     /// neither waits nor releases everything while a graph is captured or a program allocates to a private pool.
     pub(crate) captured_refusals: HashSet<usize>,
@@ -223,6 +228,8 @@ impl Survey {
             collects_garbage: has_threshold && !config.expandable_segments,
             gives_back_some: gives_back_some(config),
             limit_min: reserved,
+            moves: trace.frame_moves(),
+            caches_nothing: trace.settings.strategy_name() == Some(StrategyName::Direct),
             ..Survey::default()
         };
         let mut waiting = Waiting::new(trace);
@@ -249,7 +256,7 @@ impl Survey {
                     }
                 }
                 Action::SegmentFree | Action::SegmentUnmap => {
-                    if pools.of(index).is_default() {
+                    if pools.of(index).is_default() && !survey.is_by_strategy(index) {
                         traffic.release(event, reserved, index);
                     }
                     reserved = reserved.saturating_sub(event.size);
@@ -280,6 +287,14 @@ impl Survey {
         }
         survey.empties_cache |= needed_min.is_some_and(|needed| needed <= survey.limit_min);
         survey
+    }
+
+    /// Returns whether the strategy released the memory of the event at `index` by itself, as no other would: for no
+    /// failing request, and not because the program called `empty_cache`. O(log n) for n moves.
+    pub(crate) fn is_by_strategy(&self, index: usize) -> bool {
+        let after = self.moves.partition_point(|range| range.end <= index);
+        let mut moved = self.moves.get(after).into_iter();
+        self.caches_nothing || moved.any(|range| range.start <= index)
     }
 
     /// Records, before a request or free, whether releasable memory stayed or other streams still used freed

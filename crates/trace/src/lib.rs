@@ -47,6 +47,7 @@ mod compact;
 mod error;
 pub mod file_names;
 mod form;
+mod frame_moves;
 mod in_force;
 mod job_start;
 mod last_events;

@@ -151,16 +151,21 @@ pub struct AllocatorSettings {
     pub roundup_power2_divisions: Vec<(u64, u64)>,
     /// The order in which free blocks of one size serve requests. It follows from PyTorch's release.
     pub free_block_order: Option<FreeBlockOrder>,
-    /// The recorded strategy of lowtide, as `NAME:CONF` or `NAME`; empty for PyTorch's own allocator. Only files of
-    /// lowtide's own format have it.
+    /// The recorded strategy of lowtide, as `NAME:CONF` or `NAME`; empty for PyTorch's own allocator. In a snapshot, also
+    /// empty for `caching`.
     pub strategy: RecordedText,
 }
 
 impl AllocatorSettings {
     /// Returns whether PyTorch's allocator served the job, or lowtide's `caching`.
     pub fn is_of_caching(&self) -> bool {
-        let name = self.strategy.raw().split(':').next().unwrap_or_default();
-        name.is_empty() || name == StrategyName::Caching.as_str()
+        self.strategy.raw().is_empty() || self.strategy_name() == Some(StrategyName::Caching)
+    }
+
+    /// Returns the name of lowtide's strategy that served the job; `None` for PyTorch's own allocator and unknown names.
+    pub fn strategy_name(&self) -> Option<StrategyName> {
+        let name = self.strategy.raw().split(':').next();
+        name.and_then(|name| name.parse().ok())
     }
 }
 

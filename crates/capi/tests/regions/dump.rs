@@ -29,6 +29,8 @@ fn left() -> (Trace, String) {
     let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
     let read = lowtide_trace::read(&directory.join("oom.pickle")).unwrap();
     let [trace] = <[Trace; 1]>::try_from(read.traces).unwrap();
+    let expected = if is_tide() { "tide" } else { "" };
+    assert_eq!(trace.settings.strategy.raw(), expected);
     let report = fs::read_to_string(directory.join("oom.html")).unwrap();
     // The next process of the test writes its own.
     fs::remove_dir_all(directory).unwrap();

@@ -42,7 +42,7 @@ impl Frames {
             return None;
         };
         let size = strategy.large_page();
-        let (peak, moves) = walk(trace, size);
+        let (peak, moves) = (peak(trace, size), moves(trace, size));
         let steps = moving_steps(&moves, &steps.boundaries);
         (peak > 0).then(|| Frames {
             size: size.get(),
@@ -55,39 +55,36 @@ impl Frames {
     }
 }
 
-/// Returns the peak number of frames of this size, and their moves.
-///
-/// A move is an unmap whose frame is mapped for the same request: `tide` records all of these together, with no other
-/// event between. If more is unmapped than mapped, that is a release. A release right before a request for as much looks
-/// like a move and counts as one.
-fn walk(trace: &Trace, size: Bytes) -> (u64, Moves) {
+/// Returns the peak number of frames of this size.
+fn peak(trace: &Trace, size: Bytes) -> u64 {
     let frames = |bytes: Bytes| bytes.get() / size.get();
     let initial = trace.initial.segments.iter();
     let initial = initial.filter(|segment| segment.is_expandable);
     let mut present = sum(initial.map(|segment| frames(segment.size)));
-    let (mut peak, mut moves) = (present, Moves::new());
-    let (mut unmapped, mut mapped) = (0_u64, 0_u64);
-    for (instant, recorded) in (1..).zip(&trace.events) {
+    let mut peak = present;
+    for recorded in &trace.events {
         let count = frames(recorded.event.size);
         match recorded.event.action {
-            Action::SegmentUnmap => {
-                present = present.saturating_sub(count);
-                unmapped = unmapped.saturating_add(count);
-            }
-            Action::SegmentMap => {
-                present = present.saturating_add(count);
-                peak = peak.max(present);
-                mapped = mapped.saturating_add(count);
-            }
-            _ => {
-                if (1..=mapped).contains(&unmapped) {
-                    moves.push((instant, unmapped));
-                }
-                (unmapped, mapped) = (0, 0);
-            }
+            Action::SegmentUnmap => present = present.saturating_sub(count),
+            Action::SegmentMap => present = present.saturating_add(count),
+            _ => {}
         }
+        peak = peak.max(present);
     }
-    (peak, moves)
+    peak
+}
+
+/// Returns the moves of frames of this size. Their instant is that of the request that they serve.
+fn moves(trace: &Trace, size: Bytes) -> Moves {
+    let ranges = trace.frame_moves().into_iter();
+    let moves = ranges.map(|range| {
+        let events = trace.events[range.clone()].iter().map(|event| event.event);
+        let unmapped = events.filter(|event| event.action == Action::SegmentUnmap);
+        let moved = sum(unmapped.map(|event| event.size.get() / size.get()));
+        let instant = u32::try_from(range.end + 1).unwrap_or(u32::MAX);
+        (instant, moved)
+    });
+    moves.collect()
 }
 
 /// Returns the steps in which frames moved.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use lowtide_core::{
     Action, BlockSnapshot, Bytes, DeviceAddress, FreeBlockOrder, MempoolId, SegmentSnapshot,
+    StrategyName,
 };
 
 use super::json;
@@ -498,6 +499,13 @@ impl Reader {
                 format!("`PYTORCH_CUDA_ALLOC_CONF` has {length}; no environment variable has");
             return Err(TraceError::malformed(what));
         }
+        // Under lowtide, a strategy without PyTorch's settings is named there.
+        let name = conf.raw().split(':').next().unwrap_or_default();
+        let (conf, strategy) = if name.parse::<StrategyName>().is_ok() {
+            (RecordedText::default(), conf)
+        } else {
+            (conf, RecordedText::default())
+        };
         let max_split_size = match self.get(settings, "max_split_size") {
             Value::Int(..0) => Some(None),
             size => natural(size).map(|size| Some(Bytes(size))),
@@ -527,7 +535,7 @@ impl Reader {
             expandable_segments,
             roundup_power2_divisions,
             free_block_order: self.free_block_order(settings),
-            strategy: RecordedText::default(),
+            strategy,
         })
     }
 

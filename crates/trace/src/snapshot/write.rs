@@ -3,7 +3,9 @@
 use std::io::{self, BufWriter, Write};
 
 use hashbrown::HashMap;
-use lowtide_core::{Action, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, Stream};
+use lowtide_core::{
+    Action, Bytes, DeviceAddress, MempoolId, SegmentSnapshot, StrategyName, Stream,
+};
 
 use super::pauses::{Pause, Place, RegionPool, pauses_of};
 use crate::block_stacks::{BlockStacks, final_block_stacks};
@@ -295,8 +297,12 @@ impl<W: Write> SnapshotWriter<W> {
 
     fn settings(&mut self, settings: &AllocatorSettings) -> io::Result<()> {
         self.pickle.begin_dict()?;
-        let conf = settings.conf.raw();
-        self.key("PYTORCH_CUDA_ALLOC_CONF")?.string(conf)?;
+        // As PyTorch's snapshots under lowtide have it.
+        let conf = match settings.strategy_name() {
+            None | Some(StrategyName::Caching) => &settings.conf,
+            Some(_) => &settings.strategy,
+        };
+        self.key("PYTORCH_CUDA_ALLOC_CONF")?.string(conf.raw())?;
         match settings.max_split_size {
             Some(Some(size)) => self.bytes("max_split_size", size)?,
             Some(None) => self.key("max_split_size")?.integer(-1)?,

@@ -631,11 +631,16 @@ fn what_settings_are_off_and_what_are_not_said_reads_back() {
         free_block_order: Some(FreeBlockOrder::Address),
         strategy: RecordedText::default(),
     };
+    let of_buddy = AllocatorSettings {
+        conf: RecordedText::default(),
+        strategy: "buddy:arena_size_mb:32".into(),
+        ..off.clone()
+    };
     let only_one = AllocatorSettings {
         garbage_collection_threshold: Some(0.0),
         ..AllocatorSettings::default()
     };
-    for settings in [off, only_one, AllocatorSettings::default()] {
+    for settings in [off, of_buddy, only_one, AllocatorSettings::default()] {
         let mut original = example();
         for trace in &mut original.traces {
             trace.settings = settings.clone();
