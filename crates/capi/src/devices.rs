@@ -175,20 +175,17 @@ pub(crate) fn owners() -> Arc<OwnerTable> {
     Arc::clone(&OWNERS)
 }
 
+/// Returns where the next device publishes its search hint: only the first device does.
+pub(crate) fn search_hint() -> Option<&'static SearchHint> {
+    (FIRST_DEVICE.load(Ordering::Relaxed) == NO_DEVICE).then_some(&SEARCH_HINT)
+}
+
 /// Puts a device into use. Called for one device at a time.
-///
-/// # Errors
-///
-/// If lowtide panicked in the device's allocator.
-pub(crate) fn insert(number: u8, allocator: Allocator) -> Result<&'static Allocator, Error> {
-    if FIRST_DEVICE.load(Ordering::Relaxed) == NO_DEVICE {
-        allocator.with_lane(LaneOf::Number(0), |lane| {
-            lane.keep_search_hint(&SEARCH_HINT);
-            Ok(())
-        })?;
+pub(crate) fn insert(number: u8, allocator: Allocator) -> &'static Allocator {
+    if search_hint().is_some() {
         FIRST_DEVICE.store(number, Ordering::Relaxed);
     }
-    Ok(DEVICES[usize::from(number)].get_or_init(|| allocator))
+    DEVICES[usize::from(number)].get_or_init(|| allocator)
 }
 
 /// Returns the lock for a change that affects the devices in use and future ones, so that all devices see changes

@@ -51,7 +51,13 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // are the callers', who promise that they exist. 3. No one resets the primary context while its
     // memory is in use, which CUDA's documentation asks of every program.
     let driver = unsafe { CudaDriver::new(device) }?;
-    let allocator = SharedAllocator::new(driver, number, &config, devices::owners());
+    let allocator = SharedAllocator::new(
+        driver,
+        number,
+        &config,
+        devices::owners(),
+        devices::search_hint(),
+    );
     let mut listeners = events::lock()?;
     listeners.recorder = record::of_process(listeners.recorder.take());
     listeners.observe(ordinal, &allocator)?;
@@ -59,5 +65,5 @@ fn make(ordinal: c_int) -> Result<&'static Allocator, Error> {
     // This comes last: if a device could not be made, the next attempt must not begin a second time.
     listeners.begin_recording(ordinal, &allocator, &settings.recorded()?, &BTreeMap::new())?;
     idle::start(config.name());
-    devices::insert(number, allocator)
+    Ok(devices::insert(number, allocator))
 }

@@ -126,7 +126,7 @@ impl<D: Driver> Device<OneLane<D>> {
     pub fn new(driver: D, number: u32, config: &Config) -> DeviceAllocator<D> {
         Device {
             lanes: OneLane {
-                lane: Lane::new(Physical::new(driver, None), 0, number, config),
+                lane: Lane::new(Physical::new(driver, None), 0, number, config, None),
                 state: DeviceState::new(config),
             },
         }

@@ -20,6 +20,7 @@ use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::error::AllocError;
 use crate::event::Action;
+use crate::number_table::SearchHint;
 use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, SegmentSnapshot};
@@ -100,9 +101,19 @@ pub enum Found {
 
 impl<M: Memory> Lane<M> {
     /// Returns a lane without memory. `number` is its number on the device. `device` is the device's number in
-    /// messages.
-    pub fn new(memory: M, number: u8, device: u32, config: &Config) -> Lane<M> {
+    /// messages. The lane publishes in `hint` the address at which the search for a block begins, now and at every
+    /// change.
+    pub fn new(
+        memory: M,
+        number: u8,
+        device: u32,
+        config: &Config,
+        hint: Option<&'static SearchHint>,
+    ) -> Lane<M> {
         let mut heap = Heap::new(number);
+        if let Some(hint) = hint {
+            heap.blocks.keep_search_hint(hint);
+        }
         let strategy = ActiveStrategy::new(config, &mut heap);
         Lane {
             heap,

@@ -432,7 +432,7 @@ proptest! {
             capacity: Some(Bytes::mib(100)),
             ..SimConfig::default()
         });
-        let allocator = SharedAllocator::new(driver, 0, &config, Arc::default());
+        let allocator = SharedAllocator::new(driver, 0, &config, Arc::default(), None);
         let mut held = Vec::new();
         for (size, which, frees, stream) in operations.iter().cycle().take(operations.len() * repeats) {
             if *frees && !held.is_empty() {

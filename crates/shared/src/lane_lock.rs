@@ -8,14 +8,14 @@ use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(not(test))]
 use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
 
-/// How often the pauses between two checks of a lock double: up to 1,024. With fewer, many waiting threads take the
+/// The number of times that the pauses between two checks of a lock double: up to 1,024. With fewer, many waiting threads take the
 /// lock's cache line from the thread that holds it: with 256, 16 threads on 16 cores wait 1.7 times as long.
 #[cfg(not(test))]
 const DOUBLINGS: u32 = 10;
-/// The number of checks before a thread sleeps. They take a millisecond at most. A lock is held this long only during a
-/// driver call for memory, or while the thread that holds it does not run.
+/// The number of checks before a thread sleeps. They take a fraction of a millisecond where a processor is free. A lock is
+/// held this long only during a driver call for memory, or while the thread that holds it does not run.
 #[cfg(not(test))]
-const LOOKS_UNTIL_SLEEP: u32 = 24;
+const CHECKS_UNTIL_SLEEP: u32 = 24;
 #[cfg(not(test))]
 const SLEEP: Duration = Duration::from_micros(20);
 
@@ -52,18 +52,18 @@ impl<T> LaneLock<T> {
     #[cold]
     fn wait(&self) -> LockGuard<'_, T> {
         let pause = |count: u32| (0..count).for_each(|_| hint::spin_loop());
-        let mut looks: u32 = 0;
+        let mut checks: u32 = 0;
         loop {
-            match looks {
-                0..DOUBLINGS => pause(1 << looks),
-                DOUBLINGS..LOOKS_UNTIL_SLEEP => {
+            match checks {
+                0..DOUBLINGS => pause(1 << checks),
+                DOUBLINGS..CHECKS_UNTIL_SLEEP => {
                     pause(1 << DOUBLINGS);
                     // The thread that holds the lock may wait for a processor.
                     thread::yield_now();
                 }
                 _ => thread::sleep(SLEEP),
             }
-            looks = looks.saturating_add(1);
+            checks = checks.saturating_add(1);
             // A load keeps the cache line shared between processors; an attempt to lock does not.
             if !self.0.is_locked()
                 && let Some(guard) = self.0.try_lock()

@@ -45,7 +45,7 @@ use std::time::Duration;
 
 use lowtide_core::{
     AllocError, Bytes, Config, DeviceAddress, DeviceState, Driver, EventClock, Found, Lane,
-    Observer, Physical, Stream,
+    Observer, Physical, SearchHint, Stream,
 };
 
 pub use entered::Entered;
@@ -110,12 +110,13 @@ struct Freed {
 
 impl<D: Driver> SharedAllocator<D> {
     /// Returns an allocator that holds no memory. `device` is the number in messages and in `owners`, the table for
-    /// all devices of the process.
+    /// all devices of the process. The first lane publishes in `hint` where its search for a block begins.
     pub fn new(
         driver: D,
         device: u8,
         config: &Config,
         owners: Arc<OwnerTable>,
+        hint: Option<&'static SearchHint>,
     ) -> SharedAllocator<D> {
         let recorded = DeviceOwners {
             table: Arc::clone(&owners),
@@ -131,7 +132,8 @@ impl<D: Driver> SharedAllocator<D> {
         let clock = Arc::new(EventClock::default());
         let lane = |lane| {
             let memory = SharedMemory(Arc::clone(&physical));
-            let mut allocator = Lane::new(memory, lane, device.into(), config);
+            let hint = hint.filter(|_| lane == 0);
+            let mut allocator = Lane::new(memory, lane, device.into(), config, hint);
             allocator.event_log().keep_recent(Arc::clone(&clock));
             SharedLane(LaneLock::new(LaneState {
                 lane: allocator,

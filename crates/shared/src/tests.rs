@@ -60,6 +60,7 @@ fn with_config(config: &str, mib: u64) -> Arc<SharedAllocator<SimDriver>> {
         0,
         &config,
         std::sync::Arc::default(),
+        None,
     ))
 }
 

@@ -75,7 +75,13 @@ fn allocator(config: &Config) -> Arc<Allocator> {
         capacity: Some(Bytes::mib(128)),
         ..SimConfig::default()
     });
-    Arc::new(SharedAllocator::new(driver, 0, config, Arc::default()))
+    Arc::new(SharedAllocator::new(
+        driver,
+        0,
+        config,
+        Arc::default(),
+        None,
+    ))
 }
 
 /// Returns how many release calls the driver received.

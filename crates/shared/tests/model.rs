@@ -94,7 +94,7 @@ impl Both {
     fn new(config: &Config) -> Both {
         Both {
             single: DeviceAllocator::new(driver(), 0, config),
-            shared: SharedAllocator::new(driver(), 0, config, Arc::default()),
+            shared: SharedAllocator::new(driver(), 0, config, Arc::default(), None),
             held: Vec::new(),
             is_exact: true,
         }

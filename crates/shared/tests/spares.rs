@@ -12,7 +12,7 @@ const SIZE: Bytes = Bytes::mib(40);
 fn a_spare_handle_serves_the_lane_whose_reserved_bytes_it_is_part_of() {
     let config: Config = "caching:expandable_segments:True".parse().unwrap();
     let driver = SimDriver::new(SimConfig::default());
-    let device = SharedAllocator::new(driver, 0, &config, Arc::new(OwnerTable::default()));
+    let device = SharedAllocator::new(driver, 0, &config, Arc::new(OwnerTable::default()), None);
     let allocate = |stream| device.allocate(SIZE, stream, || Ok(false)).unwrap();
     let check = |reserved: Bytes| {
         let stats = device.with_all(|device| device.stats()).unwrap();

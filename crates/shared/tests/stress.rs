@@ -98,7 +98,7 @@ impl Stress {
             ..SimConfig::default()
         });
         Stress {
-            allocator: SharedAllocator::new(driver, 0, &config, Arc::default()),
+            allocator: SharedAllocator::new(driver, 0, &config, Arc::default(), None),
             shadow: Shadow::new(),
             places: (0..64).map(|_| Mutex::new(None)).collect(),
             streams,

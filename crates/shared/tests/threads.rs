@@ -23,7 +23,7 @@ fn parsed(config: &str) -> Config {
 }
 
 fn allocator(config: &str, mib: u64) -> SharedAllocator<SimDriver> {
-    SharedAllocator::new(driver(mib), 3, &parsed(config), Arc::default())
+    SharedAllocator::new(driver(mib), 3, &parsed(config), Arc::default(), None)
 }
 
 fn is_out_of_memory<T>(result: Result<T, AllocError>) -> bool {

@@ -6,7 +6,6 @@ use crate::domain::DomainId;
 use crate::error::AllocError;
 use crate::event_log::EventLog;
 use crate::figures::gauge::Gauge;
-use crate::number_table::SearchHint;
 use crate::physical::Memory;
 use crate::recent_events::RecentPast;
 use crate::snapshot::SegmentSnapshot;
@@ -30,12 +29,6 @@ pub struct LaneNews {
 }
 
 impl<M: Memory> Lane<M> {
-    /// Publishes in `hint` the address at which the search for a block begins, now and at every change. Replaces any
-    /// other hint.
-    pub fn keep_search_hint(&mut self, hint: &'static SearchHint) {
-        self.heap.blocks.keep_search_hint(hint);
-    }
-
     /// Returns the reserved bytes of each private pool.
     pub(crate) fn reserved_by_private_pools(&self) -> Vec<(MempoolId, PoolStats)> {
         let pools = self.heap.domains.pools().map(|(_, pool)| pool);
@@ -112,6 +105,8 @@ impl<M: Memory> Lane<M> {
 
     /// Watches the allocated blocks at these addresses, or stops watching them if `is_watched` is false. Watching also
     /// ends when the address is allocated again. Constant time for each.
+    ///
+    /// While any is watched, each request takes one more look-up in a hash table.
     pub fn watch(&mut self, addresses: impl Iterator<Item = DeviceAddress>, is_watched: bool) {
         for address in addresses {
             if is_watched && self.find_allocated(address).is_ok() {

@@ -259,7 +259,7 @@ pub(crate) fn allocator_of(number: u8, driver: &TestDriver, config: &Config) -> 
     };
     let config = config.parse().expect("it is valid");
     let owners = Arc::new(OwnerTable::default());
-    let shared = SharedAllocator::new(driver.clone(), number, &config, owners);
+    let shared = SharedAllocator::new(driver.clone(), number, &config, owners, None);
     Allocator {
         number,
         shared: Arc::new(shared),
@@ -351,7 +351,7 @@ impl TestDevice {
         TestDevice {
             driver: driver.clone(),
             allocator: allocator.clone(),
-            without_pools: SharedAllocator::new(driver.clone(), 0, &config, owners),
+            without_pools: SharedAllocator::new(driver.clone(), 0, &config, owners, None),
             margin: Bytes::ZERO,
             seam: Mutex::default(),
         }

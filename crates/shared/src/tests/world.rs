@@ -94,7 +94,7 @@ impl World {
             ..SimConfig::default()
         });
         let config: Config = program.config.parse().unwrap();
-        let allocator = SharedAllocator::new(driver, 0, &config, std::sync::Arc::default());
+        let allocator = SharedAllocator::new(driver, 0, &config, std::sync::Arc::default(), None);
         let world = World {
             program,
             allocator,

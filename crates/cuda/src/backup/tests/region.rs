@@ -90,7 +90,7 @@ impl Paused {
         } = World::new(STAYS, TemporaryFile::open);
         let config = "caching".parse().unwrap();
         let owners = Arc::new(OwnerTable::default());
-        let allocator = SharedAllocator::new(fake.driver(), 0, &config, owners);
+        let allocator = SharedAllocator::new(fake.driver(), 0, &config, owners, None);
         let allocator = Arc::new(allocator);
         let backups = Arc::new(Mutex::new(backups));
         let card = Card {
