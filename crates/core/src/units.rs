@@ -46,7 +46,7 @@ impl Bytes {
         self.0 == 0
     }
 
-    /// Returns `self` rounded up to a multiple of `unit`. Nearly every unit is a power of two: then this takes no division, also
+    /// Returns `self` rounded up to a multiple of `unit`. Nearly every unit is a power of two: then this takes no division, even
     /// if the unit is not a constant.
     ///
     /// # Panics

@@ -189,7 +189,9 @@ impl<'a> Compiler<'a> {
             }
             Action::SegmentAlloc | Action::SegmentMap => {
                 self.extents.apply(event);
-                self.group.traffic.add(event, self.reserved);
+                if !self.survey.is_by_strategy(index) {
+                    self.group.traffic.add(event, self.reserved);
+                }
                 self.reserved += event.size;
                 let pool = self.event_pools.of(index);
                 *self.pool_bytes.entry(pool).or_default() += event.size;
@@ -282,7 +284,7 @@ impl<'a> Compiler<'a> {
         self.reserved = reserved.saturating_sub(event.size);
         let left = self.pool_bytes.entry(pool).or_default();
         *left = left.saturating_sub(event.size);
-        if self.survey.is_by_strategy(index) {
+        if pool.is_default() && self.survey.is_by_strategy(index) {
             return;
         }
         if pool.is_default() {

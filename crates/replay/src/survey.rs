@@ -249,9 +249,12 @@ impl Survey {
                     traffic = Traffic::default();
                 }
                 Action::SegmentAlloc | Action::SegmentMap => {
-                    traffic.add(event, reserved);
+                    let is_by_strategy = survey.is_by_strategy(index);
+                    if !is_by_strategy {
+                        traffic.add(event, reserved);
+                    }
                     reserved += event.size;
-                    if event.action == Action::SegmentAlloc {
+                    if is_by_strategy || event.action == Action::SegmentAlloc {
                         survey.limit_min = survey.limit_min.max(reserved);
                     }
                 }
@@ -289,8 +292,11 @@ impl Survey {
         survey
     }
 
-    /// Returns whether the strategy released the memory of the event at `index` by itself, as no other would: for no
-    /// failing request, and not because the program called `empty_cache`. O(log n) for n moves.
+    /// Returns whether the strategy itself mapped or released the memory of the event at `index`, without a failing
+    /// request or `empty_cache`. O(log n) for n moves.
+    ///
+    /// A recording does not show that `tide` released memory because it was idle for long. That counts as a call of
+    /// `empty_cache`.
     pub(crate) fn is_by_strategy(&self, index: usize) -> bool {
         let after = self.moves.partition_point(|range| range.end <= index);
         let mut moved = self.moves.get(after).into_iter();

@@ -1039,3 +1039,25 @@ fn a_job_is_the_same_whatever_strategy_served_it() {
         );
     }
 }
+
+/// What `tide` unmaps in a private pool is released, also right before a request for as much.
+#[test]
+fn a_private_pool_that_ends_before_a_request_moves_no_frame() {
+    let in_pool = |event: Event| Event {
+        pool: MempoolId(1, 0),
+        ..event
+    };
+    let mut trace = recording(vec![
+        in_pool(event(Action::SegmentMap, HERE, 20)),
+        in_pool(event(Action::Alloc, HERE, 20)),
+        in_pool(event(Action::FreeRequested, HERE, 20)),
+        in_pool(event(Action::FreeCompleted, HERE, 20)),
+        in_pool(event(Action::SegmentUnmap, HERE, 20)),
+        event(Action::SegmentMap, THERE, 20),
+        event(Action::Alloc, THERE, 20),
+    ]);
+    trace.settings.strategy = "tide".into();
+    for (reserved, ..) in replayed(&trace) {
+        assert_eq!(reserved, Bytes::mib(20));
+    }
+}

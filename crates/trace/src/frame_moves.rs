@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
-use lowtide_core::{Action, Bytes, StrategyName};
+use lowtide_core::{Action, Bytes, Event, StrategyName};
 
 use crate::model::{Trace, TraceEvent};
 
 impl Trace {
     /// Returns the ranges of events that move frames, in order; none for other strategies than `tide`.
     ///
-    /// `tide` unmaps idle frames and maps them elsewhere for one request, with no other event between. If more is
-    /// unmapped than mapped, memory was released. A release right before a request that maps as much looks like a
-    /// move. Linear time.
+    /// `tide` unmaps idle frames of the default pool and maps them elsewhere for one request, with no other event
+    /// between. What a private pool unmaps is released. So is all memory, if more is unmapped than mapped. A release
+    /// right before a request that maps as much looks like a move. Linear time.
     pub fn frame_moves(&self) -> Vec<Range<usize>> {
         if self.settings.strategy_name() != Some(StrategyName::Tide) {
             return Vec::new();
@@ -30,15 +30,15 @@ impl Trace {
             range
         });
         let is_move = |range: &Range<usize>| {
-            let sum = |action| {
-                let events = self.events[range.clone()].iter();
-                let sizes = events.filter(|event| event.event.action == action);
-                sizes.fold(Bytes::ZERO, |sum, event| {
-                    sum.saturating_add(event.event.size)
-                })
+            let sum = |counts: fn(&Event) -> bool| {
+                let events = self.events[range.clone()].iter().map(|event| event.event);
+                let sizes = events.filter(counts).map(|event| event.size);
+                sizes.fold(Bytes::ZERO, Bytes::saturating_add)
             };
-            let unmapped = sum(Action::SegmentUnmap);
-            !unmapped.is_zero() && unmapped <= sum(Action::SegmentMap)
+            let unmapped =
+                sum(|event| event.action == Action::SegmentUnmap && event.pool.is_default());
+            let mapped = sum(|event| event.action == Action::SegmentMap);
+            !unmapped.is_zero() && unmapped <= mapped
         };
         ranges.filter(is_move).collect()
     }

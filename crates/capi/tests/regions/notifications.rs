@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use lowtide::*;
 
-use crate::common::{allocate, check, isolated, last_error};
+use crate::common::{allocate, check, fill, is_tide, isolated, last_error};
 use crate::{MIB, allocate_in, pause, region, resume};
 
 const WORD: usize = 0x6e63_636c;
@@ -121,12 +121,16 @@ fn registrations_follow_a_pause_and_a_resume() {
         // SAFETY: it takes such a context, which outlives its use.
         let status = unsafe { lowtide_observe_events(Some(observe), context) };
         assert_eq!(status, Status::Ok);
+        let outside = allocate(MIB, 0).unwrap();
+        fill(outside, MIB, 9);
+        // What tide maps is no segment.
+        let outside_segments = usize::from(!is_tide());
         let kept = allocate_in("kv", Backup::Host, 29 * MIB, 0, 1);
         let freed = allocate_in("kv", Backup::Host, 40 * MIB + 1, 0, 2);
         let counts = || {
             let seen = registrations.lock().unwrap();
             (
-                seen.segments.len(),
+                seen.segments.len() - outside_segments,
                 seen.paused.len(),
                 seen.pauses,
                 seen.resumes,
@@ -163,6 +167,7 @@ fn registrations_follow_a_pause_and_a_resume() {
         assert_eq!(lowtide_deallocate(kept), Status::Ok);
         assert_eq!(lowtide_reset(), Status::Ok);
         assert_eq!(counts(), (0, 0, 4, 3));
+        check(outside, MIB, 9);
         // SAFETY: null removes the observer.
         let ended = unsafe { lowtide_observe_events(None, ptr::null_mut()) };
         assert_eq!(ended, Status::Ok);

@@ -79,12 +79,13 @@ fn moves(trace: &Trace, size: Bytes) -> Moves {
     let ranges = trace.frame_moves().into_iter();
     let moves = ranges.map(|range| {
         let events = trace.events[range.clone()].iter().map(|event| event.event);
-        let unmapped = events.filter(|event| event.action == Action::SegmentUnmap);
+        let unmapped =
+            events.filter(|event| event.action == Action::SegmentUnmap && event.pool.is_default());
         let moved = sum(unmapped.map(|event| event.size.get() / size.get()));
         let instant = u32::try_from(range.end + 1).unwrap_or(u32::MAX);
         (instant, moved)
     });
-    moves.collect()
+    moves.filter(|&(_, moved)| moved > 0).collect()
 }
 
 /// Returns the steps in which frames moved.

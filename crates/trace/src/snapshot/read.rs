@@ -501,7 +501,9 @@ impl Reader {
         }
         // Under lowtide, a strategy without PyTorch's settings is named there.
         let name = conf.raw().split(':').next().unwrap_or_default();
-        let (conf, strategy) = if name.parse::<StrategyName>().is_ok() {
+        let name = name.parse().ok();
+        let is_other = name.is_some_and(|name: StrategyName| name != StrategyName::Caching);
+        let (conf, strategy) = if is_other {
             (RecordedText::default(), conf)
         } else {
             (conf, RecordedText::default())
