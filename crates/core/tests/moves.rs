@@ -1,6 +1,8 @@
 //! Which idle memory `tide` moves, and how often.
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress, DeviceAllocator, MempoolId, Stream};
+use lowtide_core::{
+    AllocError, Bytes, CheckLevel, DeviceAddress, DeviceAllocator, MempoolId, Stream,
+};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
@@ -166,6 +168,29 @@ fn a_large_request_finds_what_is_idle_inside_a_free_block() -> Outcome {
     let found = allocator.allocate(Bytes::mib(160), Stream::DEFAULT)?;
     assert_eq!(found, inside);
     assert_eq!(maps(&mut allocator), before);
+    Ok(())
+}
+
+/// One free block ends with memory and the next begins with some, but neither has enough of it in one piece.
+#[test]
+fn a_large_request_gets_no_window_over_two_free_blocks() -> Outcome {
+    let mut allocator = tide();
+    let mut allocate = |mib| allocator.allocate(Bytes::mib(mib), Stream::DEFAULT);
+    let (start, before, _kept) = (allocate(140)?, allocate(100)?, allocate(2)?);
+    let (behind, end, last) = (allocate(100)?, allocate(150)?, allocate(2)?);
+    allocator.driver().launch(Stream::DEFAULT, 1_000_000_000);
+    for block in [start, end] {
+        allocator.free(block)?;
+    }
+    // Takes the frames of both. Queued work may still use their addresses.
+    allocator.allocate(Bytes::mib(290), Stream::DEFAULT)?;
+    for block in [before, behind] {
+        allocator.free(block)?;
+    }
+    let found = allocator.allocate(Bytes::mib(160), Stream::DEFAULT)?;
+    assert!(found < start || found > last, "{found}");
+    let checked = allocator.lane().check_invariants(CheckLevel::Everything);
+    assert_eq!(checked, Ok(()));
     Ok(())
 }
 
