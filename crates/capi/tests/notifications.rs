@@ -296,14 +296,13 @@ fn a_shortage_may_be_ended_by_the_program() {
         assert_eq!(status, Status::Ok);
         let spare = allocate(90 << 20, 0).unwrap();
         SPARE.store(spare, Ordering::Relaxed);
-        let memory_calls = || fake.calls("cuMemAlloc_v2") + fake.calls("cuMemCreate");
-        let before = memory_calls();
+        let before = fake.memory_calls();
         assert_eq!(
             allocate(80 << 20, 0),
             Ok(spare),
             "set before the device was in use"
         );
-        assert_eq!(memory_calls(), before, "the driver is not asked");
+        assert_eq!(fake.memory_calls(), before, "the driver is not asked");
         assert_eq!(allocate(80 << 20, 0), Err(Status::OutOfMemory));
         // SAFETY: null ends it.
         let status = unsafe { lowtide_on_shortage(None, ptr::null_mut()) };

@@ -368,8 +368,7 @@ fn a_snapshot_can_be_read() {
 fn the_child_of_a_fork_gets_an_error() {
     isolated("the_child_of_a_fork_gets_an_error", &[], |fake| {
         let memory = allocate(1 << 20, 0).unwrap();
-        let memory_calls = || fake.calls("cuMemAlloc_v2") + fake.calls("cuMemCreate");
-        let calls = memory_calls();
+        let calls = fake.memory_calls();
         fake.use_device(0);
         assert_eq!(lowtide_current_device(), 0);
         let in_child = || {
@@ -404,7 +403,7 @@ fn the_child_of_a_fork_gets_an_error() {
         assert_eq!(lowtide_deallocate(memory), Status::Ok, "the parent goes on");
         assert!(allocate(30 << 20, 0).is_ok());
         let of_pages = if is_tide() { 14 } else { 1 };
-        assert_eq!(memory_calls(), calls + of_pages);
+        assert_eq!(fake.memory_calls(), calls + of_pages);
     });
 }
 

@@ -46,8 +46,8 @@ impl Bytes {
         self.0 == 0
     }
 
-    /// Returns `self` rounded up to a multiple of `unit`. Nearly every unit is a power of two: then this takes no division, even
-    /// if the unit is not a constant.
+    /// Returns `self` rounded up to a multiple of `unit`. Nearly every unit is a power of two: then this takes no
+    /// division, even if the unit is not a constant.
     ///
     /// # Panics
     ///

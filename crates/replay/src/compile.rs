@@ -284,10 +284,10 @@ impl<'a> Compiler<'a> {
         self.reserved = reserved.saturating_sub(event.size);
         let left = self.pool_bytes.entry(pool).or_default();
         *left = left.saturating_sub(event.size);
-        if pool.is_default() && self.survey.is_by_strategy(index) {
-            return;
-        }
         if pool.is_default() {
+            if self.survey.is_by_strategy(index) {
+                return;
+            }
             self.group.traffic.release(event, reserved, index);
         }
         self.group.release_end = index + 1;

@@ -34,8 +34,8 @@ pub(crate) struct Survey {
     /// waits for other streams first and then releases everything. Here, some free memory stayed, or other streams
     /// still used freed blocks. Empty if the options let requests release everything or nothing.
     pub(crate) partial_releases: HashSet<usize>,
-    /// The ranges of events with which `tide` moved frames between addresses.
-    moves: Vec<Range<usize>>,
+    /// The ranges of events with which `tide` moved frames between addresses, and the moved bytes.
+    moves: Vec<(Range<usize>, Bytes)>,
     /// Whether `direct` served the job: it releases each block when it is freed.
     caches_nothing: bool,
     /// The refused requests after which other streams still used freed blocks, or unused memory stayed. PyTorch
@@ -298,9 +298,11 @@ impl Survey {
     /// A recording does not show that `tide` released memory because it was idle for long. That counts as a call of
     /// `empty_cache`.
     pub(crate) fn is_by_strategy(&self, index: usize) -> bool {
-        let after = self.moves.partition_point(|range| range.end <= index);
+        let after = self
+            .moves
+            .partition_point(|(events, _)| events.end <= index);
         let mut moved = self.moves.get(after).into_iter();
-        self.caches_nothing || moved.any(|range| range.start <= index)
+        self.caches_nothing || moved.any(|(events, _)| events.start <= index)
     }
 
     /// Records, before a request or free, whether releasable memory stayed or other streams still used freed

@@ -8,12 +8,13 @@ use shuttle::sync::{Mutex, MutexGuard};
 #[cfg(not(test))]
 use spin::mutex::{SpinMutex as Mutex, SpinMutexGuard as MutexGuard};
 
-/// The number of times that the pauses between two checks of a lock double: up to 1,024. With fewer, many waiting threads take the
-/// lock's cache line from the thread that holds it: with 256, 16 threads on 16 cores wait 1.7 times as long.
+/// The number of times that the pauses between two checks of a lock double: up to 1,024. With fewer, many waiting
+/// threads take the lock's cache line from the thread that holds it: with 256, 16 threads on 16 cores wait 1.7 times as
+/// long.
 #[cfg(not(test))]
 const DOUBLINGS: u32 = 10;
-/// The number of checks before a thread sleeps. They take a fraction of a millisecond where a processor is free. A lock is
-/// held this long only during a driver call for memory, or while the thread that holds it does not run.
+/// The number of checks before a thread sleeps. They take a fraction of a millisecond where a processor is free. A lock
+/// is held this long only during a driver call for memory, or while the thread that holds it does not run.
 #[cfg(not(test))]
 const CHECKS_UNTIL_SLEEP: u32 = 24;
 #[cfg(not(test))]

@@ -151,8 +151,8 @@ pub struct AllocatorSettings {
     pub roundup_power2_divisions: Vec<(u64, u64)>,
     /// The order in which free blocks of one size serve requests. It follows from PyTorch's release.
     pub free_block_order: Option<FreeBlockOrder>,
-    /// The recorded strategy of lowtide, as `NAME:CONF` or `NAME`; empty for PyTorch's own allocator. In a snapshot, also
-    /// empty for `caching`.
+    /// The recorded strategy of lowtide, as `NAME:CONF` or `NAME`; empty for PyTorch's own allocator. In a snapshot,
+    /// also empty for `caching`.
     pub strategy: RecordedText,
 }
 
@@ -162,11 +162,16 @@ impl AllocatorSettings {
         self.strategy.raw().is_empty() || self.strategy_name() == Some(StrategyName::Caching)
     }
 
-    /// Returns the name of lowtide's strategy that served the job; `None` for PyTorch's own allocator and unknown names.
+    /// Returns the name of lowtide's strategy that served the job; `None` for PyTorch's own allocator and unknown
+    /// names.
     pub fn strategy_name(&self) -> Option<StrategyName> {
-        let name = self.strategy.raw().split(':').next();
-        name.and_then(|name| name.parse().ok())
+        strategy_named(self.strategy.raw())
     }
+}
+
+/// Returns the name of the strategy in `NAME:CONF` or `NAME`; `None` for other texts.
+pub(crate) fn strategy_named(text: &str) -> Option<StrategyName> {
+    text.split(':').next()?.parse().ok()
 }
 
 /// A mark that the program set in time (`record_function`, the optimizer's step).

@@ -27,8 +27,8 @@ const STRATEGIES: [&str; 2] = ["tide", "caching"];
 /// For a test of what `caching` does alone, or of its settings.
 pub(crate) const CACHING: (&str, &str) = ("LOWTIDE_STRATEGY", "caching");
 
-/// Runs `body` in a new process with these environment variables. Fails if the process fails. Without a strategy or PyTorch's
-/// settings in them, runs it once with each of [`STRATEGIES`].
+/// Runs `body` in a new process with these environment variables. Fails if the process fails. Without a strategy or
+/// PyTorch's settings in them, runs it once with each of [`STRATEGIES`].
 pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
     if env::var_os(CHILD).is_some() {
         body(&Fake::load());
@@ -103,6 +103,11 @@ impl Fake {
         let calls = self.function::<unsafe extern "C" fn(*const c_char) -> u64>("fakecuda_calls");
         // SAFETY: the name ends with a zero byte.
         unsafe { calls(name.as_ptr()) }
+    }
+
+    /// Returns how often the driver was asked for memory, of segments or of pages.
+    pub(crate) fn memory_calls(&self) -> u64 {
+        self.calls("cuMemAlloc_v2") + self.calls("cuMemCreate")
     }
 
     pub(crate) fn live(&self) -> Live {

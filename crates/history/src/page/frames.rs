@@ -76,14 +76,9 @@ fn peak(trace: &Trace, size: Bytes) -> u64 {
 
 /// Returns the moves of frames of this size. Their instant is that of the request that they serve.
 fn moves(trace: &Trace, size: Bytes) -> Moves {
-    let ranges = trace.frame_moves().into_iter();
-    let moves = ranges.map(|range| {
-        let events = trace.events[range.clone()].iter().map(|event| event.event);
-        let unmapped =
-            events.filter(|event| event.action == Action::SegmentUnmap && event.pool.is_default());
-        let moved = sum(unmapped.map(|event| event.size.get() / size.get()));
-        let instant = u32::try_from(range.end + 1).unwrap_or(u32::MAX);
-        (instant, moved)
+    let moves = trace.frame_moves().into_iter().map(|(events, bytes)| {
+        let instant = u32::try_from(events.end + 1).unwrap_or(u32::MAX);
+        (instant, bytes.get() / size.get())
     });
     moves.filter(|&(_, moved)| moved > 0).collect()
 }

@@ -16,7 +16,7 @@ use super::records::{Record, Records, action, known_strings, natural, pool_id, s
 use crate::budget::{Budget, Density};
 use crate::error::{Result, TraceError};
 use crate::in_force::conf_pairs;
-use crate::model::{AllocatorSettings, Annotation, Snapshot, TraceEvent};
+use crate::model::{AllocatorSettings, Annotation, Snapshot, TraceEvent, strategy_named};
 use crate::parts::{DEVICES_MAX, Parts};
 use crate::pickle::{Heap, Machine, Recogniser as _, StringId, Value};
 use crate::recover;
@@ -500,13 +500,9 @@ impl Reader {
             return Err(TraceError::malformed(what));
         }
         // Under lowtide, a strategy without PyTorch's settings is named there.
-        let name = conf.raw().split(':').next().unwrap_or_default();
-        let name = name.parse().ok();
-        let is_other = name.is_some_and(|name: StrategyName| name != StrategyName::Caching);
-        let (conf, strategy) = if is_other {
-            (RecordedText::default(), conf)
-        } else {
-            (conf, RecordedText::default())
+        let (conf, strategy) = match strategy_named(conf.raw()) {
+            None | Some(StrategyName::Caching) => (conf, RecordedText::default()),
+            Some(_) => (RecordedText::default(), conf),
         };
         let max_split_size = match self.get(settings, "max_split_size") {
             Value::Int(..0) => Some(None),
