@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, Event};
+use lowtide_core::{Action, Bytes, CachingConfig, DeviceAddress, Event, StrategyName};
 use lowtide_trace::Trace;
 
 use crate::extents::Extents;
 use crate::pools::EventPools;
 
-/// The page size of expandable segments for small requests. Large requests have their own segments and page size.
+/// The page size of expandable segments for small requests, and of `tide`. Large requests have their own segments and
+/// page size.
 const SMALL_PAGE: Bytes = Bytes::mib(2);
 
 /// The pages mapped for the default pool, and the blocks in them.
@@ -17,6 +18,8 @@ pub(crate) struct Pages {
     config: CachingConfig,
     /// The pages mapped for small requests, and for large ones.
     mapped: [Extents; 2],
+    /// The size of each kind of page.
+    sizes: [Bytes; 2],
     /// The blocks that are not free, from start to end.
     held: BTreeMap<DeviceAddress, DeviceAddress>,
     /// The number of free ranges that contain a page that could be released.
@@ -26,9 +29,14 @@ pub(crate) struct Pages {
 impl Pages {
     /// Returns the pages before the first event, with each segment in its pool.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Pages {
+        let large_page = match trace.settings.strategy_name() {
+            Some(StrategyName::Tide) => SMALL_PAGE,
+            _ => pools.config.large_segment_size,
+        };
         let mut pages = Pages {
             config: pools.config.clone(),
             mapped: Default::default(),
+            sizes: [SMALL_PAGE, large_page],
             held: BTreeMap::new(),
             vacant: 0,
         };
@@ -113,8 +121,7 @@ impl Pages {
 
     /// Returns the start of the free range that contains `address`, if a page of the range could be released.
     fn stretch(&self, address: DeviceAddress) -> Option<DeviceAddress> {
-        let pages = [SMALL_PAGE, self.config.large_segment_size];
-        let around = { self.mapped.iter().zip(pages) }
+        let around = { self.mapped.iter().zip(self.sizes) }
             .find_map(|(mapped, page)| Some((mapped.around(address)?, page)));
         let ((first, last), page) = around?;
         let before = self.held.range(..=address).next_back();

@@ -5,6 +5,7 @@
 //! (`max_split_size_mb`), so does whether every segment without blocks was released (`occupancy.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::mem;
 use std::ops::Range;
 
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, Event, MempoolId, StrategyName};
@@ -34,10 +35,13 @@ pub(crate) struct Survey {
     /// waits for other streams first and then releases everything. Here, some free memory stayed, or other streams
     /// still used freed blocks. Empty if the options let requests release everything or nothing.
     pub(crate) partial_releases: HashSet<usize>,
+    /// The strategy that served the job. `direct` releases each block when it is freed.
+    strategy: Option<StrategyName>,
     /// The ranges of events with which `tide` moved frames between addresses, and the moved bytes.
     moves: Vec<(Range<usize>, Bytes)>,
-    /// Whether `direct` served the job: it releases each block when it is freed.
-    caches_nothing: bool,
+    /// The events with which `tide` released some free memory and kept the rest: what was idle for long, or what a
+    /// request lacked.
+    idle_releases: HashSet<usize>,
     /// The refused requests after which other streams still used freed blocks, or unused memory stayed. PyTorch
     /// neither waits nor releases everything while a graph is captured or a program allocates to a private pool.
     pub(crate) captured_refusals: HashSet<usize>,
@@ -229,13 +233,13 @@ impl Survey {
             gives_back_some: gives_back_some(config),
             limit_min: reserved,
             moves: trace.frame_moves(),
-            caches_nothing: trace.settings.strategy_name() == Some(StrategyName::Direct),
+            strategy: trace.settings.strategy_name(),
             ..Survey::default()
         };
         let mut waiting = Waiting::new(trace);
         let mut traffic = Traffic::default();
-        let mut occupancy =
-            { survey.gives_back_some || has_refusal(trace) }.then(|| Occupancy::new(trace, pools));
+        let looks_at_rest = survey.gives_back_some || survey.is_of_tide() || has_refusal(trace);
+        let mut occupancy = looks_at_rest.then(|| Occupancy::new(trace, pools));
         let mut needed_min: Option<Bytes> = None;
         let mut index = 0;
         while let Some(recorded) = trace.events.get(index) {
@@ -243,7 +247,7 @@ impl Survey {
             match event.action {
                 Action::Alloc | Action::OutOfMemory | Action::FreeRequested => {
                     let rest = (occupancy.as_ref(), &waiting);
-                    survey.note_rest(&traffic, (index, event.action), rest);
+                    survey.note_rest(&mut traffic, (index, event.action), rest);
                     let needed = survey.end_traffic(&traffic, pools, index);
                     needed_min = needed_min.into_iter().chain(needed).min();
                     traffic = Traffic::default();
@@ -292,29 +296,38 @@ impl Survey {
         survey
     }
 
-    /// Returns whether the strategy itself mapped or released the memory of the event at `index`, without a failing
-    /// request or `empty_cache`. O(log n) for n moves.
-    ///
-    /// A recording does not show that `tide` released memory because it was idle for long. That counts as a call of
-    /// `empty_cache`.
+    /// Returns whether the strategy itself mapped or released the memory of the event at `index`, which another
+    /// strategy would not have done. O(log n) for n moves.
     pub(crate) fn is_by_strategy(&self, index: usize) -> bool {
         let after = self
             .moves
             .partition_point(|(events, _)| events.end <= index);
         let mut moved = self.moves.get(after).into_iter();
-        self.caches_nothing || moved.any(|(events, _)| events.start <= index)
+        self.strategy == Some(StrategyName::Direct)
+            || moved.any(|(events, _)| events.start <= index)
+            || self.idle_releases.contains(&index)
+    }
+
+    fn is_of_tide(&self) -> bool {
+        self.strategy == Some(StrategyName::Tide)
     }
 
     /// Records, before a request or free, whether releasable memory stayed or other streams still used freed
-    /// blocks.
+    /// blocks. With `tide`, no call of `empty_cache` leaves such memory, and refused requests may.
     fn note_rest(
         &mut self,
-        traffic: &Traffic,
+        traffic: &mut Traffic,
         (index, action): (usize, Action),
         (occupancy, waiting): (Option<&Occupancy>, &Waiting),
     ) {
         let stays = !waiting.is_empty() || occupancy.is_some_and(|some| some.vacant() > 0);
         let has_page = occupancy.is_some_and(Occupancy::has_vacant_page);
+        if self.is_of_tide() {
+            if stays || has_page {
+                self.idle_releases.extend(mem::take(traffic).releases);
+            }
+            return;
+        }
         let went_back = !traffic.releases.is_empty();
         if went_back && self.gives_back_some && (stays || traffic.finished_late) {
             self.partial_releases.insert(index);

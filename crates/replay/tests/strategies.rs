@@ -6,7 +6,13 @@ use lowtide_replay::{Job, Options, Outcome};
 use lowtide_sim::{SimConfig, SimDriver};
 use lowtide_trace::Trace;
 
-/// Records a job of requests up to 32 MiB, which may empty the cache twice, under a strategy.
+/// How much idle memory is released at once.
+const IDLE: Bytes = Bytes::mib(2);
+/// A free range of this size keeps idle pages then.
+const IDLE_MIN: Bytes = Bytes::mib(8);
+
+/// Records a job of requests up to 32 MiB, which may empty the cache twice, under a strategy that releases idle memory
+/// now and then, if it can.
 fn recorded_under(strategy: &str, empties: bool) -> Trace {
     let config: Config = strategy.parse().unwrap();
     let mut allocator = DeviceAllocator::new(SimDriver::new(SimConfig::default()), 0, &config);
@@ -16,8 +22,14 @@ fn recorded_under(strategy: &str, empties: bool) -> Trace {
         state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         (state >> 33) % below
     };
+    let mut next = 1_000;
     for step in 0..4_000 {
         if held.len() > 40 || !held.is_empty() && random(2) == 0 {
+            // Right before a request that maps as much, it would look like a move.
+            if empties && step >= next {
+                allocator.empty_cache(None).unwrap();
+                next += 1_500;
+            }
             let index = usize::try_from(random(held.len() as u64)).unwrap();
             allocator.free(held.swap_remove(index)).unwrap();
         } else {
@@ -25,8 +37,10 @@ fn recorded_under(strategy: &str, empties: bool) -> Trace {
             let size = Bytes(1 + random(1 << bits));
             held.push(allocator.allocate(size, Stream::DEFAULT).unwrap());
         }
-        if empties && step % 1_500 == 1_000 {
-            allocator.empty_cache(None).unwrap();
+        // What releases everything looks like `empty_cache`, and is as good.
+        if step % 70 == 30 && allocator.largest_free() > IDLE_MIN {
+            let idle = allocator.lane_mut().release_unused(u64::MAX, IDLE);
+            idle.unwrap();
         }
     }
     let segments = allocator.segments();
@@ -57,7 +71,7 @@ fn replayed(trace: &Trace) -> [(Bytes, [u64; 4]); 3] {
 }
 
 /// What a replay says of a job does not depend on the strategy under which it was recorded. `tide` unmaps memory from
-/// some addresses to map it at others; that empties no cache.
+/// some addresses to map it at others, and releases what is idle; that empties no cache.
 #[test]
 fn a_job_is_the_same_whatever_strategy_served_it() {
     let expected = replayed(&recorded_under("caching", false));
