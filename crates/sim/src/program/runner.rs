@@ -142,8 +142,12 @@ impl Runner {
         let calls = Call::ALL
             .into_iter()
             .filter(|&call| call != Call::ReleaseEvent);
-        let driver = self.allocator.driver();
-        calls.map(|call| driver.stats(call).count).sum()
+        calls.map(|call| self.calls(call)).sum()
+    }
+
+    /// Returns how often a driver call was made so far.
+    pub fn calls(&mut self, call: Call) -> u64 {
+        self.allocator.driver().stats(call).count
     }
 
     /// Returns how many events the allocator has recorded so far.

@@ -1,0 +1,107 @@
+//! Many short seeded schedules of `tide`: streams, events, frames that move, stale views, faults and captures.
+//!
+//! After each operation the result, the memory behind the new block, the events and the statistics are checked; at the
+//! end everything is. `LOWTIDE_SCHEDULES` sets how many schedules run. They are counted by what happened in them, so
+//! that a change which no longer reaches a case fails.
+#![expect(
+    clippy::print_stdout,
+    reason = "a long run says how often each case happened"
+)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{env, thread};
+
+use lowtide_core::Config;
+use lowtide_sim::Call;
+use lowtide_sim::program::{CAPACITY, Effect, Op, Runner, random_program};
+
+const SCHEDULES: u64 = if cfg!(miri) { 1 } else { 3_000 };
+const OPERATIONS: usize = 300;
+
+/// What can happen in a schedule.
+const CASES: [&str; 8] = [
+    "a frame moved",
+    "a stale view was unmapped for a request",
+    "a frame moved in a capture",
+    "a request ran out of memory",
+    "a fault met a request that maps several pages",
+    "idle memory was released",
+    "a checkpoint was restored",
+    "a block was used in another stream",
+];
+
+/// The driver's calls so far that say what an operation did.
+fn calls(runner: &mut Runner) -> [u64; 4] {
+    [Call::Create, Call::Map, Call::Unmap, Call::Release].map(|call| runner.calls(call))
+}
+
+/// Executes a schedule. Returns which cases happened.
+fn run(config: &Config, seed: u64) -> [bool; CASES.len()] {
+    let mut runner = Runner::new(config, CAPACITY);
+    let (mut seen, mut captures) = ([false; CASES.len()], 0_u32);
+    for (index, op) in random_program(seed).take(OPERATIONS).enumerate() {
+        let before = calls(&mut runner);
+        let effect = runner.apply(&op);
+        let effect = effect.unwrap_or_else(|error| {
+            panic!("{config}, seed {seed}, operation {index}, {op:?}: {error}")
+        });
+        let after = calls(&mut runner);
+        let [created, mapped, unmapped, released] = [0, 1, 2, 3].map(|at| after[at] - before[at]);
+        match op {
+            Op::CaptureBegin { .. } => captures += 1,
+            Op::CaptureEnd => captures = captures.saturating_sub(1),
+            _ => {}
+        }
+        let is_alloc = matches!(op, Op::Alloc { .. });
+        let (is_done, is_refused) = (effect == Effect::Done, effect == Effect::Refused);
+        let moved = is_alloc && is_done && mapped > created;
+        let happened = [
+            moved,
+            is_alloc && is_done && unmapped > 0,
+            moved && captures > 0,
+            is_alloc && is_refused,
+            is_alloc && is_refused && mapped > 1,
+            matches!(op, Op::ReleaseUnused { .. }) && released > 0,
+            matches!(op, Op::Restore { .. }) && is_done,
+            matches!(op, Op::RecordStream { .. }) && is_done,
+        ];
+        for (seen, happened) in seen.iter_mut().zip(happened) {
+            *seen |= happened;
+        }
+    }
+    if let Err(error) = runner.finish() {
+        panic!("{config}, seed {seed}, at the end: {error}");
+    }
+    seen
+}
+
+#[test]
+fn no_schedule_breaks_a_promise_and_each_case_happens() {
+    let count = env::var("LOWTIDE_SCHEDULES");
+    let count = count.map_or(SCHEDULES, |text| text.parse().expect("a number"));
+    let config: Config = "tide".parse().expect("a strategy");
+    let (next, seen) = (
+        AtomicU64::new(0),
+        [const { AtomicU64::new(0) }; CASES.len()],
+    );
+    let work = || {
+        while let Some(seed) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&seed| seed < count)
+        {
+            for (seen, happened) in seen.iter().zip(run(&config, seed)) {
+                seen.fetch_add(u64::from(happened), Ordering::Relaxed);
+            }
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    for (case, seen) in CASES.iter().zip(&seen) {
+        let seen = seen.load(Ordering::Relaxed);
+        println!("{seen} of {count} schedules: {case}");
+        assert!(seen > 0 || cfg!(miri), "in no schedule {case}");
+    }
+}
