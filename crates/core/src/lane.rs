@@ -25,7 +25,7 @@ use crate::physical::Memory;
 use crate::segment::Heap;
 use crate::snapshot::{BlockSnapshot, SegmentSnapshot};
 pub use crate::strategy::Request;
-use crate::strategy::{ActiveStrategy, Placement, Release, Strategy};
+use crate::strategy::{ActiveStrategy, PyTorchPlacement, Release, Strategy};
 use crate::stream::StreamUses;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -340,12 +340,10 @@ impl<M: Memory> Lane<M> {
                 return Err(error);
             }
         };
-        let Some(in_use) =
-            self.strategy
-                .adopt(&mut self.heap, &mut self.memory, domain, segment)?
-        else {
+        let Some(strategy) = self.strategy.as_pytorch_mut() else {
             return Ok(false);
         };
+        let in_use = strategy.adopt(&mut self.heap, &mut self.memory, domain, segment)?;
         for (block, requested) in in_use {
             self.hand_out(block, requested);
         }

@@ -4,7 +4,7 @@ use super::{Lane, Request};
 use crate::block::{Block, BlockId, BlockState};
 use crate::error::AllocError;
 use crate::physical::Memory;
-use crate::strategy::Placement;
+use crate::strategy::{Placement, PyTorchPlacement};
 use crate::units::{Bytes, DeviceAddress, Stream};
 
 impl<M: Memory> Lane<M> {
@@ -25,11 +25,10 @@ impl<M: Memory> Lane<M> {
         }
         // A free block may be in no list. Requests like this are rare enough to look at every block.
         let is_it = |block: &Block| block.address == address && block.state == BlockState::Free;
-        let found = { self.heap.blocks.iter() }.find(|(_, block)| is_it(block));
-        let found = found.map(|(id, _)| id);
-        let id = found.ok_or(AllocError::NotFree { address, size })?;
-        let rounded = size.round_up(Bytes(512));
-        if size.is_zero() || !self.strategy.take_at(&mut self.heap, id, rounded) {
+        let found = { self.heap.blocks.iter() }.find(|(_, block)| is_it(block) && !size.is_zero());
+        let found = found.map(|(id, _)| id).zip(self.strategy.as_pytorch_mut());
+        let (id, strategy) = found.ok_or(AllocError::NotFree { address, size })?;
+        if !strategy.take_at(&mut self.heap, id, size.round_up(Bytes(512))) {
             return Err(AllocError::NotFree { address, size });
         }
         Ok(self.hand_out(id, size))

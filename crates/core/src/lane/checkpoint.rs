@@ -169,7 +169,7 @@ impl<M: Memory> Lane<M> {
         &self,
         checkpoint: &Checkpoint,
     ) -> Result<Vec<CheckpointBlock>, AllocError> {
-        let shows_free = self.strategy.restores_free_blocks();
+        let shows_free = self.strategy.as_pytorch().is_some();
         let mut wanted = Vec::new();
         for block in &checkpoint.blocks {
             let segment = self.heap.segments.find(block.segment, block.serial);

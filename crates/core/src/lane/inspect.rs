@@ -10,7 +10,7 @@ use crate::physical::Memory;
 use crate::recent_events::RecentPast;
 use crate::snapshot::SegmentSnapshot;
 use crate::stats::{PoolStats, StatsReset};
-use crate::strategy::{Placement, Strategy};
+use crate::strategy::{Placement, PyTorchPlacement, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
 /// Changes in a lane that other threads must be notified of.
@@ -137,7 +137,8 @@ impl<M: Memory> Lane<M> {
     /// [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge).
     pub fn block_numbers(&self) -> impl Iterator<Item = (DeviceAddress, u64)> {
         let blocks = self.heap.blocks.iter();
-        blocks.filter_map(|(id, block)| Some((block.address, self.strategy.block_number(id)?)))
+        let strategy = self.strategy.as_pytorch();
+        blocks.filter_map(move |(id, block)| Some((block.address, strategy?.block_number(id)?)))
     }
 
     /// Makes the blocks that start at `oldest` older than all others, in that order. The replay of a recording that
@@ -145,7 +146,9 @@ impl<M: Memory> Lane<M> {
     /// unless the order of free blocks is [`FreeBlockOrder::BlockAge`](crate::FreeBlockOrder::BlockAge). Takes O(n
     /// log n) for n blocks.
     pub fn order_blocks(&mut self, oldest: &[DeviceAddress]) {
-        self.strategy.order_blocks(&self.heap, oldest);
+        if let Some(strategy) = self.strategy.as_pytorch_mut() {
+            strategy.order_blocks(&self.heap, oldest);
+        }
     }
 
     /// Returns the size of the largest free block of any pool and stream. Linear in the number of free blocks.

@@ -1,6 +1,8 @@
 //! The strategy in use: one type for all strategies.
 
-use super::contract::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
+use super::contract::{
+    CheckpointBlock, Configured, Placement, PyTorchPlacement, Release, Request, Strategy,
+};
 use super::strategies;
 use crate::block::{Block, BlockId, BlockTable, SegmentId};
 use crate::config::Config;
@@ -8,7 +10,6 @@ use crate::domain::DomainId;
 use crate::driver::DriverError;
 use crate::physical::Memory;
 use crate::segment::Heap;
-use crate::snapshot::SegmentSnapshot;
 use crate::units::{Bytes, DeviceAddress};
 
 /// Generates the enum of strategies and the functions that choose one by configuration.
@@ -88,6 +89,22 @@ impl ActiveStrategy {
             _ => false,
         }
     }
+
+    /// Returns the strategy, if it places blocks as PyTorch's allocator does.
+    pub(crate) fn as_pytorch(&self) -> Option<&impl PyTorchPlacement> {
+        match self {
+            ActiveStrategy::Caching(caching) => Some(caching),
+            _ => None,
+        }
+    }
+
+    /// Returns the strategy, if it places blocks as PyTorch's allocator does.
+    pub(crate) fn as_pytorch_mut(&mut self) -> Option<&mut impl PyTorchPlacement> {
+        match self {
+            ActiveStrategy::Caching(caching) => Some(caching),
+            _ => None,
+        }
+    }
 }
 
 impl Strategy for ActiveStrategy {
@@ -147,10 +164,6 @@ impl Strategy for ActiveStrategy {
 }
 
 impl Placement for ActiveStrategy {
-    fn take_at(&mut self, heap: &mut Heap, block: BlockId, size: Bytes) -> bool {
-        dispatch!(self, strategy => strategy.take_at(heap, block, size))
-    }
-
     fn take_around(
         &mut self,
         heap: &mut Heap,
@@ -171,27 +184,5 @@ impl Placement for ActiveStrategy {
         around: Option<BlockId>,
     ) -> BlockId {
         dispatch!(self, strategy => strategy.take_again(heap, wanted, around))
-    }
-
-    fn restores_free_blocks(&self) -> bool {
-        dispatch!(self, strategy => strategy.restores_free_blocks())
-    }
-
-    fn adopt<M: Memory>(
-        &mut self,
-        heap: &mut Heap,
-        memory: &mut M,
-        domain: DomainId,
-        segment: &SegmentSnapshot,
-    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
-        dispatch!(self, strategy => strategy.adopt(heap, memory, domain, segment))
-    }
-
-    fn block_number(&self, id: BlockId) -> Option<u64> {
-        dispatch!(self, strategy => strategy.block_number(id))
-    }
-
-    fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
-        dispatch!(self, strategy => strategy.order_blocks(heap, oldest));
     }
 }

@@ -17,7 +17,7 @@ mod ranks;
 use std::collections::BTreeMap;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
-use super::{CheckpointBlock, Configured, Placement, Release, Request, Strategy};
+use super::{CheckpointBlock, Configured, Placement, PyTorchPlacement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
@@ -528,16 +528,6 @@ impl Strategy for Caching {
 }
 
 impl Placement for Caching {
-    fn take_at(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> bool {
-        let block = heap.blocks.get(id);
-        let fits = size <= block.size;
-        if fits {
-            self.remove_free(heap, id);
-            self.cut(heap, (id, &block), size, size < block.size);
-        }
-        fits
-    }
-
     /// Linear in the free blocks of the request's domain and kind.
     fn take_around(
         &mut self,
@@ -583,9 +573,17 @@ impl Placement for Caching {
         self.cut(heap, (id, &block), wanted.size, wanted.size < block.size);
         id
     }
+}
 
-    fn restores_free_blocks(&self) -> bool {
-        true
+impl PyTorchPlacement for Caching {
+    fn take_at(&mut self, heap: &mut Heap, id: BlockId, size: Bytes) -> bool {
+        let block = heap.blocks.get(id);
+        let fits = size <= block.size;
+        if fits {
+            self.remove_free(heap, id);
+            self.cut(heap, (id, &block), size, size < block.size);
+        }
+        fits
     }
 
     fn adopt<M: Memory>(
@@ -594,7 +592,7 @@ impl Placement for Caching {
         memory: &mut M,
         domain: DomainId,
         segment: &SegmentSnapshot,
-    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
+    ) -> Result<Vec<(BlockId, Bytes)>, DriverError> {
         let kind = if segment.is_large {
             SizeKind::Large
         } else {
@@ -626,15 +624,13 @@ impl Placement for Caching {
                 in_use.push((id, block.requested));
             }
         }
-        Ok(Some(in_use))
+        Ok(in_use)
     }
 
-    /// Returns a number that is lower for an older block; `None` if free blocks are not ordered by their age.
     fn block_number(&self, id: BlockId) -> Option<u64> {
         self.ranks.number(id)
     }
 
-    /// Makes the blocks at the addresses in `oldest` older than all others, in that order.
     fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]) {
         if oldest.is_empty() {
             return;

@@ -131,12 +131,6 @@ pub(crate) trait Configured: Placement + Sized {
 /// Operations at addresses that the caller names: for checkpoints, recordings, and blocks that are resized in
 /// place.
 pub(crate) trait Placement: Strategy {
-    /// Takes exactly the first `size` bytes of a free block, even if a request of that size would go elsewhere.
-    /// Returns whether it did. `size` is a multiple of 512. A strategy with fixed block sizes returns `false`.
-    fn take_at(&mut self, _heap: &mut Heap, _block: BlockId, _size: Bytes) -> bool {
-        false
-    }
-
     /// Takes a free block of the request's domain that contains the request's bytes from `address` on. If it
     /// begins at `address`, it is cut to the request's size. If it begins before, it is cut to end at `address`,
     /// so that the next free block begins there.
@@ -176,38 +170,34 @@ pub(crate) trait Placement: Strategy {
         wanted: &CheckpointBlock,
         around: Option<BlockId>,
     ) -> BlockId;
+}
 
-    /// Returns whether restoring a pool also allocates and frees its free blocks, as PyTorch does. Peaks and
-    /// events are then PyTorch's.
-    fn restores_free_blocks(&self) -> bool {
-        false
-    }
+/// What a strategy offers that places blocks as PyTorch's allocator does: to continue from any state of it. Such a
+/// strategy also restores the free blocks of a checkpoint, so that peaks and events are PyTorch's.
+pub(crate) trait PyTorchPlacement: Placement {
+    /// Takes exactly the first `size` bytes of a free block, even if a request of that size would go elsewhere.
+    /// Returns whether it did. `size` is a multiple of 512.
+    fn take_at(&mut self, heap: &mut Heap, block: BlockId, size: Bytes) -> bool;
 
     /// Allocates a segment and splits it into the blocks of a segment's snapshot. Returns the blocks that are in
-    /// use there, each with its requested bytes. A strategy that cannot place blocks this way does nothing and
-    /// returns `None`.
+    /// use there, each with its requested bytes.
     ///
     /// # Errors
     ///
     /// The driver's error. Nothing has then been allocated.
     fn adopt<M: Memory>(
         &mut self,
-        _heap: &mut Heap,
-        _memory: &mut M,
-        _domain: DomainId,
-        _segment: &SegmentSnapshot,
-    ) -> Result<Option<Vec<(BlockId, Bytes)>>, DriverError> {
-        Ok(None)
-    }
+        heap: &mut Heap,
+        memory: &mut M,
+        domain: DomainId,
+        segment: &SegmentSnapshot,
+    ) -> Result<Vec<(BlockId, Bytes)>, DriverError>;
 
-    /// Returns a number that is lower for an older block; `None` if the age of blocks decides nothing.
-    fn block_number(&self, _id: BlockId) -> Option<u64> {
-        None
-    }
+    /// Returns a number that is lower for an older block; `None` if free blocks are not ordered by their age.
+    fn block_number(&self, id: BlockId) -> Option<u64>;
 
-    /// Makes the blocks that begin at these addresses the oldest, in this order. Most strategies ignore the age
-    /// of blocks.
-    fn order_blocks(&mut self, _heap: &Heap, _oldest: &[DeviceAddress]) {}
+    /// Makes the blocks at the addresses in `oldest` older than all others, in that order.
+    fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]);
 }
 
 /// A block as it was at a checkpoint.

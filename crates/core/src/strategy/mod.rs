@@ -28,7 +28,9 @@ pub(crate) mod test_driver;
 pub(crate) use active::ActiveStrategy;
 pub use caching::FreeBlockOrder;
 pub use contract::Request;
-pub(crate) use contract::{CheckpointBlock, Configured, Placement, Release, Strategy};
+pub(crate) use contract::{
+    CheckpointBlock, Configured, Placement, PyTorchPlacement, Release, Strategy,
+};
 
 /// Passes the list of strategies, the simplest first, to the macro `$generate`, after `$arguments`.
 ///
