@@ -23,6 +23,11 @@ SHIM_MIN, SHIM_MAX = (2, 8), (2, 15)
 
 _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
+_REGISTRATION = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+"""PyTorch registers all memory with NCCL if this is true, as `_TRUE` writes it."""
+
+_TRUE = {"1", "t", "true", "y", "yes"}
+
 RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
 """The variable in which `run` says for which environment of Python (`sys.prefix`) it was meant."""
 
@@ -89,6 +94,7 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     if reason is not None:
         _install_pluggable(torch)
         tell(f"without the shim torch.cuda knows nothing about memory: {reason}")
+    stop_registration()
     _is_installed = True
 
 
@@ -144,6 +150,18 @@ def report_unread_settings(strategy: str | None, config: str | None) -> None:
     variable = unread_variable(strategy, config)
     if variable is not None:
         tell(f"tide has no options and does not read {variable}; LOWTIDE_STRATEGY=caching does")
+
+
+def stop_registration() -> None:
+    """Stops PyTorch from registering all memory with NCCL, where lowtide maps other memory at its addresses.
+
+    NCCL would keep using what was mapped there before. PyTorch does the same for its expandable segments.
+    """
+    config = library().lowtide_config().decode()
+    is_remapped = config == "tide" or "expandable_segments:True" in config
+    if is_remapped and os.environ.get(_REGISTRATION, "").lower() in _TRUE:
+        del os.environ[_REGISTRATION]
+        tell(f"{_REGISTRATION} is off, because {config} maps other memory at the same addresses; caching does not")
 
 
 def unread_variable(strategy: str | None, config: str | None) -> str | None:

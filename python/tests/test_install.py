@@ -206,3 +206,31 @@ def test_nothing_starts_the_driver(machine: Machine) -> None:
         """
     )
     assert printed == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "value", "is_left"),
+    [
+        ("tide", "1", False),
+        ("tide", "True", False),
+        ("caching:expandable_segments:True", "yes", False),
+        ("caching", "1", True),
+        ("tide", "0", True),
+        # PyTorch refuses it.
+        ("tide", "on", True),
+    ],
+)
+def test_nccl_registers_no_memory_that_moves(machine: Machine, strategy: str, value: str, is_left: bool) -> None:
+    name = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+    machine.write(
+        "script.py",
+        f"""
+        import os, lowtide
+        lowtide.install("{strategy}")
+        print(os.environ.get("{name}"))
+        """,
+    )
+    done = machine.run("script.py", **{name: value})
+    assert done.stdout == (f"{value}\n" if is_left else "None\n"), done
+    line = f"lowtide: {name} is off, because {strategy} maps other memory at the same addresses; caching does not\n"
+    assert done.stderr.count(line) == (0 if is_left else 1), done

@@ -125,13 +125,13 @@ pub unsafe extern "C" fn lowtide_reconfigure(settings: *const c_char) -> Status 
     })
 }
 
-/// Returns the strategy and the options in force, like "caching:expandable_segments:True"; null on failure. After
-/// this call they are fixed. The text belongs to lowtide and stays valid until the process ends.
+/// Returns the strategy and the options, like "caching:expandable_segments:True"; null on failure. Until a device is
+/// in use, they may change. The text belongs to lowtide and stays valid until the process ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_config() -> *const c_char {
     let mut text = ptr::null();
     let _ = run(|| {
-        text = lasting(settings::config()?.to_string())?.as_ptr();
+        text = lasting(settings::chosen()?.to_string())?.as_ptr();
         Ok(())
     });
     text

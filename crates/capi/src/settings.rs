@@ -220,6 +220,17 @@ pub(crate) fn config() -> Result<Config, Error> {
     lock()?.config().cloned()
 }
 
+/// Returns the configuration if it is fixed, else the one that it would be now.
+///
+/// # Errors
+///
+/// If the configuration is refused.
+pub(crate) fn chosen() -> Result<Config, Error> {
+    let settings = lock()?;
+    let fixed = settings.config.clone();
+    fixed.map_or_else(|| settings.choice.resolve(variable), Ok)
+}
+
 /// Returns the settings as recordings have them. The configuration is fixed after this call.
 ///
 /// # Errors

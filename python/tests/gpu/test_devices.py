@@ -1,6 +1,8 @@
 """Two devices in one process: where a request goes, and what each is said to hold."""
 
 import ctypes
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -116,3 +118,24 @@ def test_a_request_goes_to_a_device_that_is_only_noted() -> None:
     install = "" if IS_NATIVE else "import lowtide; lowtide.install()\n"
     here = Path(__file__).parent
     subprocess.run([sys.executable, "-c", install + program, here, here.parent], check=True, timeout=120)
+
+
+@on_a_card
+def test_ranks_reduce_into_memory_that_moves(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("moving_ranks.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    variables = {
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "REG",
+        "NCCL_DEBUG_FILE": str(tmp_path / "%p.log"),
+    }
+    command = [*launcher, "-m", "lowtide", "run", "--strategy", "tide", str(program)]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    unmapped = re.findall(r"unmapped (\d+)", done.stdout)
+    assert len(unmapped) == 2
+    assert all(int(count) > 100 for count in unmapped), "no memory moved"
+    # NCCL would not learn that other memory is there now.
+    assert not any("register comm" in log.read_text() for log in tmp_path.glob("*.log"))

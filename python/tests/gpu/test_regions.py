@@ -698,7 +698,7 @@ def test_nccl_registers_what_a_resume_brings_back(tmp_path: Path) -> None:
         "NCCL_DEBUG_SUBSYS": "REG",
         "NCCL_DEBUG_FILE": str(tmp_path / "%p.log"),
     }
-    command = [*launcher, "-m", "lowtide", "run", str(program)]
+    command = [*launcher, "-m", "lowtide", "run", "--strategy", "caching", str(program)]
     environment = {**os.environ, **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
