@@ -693,12 +693,14 @@ def test_nccl_registers_what_a_resume_brings_back(tmp_path: Path) -> None:
     program = Path(__file__).with_name("registered_ranks.py")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     variables = {
+        # Also for the launcher, which hands its environment on.
+        "LOWTIDE_STRATEGY": "caching",
         "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "REG",
         "NCCL_DEBUG_FILE": str(tmp_path / "%p.log"),
     }
-    command = [*launcher, "-m", "lowtide", "run", "--strategy", "caching", str(program)]
+    command = [*launcher, "-m", "lowtide", "run", str(program)]
     environment = {**os.environ, **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
