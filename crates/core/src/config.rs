@@ -23,6 +23,7 @@ use crate::strategy::options::CachingConfig;
 use crate::strategy::{FreeBlockOrder, strategies};
 use crate::units::Bytes;
 pub use error::ConfigError;
+pub(crate) use options::LastTry;
 use options::Options;
 use tokens::Reader;
 
@@ -54,9 +55,10 @@ macro_rules! define_config {
                 })
             }
 
-            fn pairs(&self) -> Vec<String> {
+            /// Returns what the options decide beside the strategy.
+            pub(crate) fn options(&self) -> &dyn Options {
                 match self {
-                    $(Config::$variant(options) => options.pairs(),)*
+                    $(Config::$variant(options) => options,)*
                 }
             }
 
@@ -154,86 +156,30 @@ impl Config {
     }
 
     /// Returns whether the allocator caches freed memory.
-    pub const fn keeps_free_memory(&self) -> bool {
-        !matches!(self, Config::Direct(_))
+    pub fn keeps_free_memory(&self) -> bool {
+        self.options().keeps_free_memory()
     }
 
     /// Returns the fraction of the device's memory that may be reserved, if the options limit it.
     pub fn memory_fraction(&self) -> Option<f64> {
-        match self {
-            Config::Caching(options) => Some(options.per_process_memory_fraction),
-            _ => None,
-        }
-        .filter(|&fraction| fraction < 1.0)
+        self.options().memory_fraction()
     }
 
     /// Returns the page size of expandable segments for large requests, which [`Gap::of`](crate::Gap::of) needs.
     pub fn large_page(&self) -> Bytes {
-        match self {
-            Config::Caching(options) => options.large_segment_size,
-            Config::Tide(_) => Bytes::mib(2),
-            _ => CachingConfig::default().large_segment_size,
-        }
+        self.options().large_page()
     }
 
     /// Returns whether one stream's requests never decide where another stream's go, so that a device can have several
-    /// [lanes](crate::Lanes). These need a single lane:
-    ///
-    /// - BFC: a request may wait for memory that any stream frees.
-    /// - Garbage collection compares the free segments of all streams.
-    /// - `throw_on_cudamalloc_oom` rejects a request by the reserved bytes of all streams.
-    /// - `tide` gives a stream the idle frames of others, once no work uses them.
-    /// - `direct` releases freed memory to the driver, so it can serve the next request of any stream.
+    /// [lanes](crate::Lanes).
     pub fn keeps_streams_apart(&self) -> bool {
-        match self {
-            Config::Bfc(_) | Config::Direct(_) | Config::Tide(_) => false,
-            Config::Caching(options) => {
-                options.garbage_collection_threshold == 0.0 && !options.throw_on_cudamalloc_oom
-            }
-            _ => true,
-        }
-    }
-
-    /// Returns the fraction of the device's memory above which a request for new memory fails at once, if there
-    /// is one.
-    pub(crate) fn rejects_above(&self) -> Option<f64> {
-        match self {
-            Config::Caching(options) if options.throw_on_cudamalloc_oom => {
-                Some(self.memory_fraction().unwrap_or(1.0))
-            }
-            _ => None,
-        }
-    }
-
-    /// Returns whether memory that is freed in a graph capture may be reused in the same capture, if the graph's
-    /// order allows it.
-    pub(crate) fn reuses_in_capture(&self) -> bool {
-        matches!(self, Config::Caching(options) if options.graph_capture_record_stream_reuse)
+        self.options().keeps_streams_apart()
     }
 
     /// Returns how long a request that finds no memory is retried before it fails, in milliseconds. `None` if it
     /// fails at once.
     pub fn retry_wait_ms(&self) -> Option<u64> {
-        match self {
-            Config::Bfc(options) if options.allow_retry_on_failure => Some(options.retry_ms),
-            _ => None,
-        }
-    }
-
-    /// Returns whether new segments grow by mapping memory.
-    pub(crate) fn has_expandable_segments(&self) -> bool {
-        matches!(self, Config::Caching(options) if options.expandable_segments)
-    }
-
-    /// Returns the last attempt of a request, after all cached memory was released.
-    pub(crate) fn last_try(&self) -> LastTry {
-        match self {
-            Config::Caching(options) if options.search_after_wait == Some(true) => {
-                LastTry::NewFirst
-            }
-            Config::Caching(_) => LastTry::NewOnly,
-            _ => LastTry::FreeFirst,
-        }
+        self.options().retry_wait_ms()
     }
 
     /// Returns the options that differ from their defaults, in the syntax of [`Config::parse`]. Empty if none
@@ -241,7 +187,7 @@ impl Config {
     ///
     /// Sizes are written in whole MiB, the syntax's only unit, rounded down.
     pub fn to_conf(&self) -> String {
-        self.pairs().join(",")
+        self.options().pairs().join(",")
     }
 }
 
@@ -265,18 +211,6 @@ impl fmt::Display for Config {
         let colon = if conf.is_empty() { "" } else { ":" };
         write!(f, "{}{colon}{conf}", self.name())
     }
-}
-
-/// The last attempt of a request, after all cached memory was released. The waits before it may have freed
-/// blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LastTry {
-    /// Search the free blocks, then call the driver.
-    FreeFirst,
-    /// Call the driver, then search the free blocks.
-    NewFirst,
-    /// Call the driver only, as PyTorch does (pytorch#189504).
-    NewOnly,
 }
 
 impl FromStr for StrategyName {

@@ -86,7 +86,7 @@ impl<L: Lanes> Device<L> {
         }
         // Private pools may also have more free memory now. PyTorch does not always look again.
         self.sync_peaks();
-        if self.lanes.lane(own).config.last_try() != LastTry::NewOnly
+        if self.lanes.lane(own).config.options().last_try() != LastTry::NewOnly
             && let Some(address) = self.take_from_open_pools(own, request)
         {
             return Ok(Miss::Served(address));
@@ -96,7 +96,13 @@ impl<L: Lanes> Device<L> {
 
     /// Returns whether the memory of all lanes decides if one lane may reserve more.
     fn counts_all_lanes(&mut self, own: usize) -> bool {
-        let rejects = self.lanes.lane(own).config.rejects_above().is_some();
+        let rejects = self
+            .lanes
+            .lane(own)
+            .config
+            .options()
+            .rejects_above()
+            .is_some();
         rejects || self.lanes.parts().0.limit.is_some()
     }
 
@@ -110,7 +116,7 @@ impl<L: Lanes> Device<L> {
         let lane = self.lanes.lane(own);
         let size = lane.segment_size(request);
         debug_assert!(size >= request.size, "a segment has room for the block");
-        let rejects_above = lane.config.rejects_above();
+        let rejects_above = lane.config.options().rejects_above();
         let Some(fraction) = rejects_above.filter(|_| !lane.heap.exceeds_limit(size)) else {
             return Ok(false);
         };
@@ -139,7 +145,7 @@ impl<L: Lanes> Device<L> {
     ) -> Result<Option<DeviceAddress>, DriverError> {
         let lane = self.lanes.lane(own);
         lane.heap.stats.num_alloc_retries += 1;
-        match lane.config.last_try() {
+        match lane.config.options().last_try() {
             LastTry::FreeFirst => match lane.take(request) {
                 Some(address) => Ok(Some(address)),
                 None => lane.grow(request),
@@ -198,7 +204,7 @@ impl<L: Lanes> Device<L> {
             details: lane.strategy.describe(heap, request),
             holders,
             is_rejected,
-            expandable_segments: lane.config.has_expandable_segments(),
+            expandable_segments: lane.config.options().has_expandable_segments(),
             torch: TorchRelease::NEWEST,
         };
         if is_rejected {

@@ -28,7 +28,7 @@ impl<M: Memory> Lane<M> {
         }
         debug_assert_eq!(self.heap.captures, 0);
         self.order.forget();
-        if self.config.reuses_in_capture() {
+        if self.config.options().reuses_in_capture() {
             self.uses
                 .end_deferral(self.memory.physical_mut().driver_mut())?;
             self.reclaim_passed()?;
@@ -40,7 +40,7 @@ impl<M: Memory> Lane<M> {
     /// capture, those of this stream that the graph's order allows.
     #[inline(never)]
     pub(super) fn reclaim_for(&mut self, stream: Stream) -> Result<(), AllocError> {
-        if self.heap.captures == 0 || !self.config.reuses_in_capture() {
+        if self.heap.captures == 0 || !self.config.options().reuses_in_capture() {
             return self.process_events();
         }
         if self.uses.has_ordered(stream)
@@ -62,7 +62,7 @@ impl<M: Memory> Lane<M> {
         let domain = self.heap.blocks.get(id).domain;
         let own = self.heap.domains.domain(domain).stream;
         let mut physical = self.memory.physical_mut();
-        let reuses = self.config.reuses_in_capture();
+        let reuses = self.config.options().reuses_in_capture();
         self.uses.defer(physical.driver_mut(), id, own, reuses);
     }
 

@@ -29,6 +29,15 @@ impl Options for DirectConfig {
     fn pairs(&self) -> Vec<String> {
         Vec::new()
     }
+
+    fn keeps_free_memory(&self) -> bool {
+        false
+    }
+
+    /// No: freed memory is released to the driver, so it can serve the next request of any stream.
+    fn keeps_streams_apart(&self) -> bool {
+        false
+    }
 }
 
 /// The strategy. It has no state: every block is a segment, and every segment is allocated.

@@ -71,6 +71,15 @@ impl Options for TideConfig {
     fn pairs(&self) -> Vec<String> {
         Vec::new()
     }
+
+    /// No: a stream gets the idle frames of others, once no work uses them.
+    fn keeps_streams_apart(&self) -> bool {
+        false
+    }
+
+    fn large_page(&self) -> Bytes {
+        PAGE
+    }
 }
 
 /// The strategy.

@@ -103,4 +103,13 @@ impl Options for BfcConfig {
         );
         pairs
     }
+
+    /// No: a request may wait for memory that any stream frees.
+    fn keeps_streams_apart(&self) -> bool {
+        false
+    }
+
+    fn retry_wait_ms(&self) -> Option<u64> {
+        self.allow_retry_on_failure.then_some(self.retry_ms)
+    }
 }

@@ -1,7 +1,7 @@
 //! The options of PyTorch's caching allocator.
 
 use crate::config::error::ConfigError;
-use crate::config::options::Options;
+use crate::config::options::{LastTry, Options};
 use crate::config::tokens::{self, Reader};
 use crate::units::{Bytes, TorchRelease};
 
@@ -342,6 +342,41 @@ impl Options for CachingConfig {
             pair(true, format!("search_after_wait:{value}"));
         }
         pairs
+    }
+
+    /// Garbage collection compares the free segments of all streams. `throw_on_cudamalloc_oom` rejects a request by the
+    /// reserved bytes of all streams.
+    fn keeps_streams_apart(&self) -> bool {
+        self.garbage_collection_threshold == 0.0 && !self.throw_on_cudamalloc_oom
+    }
+
+    fn memory_fraction(&self) -> Option<f64> {
+        Some(self.per_process_memory_fraction).filter(|&fraction| fraction < 1.0)
+    }
+
+    fn large_page(&self) -> Bytes {
+        self.large_segment_size
+    }
+
+    fn rejects_above(&self) -> Option<f64> {
+        self.throw_on_cudamalloc_oom
+            .then(|| self.memory_fraction().unwrap_or(1.0))
+    }
+
+    fn reuses_in_capture(&self) -> bool {
+        self.graph_capture_record_stream_reuse
+    }
+
+    fn has_expandable_segments(&self) -> bool {
+        self.expandable_segments
+    }
+
+    fn last_try(&self) -> LastTry {
+        if self.search_after_wait == Some(true) {
+            LastTry::NewFirst
+        } else {
+            LastTry::NewOnly
+        }
     }
 }
 
