@@ -367,7 +367,7 @@ impl<'a> Compiler<'a> {
     ///   were served. Even then not if some other release cannot have come from a request: such a program calls
     ///   `empty_cache`, and called it here too.
     ///
-    /// Requests that collect garbage, which is always large, do not fail first. Requests of a private pool release
+    /// Requests of `tide` release nothing. Requests that collect garbage, which is always large, do not fail first. Requests of a private pool release
     /// nothing, and neither do requests of other pools during a graph capture. Large unsplit blocks
     /// (`max_split_size_mb`) are the exception.
     fn let_go_first(&self, group: &Group, index: usize) -> bool {
@@ -375,6 +375,7 @@ impl<'a> Compiler<'a> {
             return self.lets_own_go(group, index);
         }
         if group.released_from.is_empty()
+            || self.survey.is_of_tide()
             || self.survey.captured_refusals.contains(&index) && !self.survey.gives_back_some
             || group.traffic.would_have_served(&self.event_pools, index)
         {

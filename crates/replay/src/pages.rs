@@ -16,10 +16,9 @@ const SMALL_PAGE: Bytes = Bytes::mib(2);
 #[derive(Debug)]
 pub(crate) struct Pages {
     config: CachingConfig,
-    /// The pages mapped for small requests, and for large ones.
+    /// The pages mapped for small requests, and for large ones. `tide` has one kind, small ones.
     mapped: [Extents; 2],
-    /// The size of each kind of page.
-    sizes: [Bytes; 2],
+    has_large: bool,
     /// The blocks that are not free, from start to end.
     held: BTreeMap<DeviceAddress, DeviceAddress>,
     /// The number of free ranges that contain a page that could be released.
@@ -29,14 +28,10 @@ pub(crate) struct Pages {
 impl Pages {
     /// Returns the pages before the first event, with each segment in its pool.
     pub(crate) fn new(trace: &Trace, pools: &EventPools<'_>) -> Pages {
-        let large_page = match trace.settings.strategy_name() {
-            Some(StrategyName::Tide) => SMALL_PAGE,
-            _ => pools.config.large_segment_size,
-        };
         let mut pages = Pages {
             config: pools.config.clone(),
             mapped: Default::default(),
-            sizes: [SMALL_PAGE, large_page],
+            has_large: trace.settings.strategy_name() != Some(StrategyName::Tide),
             held: BTreeMap::new(),
             vacant: 0,
         };
@@ -82,7 +77,8 @@ impl Pages {
 
     fn map(&mut self, start: DeviceAddress, end: DeviceAddress, is_large: bool) {
         self.change(start, end, |pages, end| {
-            pages.mapped[usize::from(is_large)].map(start, end);
+            let kind = usize::from(is_large && pages.has_large);
+            pages.mapped[kind].map(start, end);
         });
     }
 
@@ -121,7 +117,8 @@ impl Pages {
 
     /// Returns the start of the free range that contains `address`, if a page of the range could be released.
     fn stretch(&self, address: DeviceAddress) -> Option<DeviceAddress> {
-        let around = { self.mapped.iter().zip(self.sizes) }
+        let pages = [SMALL_PAGE, self.config.large_segment_size];
+        let around = { self.mapped.iter().zip(pages) }
             .find_map(|(mapped, page)| Some((mapped.around(address)?, page)));
         let ((first, last), page) = around?;
         let before = self.held.range(..=address).next_back();
@@ -146,9 +143,13 @@ mod tests {
 
     /// Returns the number of ranges with a vacant page after each event, at these MiB and of these sizes in MiB.
     fn vacant_after(events: &[(Action, u64, u64)]) -> Vec<usize> {
-        let trace = Trace::default();
-        let pools = EventPools::new(&trace);
-        let mut pages = Pages::new(&trace, &pools);
+        vacant_of(&Trace::default(), events)
+    }
+
+    /// Returns the same for a trace's settings.
+    fn vacant_of(trace: &Trace, events: &[(Action, u64, u64)]) -> Vec<usize> {
+        let pools = EventPools::new(trace);
+        let mut pages = Pages::new(trace, &pools);
         let events = events.iter().map(|&(action, mib, size_mib)| Event {
             action,
             pool: MempoolId::DEFAULT,
@@ -196,5 +197,20 @@ mod tests {
             (Action::FreeCompleted, 200, 20),
         ]);
         assert_eq!(vacant, [1, 0, 1, 1, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_block_of_tide_may_lie_in_pages_that_were_mapped_apart() {
+        let mut trace = Trace::default();
+        trace.settings.strategy = "tide".into();
+        let events = [
+            (Action::SegmentMap, 100, 2),
+            (Action::SegmentMap, 102, 4),
+            (Action::SegmentMap, 106, 2),
+            (Action::Alloc, 100, 7),
+            (Action::FreeCompleted, 100, 7),
+            (Action::Alloc, 103, 2),
+        ];
+        assert_eq!(vacant_of(&trace, &events), [1, 1, 1, 0, 1, 2]);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! No recording says why memory was released before a request: for the request, or because the program called
 //! `empty_cache`. The bytes reserved before and after show which. If a request may release only some memory
-//! (`max_split_size_mb`), so does whether every segment without blocks was released (`occupancy.rs`).
+//! (`max_split_size_mb`), so does whether every segment without blocks was released (`occupancy.rs`). `tide` releases
+//! memory that was idle for long, too; such a release leaves some, and `empty_cache` leaves none.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem;
@@ -39,11 +40,11 @@ pub(crate) struct Survey {
     strategy: Option<StrategyName>,
     /// The ranges of events with which `tide` moved frames between addresses, and the moved bytes.
     moves: Vec<(Range<usize>, Bytes)>,
-    /// The events with which `tide` released some free memory and kept the rest: what was idle for long, or what a
-    /// request lacked.
+    /// The events with which `tide` released some free memory and kept the rest.
     idle_releases: HashSet<usize>,
     /// The refused requests after which other streams still used freed blocks, or unused memory stayed. PyTorch
     /// neither waits nor releases everything while a graph is captured or a program allocates to a private pool.
+    /// `tide` releases nothing before it refuses, so only the blocks count.
     pub(crate) captured_refusals: HashSet<usize>,
 }
 
@@ -70,6 +71,9 @@ pub(crate) struct Traffic {
     /// Whether pages were mapped before any memory was released. They were mapped for a request that had begun
     /// then.
     mapped_first: bool,
+    /// Whether free memory or blocks that other streams used stayed after the last release. False if
+    /// [`Traffic::note_kept`] was not called.
+    kept_some: bool,
 }
 
 /// The freed blocks that other streams still use.
@@ -124,6 +128,13 @@ impl Traffic {
         if self.reserved_before.is_none() {
             self.reserved_before = Some(reserved);
             self.came = Bytes::ZERO;
+        }
+    }
+
+    /// Records what stays after the event at `index`, if that released memory.
+    fn note_kept(&mut self, index: usize, occupancy: &Occupancy, waiting: &Waiting) {
+        if self.releases.last() == Some(&index) {
+            self.kept_some = stays(occupancy, waiting) || occupancy.has_vacant_page();
         }
     }
 
@@ -279,6 +290,7 @@ impl Survey {
             }
             if let Some(occupancy) = &mut occupancy {
                 occupancy.apply(event, pools.of(index));
+                traffic.note_kept(index, occupancy, &waiting);
             }
             if event.action == Action::FreeRequested {
                 if is_free_at_once(trace, index) {
@@ -308,31 +320,36 @@ impl Survey {
             || self.idle_releases.contains(&index)
     }
 
-    fn is_of_tide(&self) -> bool {
+    /// Returns whether `tide` served the job. Its requests release no memory of the default pool.
+    pub(crate) fn is_of_tide(&self) -> bool {
         self.strategy == Some(StrategyName::Tide)
     }
 
     /// Records, before a request or free, whether releasable memory stayed or other streams still used freed
-    /// blocks. With `tide`, no call of `empty_cache` leaves such memory, and refused requests may.
+    /// blocks.
     fn note_rest(
         &mut self,
         traffic: &mut Traffic,
         (index, action): (usize, Action),
         (occupancy, waiting): (Option<&Occupancy>, &Waiting),
     ) {
-        let stays = !waiting.is_empty() || occupancy.is_some_and(|some| some.vacant() > 0);
-        let has_page = occupancy.is_some_and(Occupancy::has_vacant_page);
+        let is_refused = action == Action::OutOfMemory;
         if self.is_of_tide() {
-            if stays || has_page {
+            if traffic.kept_some {
                 self.idle_releases.extend(mem::take(traffic).releases);
+            }
+            if is_refused && !waiting.is_empty() {
+                self.captured_refusals.insert(index);
             }
             return;
         }
+        let stays = occupancy.map_or(!waiting.is_empty(), |some| stays(some, waiting));
+        let has_page = occupancy.is_some_and(Occupancy::has_vacant_page);
         let went_back = !traffic.releases.is_empty();
         if went_back && self.gives_back_some && (stays || traffic.finished_late) {
             self.partial_releases.insert(index);
         }
-        if action == Action::OutOfMemory && (stays || has_page) {
+        if is_refused && (stays || has_page) {
             self.captured_refusals.insert(index);
         }
     }
@@ -362,6 +379,11 @@ impl Survey {
         self.empties_cache |= is_evidence && needed.is_none() && !needs_no_call;
         needed.filter(|_| !needs_no_call)
     }
+}
+
+/// Returns whether a segment without blocks stays, or other streams still use freed blocks.
+fn stays(occupancy: &Occupancy, waiting: &Waiting) -> bool {
+    !waiting.is_empty() || occupancy.vacant() > 0
 }
 
 /// Returns whether any request was refused.

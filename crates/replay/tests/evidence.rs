@@ -980,3 +980,43 @@ fn a_private_pool_that_ends_before_a_request_moves_no_frame() {
         assert_eq!(outcome.unwrap().peak_reserved_bytes, Bytes::mib(20));
     }
 }
+
+/// With `tide`, a release that leaves free memory was not `empty_cache`, and neither was one beside a block that another
+/// stream still used.
+#[test]
+fn a_release_of_tide_that_leaves_some_is_no_empty_cache() {
+    let next = HERE + (60 << 20);
+    let freed = |address, mib| {
+        [
+            event(Action::FreeRequested, address, mib),
+            event(Action::FreeCompleted, address, mib),
+        ]
+    };
+    let begin = [
+        event(Action::SegmentMap, HERE, 60),
+        event(Action::Alloc, HERE, 60),
+        event(Action::SegmentMap, next, 40),
+        event(Action::Alloc, next, 40),
+    ];
+    let unmap = |address, mib| [event(Action::SegmentUnmap, address, mib)];
+    // Pages of the next request hold no block yet.
+    let request = [
+        event(Action::SegmentMap, THERE, 4),
+        event(Action::Alloc, THERE, 4),
+    ];
+    let all = [&freed(HERE, 60)[..], &freed(next, 40)].concat();
+    let pending = [&freed(HERE, 60)[..], &freed(next, 40)[..1]].concat();
+    for (frees, unmaps, is_empty_cache) in [
+        (&all, [unmap(HERE, 60), unmap(next, 40)].concat(), true),
+        (&all, unmap(HERE, 60).to_vec(), false),
+        (&pending, unmap(HERE, 60).to_vec(), false),
+    ] {
+        let events = [&begin[..], frees, &unmaps, &request].concat();
+        let mut trace = recording(events);
+        trace.settings.strategy = "tide".into();
+        let config: Config = "caching".parse().unwrap();
+        let outcome = Job::new(&trace).replay(&config, &Options::default(), &());
+        let released = outcome.unwrap().device_frees > 0;
+        assert_eq!(released, is_empty_cache, "{unmaps:?}");
+    }
+}

@@ -8,11 +8,11 @@ use lowtide_trace::Trace;
 
 /// How much idle memory is released at once.
 const IDLE: Bytes = Bytes::mib(2);
-/// A free range of this size keeps idle pages then.
+/// Free memory of this size leaves idle pages after that.
 const IDLE_MIN: Bytes = Bytes::mib(8);
 
-/// Records a job of requests up to 32 MiB, which may empty the cache twice, under a strategy that releases idle memory
-/// now and then, if it can.
+/// Records a job of requests up to 32 MiB under a strategy. The job may empty the cache twice. The strategy releases
+/// idle memory now and then, if it can.
 fn recorded_under(strategy: &str, empties: bool) -> Trace {
     let config: Config = strategy.parse().unwrap();
     let mut allocator = DeviceAllocator::new(SimDriver::new(SimConfig::default()), 0, &config);
@@ -37,7 +37,7 @@ fn recorded_under(strategy: &str, empties: bool) -> Trace {
             let size = Bytes(1 + random(1 << bits));
             held.push(allocator.allocate(size, Stream::DEFAULT).unwrap());
         }
-        // What releases everything looks like `empty_cache`, and is as good.
+        // A release of all that is idle would look like `empty_cache`.
         if step % 70 == 30 && allocator.largest_free() > IDLE_MIN {
             let idle = allocator.lane_mut().release_unused(u64::MAX, IDLE);
             idle.unwrap();
