@@ -23,8 +23,8 @@ SHIM_MIN, SHIM_MAX = (2, 8), (2, 15)
 
 _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-_REGISTRATION = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
-"""PyTorch registers all memory with NCCL if this is true, as `_TRUE` writes it."""
+_REGISTRATION = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
+"""The variables with which PyTorch registers all memory with NCCL. It reads them for its first process group."""
 
 _TRUE = {"1", "t", "true", "y", "yes"}
 
@@ -80,6 +80,7 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
             raise
         is_settled = True
     if _is_installed:
+        adapt_registration()
         return
     if torch.cuda.is_initialized():
         raise _started()
@@ -94,7 +95,7 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     if reason is not None:
         _install_pluggable(torch)
         tell(f"without the shim torch.cuda knows nothing about memory: {reason}")
-    stop_registration()
+    adapt_registration()
     _is_installed = True
 
 
@@ -152,16 +153,23 @@ def report_unread_settings(strategy: str | None, config: str | None) -> None:
         tell(f"tide has no options and does not read {variable}; LOWTIDE_STRATEGY=caching does")
 
 
-def stop_registration() -> None:
-    """Stops PyTorch from registering all memory with NCCL, where lowtide maps other memory at its addresses.
+_removed: dict[str, str] = {}
 
-    NCCL would keep using what was mapped there before. PyTorch does the same for its expandable segments.
+
+def adapt_registration() -> None:
+    """Turns NCCL's registration off if lowtide maps other memory at the same addresses, and on again if it does not.
+
+    NCCL would keep using the memory that it registered. PyTorch does the same for its expandable segments.
     """
     config = library().lowtide_config().decode()
-    is_remapped = config == "tide" or "expandable_segments:True" in config
-    if is_remapped and os.environ.get(_REGISTRATION, "").lower() in _TRUE:
-        del os.environ[_REGISTRATION]
-        tell(f"{_REGISTRATION} is off, because {config} maps other memory at the same addresses; caching does not")
+    if config != "tide" and "expandable_segments:True" not in config:
+        os.environ.update(_removed)
+        _removed.clear()
+        return
+    for name in _REGISTRATION:
+        if os.environ.get(name, "").lower() in _TRUE:
+            _removed[name] = os.environ.pop(name)
+            tell(f"{name} is off, because {config} maps other memory at the same addresses; caching does not")
 
 
 def unread_variable(strategy: str | None, config: str | None) -> str | None:
@@ -248,7 +256,7 @@ def _install_shim(torch: Any) -> str | None:
     try:
         from .torch.install import install_shim
 
-        _shim = install_shim()
+        _shim = install_shim(adapt_registration)
     except StartedError:
         raise
     except Exception as error:

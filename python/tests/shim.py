@@ -6,7 +6,7 @@ SHIM = """
     import os, torch
     from lowtide._library import Mempool, check, library
     from lowtide.torch.install import install_shim
-    install_shim()
+    install_shim(lambda: None)
     library().lowtide_retain_pool.argtypes = [__import__("ctypes").c_int, Mempool]
     check(library().lowtide_retain_pool(0, Mempool(0, 1)))
 """
@@ -15,7 +15,7 @@ SHIM = """
 # As `lowtide.install` leaves it, for what asks whether it was called.
 INSTALLED = """
     import lowtide, lowtide._install
-    lowtide._install._is_installed, lowtide._install._shim = True, install_shim()
+    lowtide._install._is_installed, lowtide._install._shim = True, install_shim(lambda: None)
 """
 
 

@@ -1363,8 +1363,8 @@ enum lowtide_status lowtide_set_torch_version(uint32_t major, uint32_t minor);
 enum lowtide_status lowtide_reconfigure(const char *settings);
 
 /**
- * Returns the strategy and the options, like "caching:expandable_segments:True"; null on failure. Until a device is
- * in use, they may change. The text belongs to lowtide and stays valid until the process ends.
+ * Returns the strategy and the options, like "caching:expandable_segments:True"; null on failure. Does not fix them.
+ * The text belongs to lowtide and stays valid until the process ends.
  */
 const char *lowtide_config(void);
 

@@ -125,8 +125,8 @@ pub unsafe extern "C" fn lowtide_reconfigure(settings: *const c_char) -> Status 
     })
 }
 
-/// Returns the strategy and the options, like "caching:expandable_segments:True"; null on failure. Until a device is
-/// in use, they may change. The text belongs to lowtide and stays valid until the process ends.
+/// Returns the strategy and the options, like "caching:expandable_segments:True"; null on failure. Does not fix them.
+/// The text belongs to lowtide and stays valid until the process ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_config() -> *const c_char {
     let mut text = ptr::null();

@@ -220,7 +220,7 @@ pub(crate) fn config() -> Result<Config, Error> {
     lock()?.config().cloned()
 }
 
-/// Returns the configuration if it is fixed, else the one that it would be now.
+/// Returns the configuration, without fixing it.
 ///
 /// # Errors
 ///

@@ -36,6 +36,13 @@ fn the_configuration_is_settled_by_the_first_request() {
             configure(Some(c"caching"), Some(c"expandable_segments:True")),
             Status::Ok
         );
+        // SAFETY: the text is valid for ever.
+        let config = || unsafe { CStr::from_ptr(lowtide_config()) };
+        assert_eq!(config(), c"caching:expandable_segments:True");
+        assert_eq!(configure(None, None), Status::Ok, "nobody fixed it");
+        assert_eq!(config(), c"bfc");
+        let again = configure(Some(c"caching"), Some(c"expandable_segments:True"));
+        assert_eq!(again, Status::Ok);
         assert!(allocate(1, 0).is_ok());
         assert_eq!(fake.live().mappings, 1, "a segment that grows was made");
         assert_eq!(configure(None, None), Status::Started);

@@ -1,8 +1,8 @@
 //! Many short seeded schedules of `tide`: streams, events, frames that move, stale views, faults and captures.
 //!
 //! After each operation the result, the memory behind the new block, the events and the statistics are checked; at the
-//! end everything is. `LOWTIDE_SCHEDULES` sets how many schedules run. They are counted by what happened in them, so
-//! that a change which no longer reaches a case fails.
+//! end everything is. `LOWTIDE_SCHEDULES` sets how many schedules run. They are counted by what happened in them. A
+//! change which no longer reaches a case fails.
 #![expect(
     clippy::print_stdout,
     reason = "a long run says how often each case happened"
@@ -21,13 +21,13 @@ const OPERATIONS: usize = 300;
 /// What can happen in a schedule.
 const CASES: [&str; 8] = [
     "a frame moved",
-    "a stale view was unmapped for a request",
+    "pages were unmapped for a request",
     "a frame moved in a capture",
     "a request ran out of memory",
     "a fault met a request that maps several pages",
     "idle memory was released",
     "a checkpoint was restored",
-    "a block was used in another stream",
+    "record_stream named a stream",
 ];
 
 /// The driver's calls so far that say what an operation did.
@@ -41,6 +41,7 @@ fn run(config: &Config, seed: u64) -> [bool; CASES.len()] {
     let (mut seen, mut captures) = ([false; CASES.len()], 0_u32);
     for (index, op) in random_program(seed).take(OPERATIONS).enumerate() {
         let before = calls(&mut runner);
+        let ooms = runner.allocator().stats().num_ooms;
         let effect = runner.apply(&op);
         let effect = effect.unwrap_or_else(|error| {
             panic!("{config}, seed {seed}, operation {index}, {op:?}: {error}")
@@ -59,7 +60,7 @@ fn run(config: &Config, seed: u64) -> [bool; CASES.len()] {
             moved,
             is_alloc && is_done && unmapped > 0,
             moved && captures > 0,
-            is_alloc && is_refused,
+            runner.allocator().stats().num_ooms > ooms,
             is_alloc && is_refused && mapped > 1,
             matches!(op, Op::ReleaseUnused { .. }) && released > 0,
             matches!(op, Op::Restore { .. }) && is_done,
@@ -102,6 +103,6 @@ fn no_schedule_breaks_a_promise_and_each_case_happens() {
     for (case, seen) in CASES.iter().zip(&seen) {
         let seen = seen.load(Ordering::Relaxed);
         println!("{seen} of {count} schedules: {case}");
-        assert!(seen > 0 || cfg!(miri), "in no schedule {case}");
+        assert!(seen > 0 || count < SCHEDULES || cfg!(miri), "in no schedule {case}");
     }
 }

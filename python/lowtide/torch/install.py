@@ -14,9 +14,10 @@ from .build import build
 _SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
 
 
-def install_shim() -> ctypes.CDLL:
+def install_shim(changed: Callable[[], None]) -> ctypes.CDLL:
     """Puts lowtide in the place of PyTorch's CUDA allocator, for the rest of the process, and returns the shim.
 
+    `changed` is called whenever PyTorch's functions for that have changed the settings.
     Builds the shim if need be. Raises `BuildError` where it cannot be built, and `StartedError` where CUDA
     is in use already; nothing has changed then. A second call does nothing.
     """
@@ -29,17 +30,18 @@ def install_shim() -> ctypes.CDLL:
     for name in _SETTERS:
         setter = getattr(torch._C, name, None)
         if setter is not None and not hasattr(setter, "__wrapped__"):
-            setattr(torch._C, name, _and_reconfigure(setter))
+            setattr(torch._C, name, _and_reconfigure(setter, changed))
     return shim
 
 
-def _and_reconfigure(setter: Callable[[str | bytes], Any]) -> Callable[[str | bytes], Any]:
+def _and_reconfigure(setter: Callable[[str | bytes], Any], changed: Callable[[], None]) -> Callable[[str | bytes], Any]:
     """Returns a setter after which lowtide has the settings too. What PyTorch refuses, lowtide never sees."""
 
     @functools.wraps(setter)
     def change(settings: str | bytes) -> Any:
         result = setter(settings)
         _reconfigure(settings if isinstance(settings, bytes) else settings.encode())
+        changed()
         return result
 
     return change

@@ -169,6 +169,7 @@ impl<M: Memory> Lane<M> {
         &self,
         checkpoint: &Checkpoint,
     ) -> Result<Vec<CheckpointBlock>, AllocError> {
+        // PyTorch allocates and frees the free blocks, too. Peaks and events are then PyTorch's.
         let shows_free = self.strategy.as_pytorch().is_some();
         let mut wanted = Vec::new();
         for block in &checkpoint.blocks {

@@ -128,8 +128,7 @@ pub(crate) trait Configured: Placement + Sized {
     }
 }
 
-/// Operations at addresses that the caller names: for checkpoints, recordings, and blocks that are resized in
-/// place.
+/// Operations at addresses that the caller names: for checkpoints, and blocks that are resized in place.
 pub(crate) trait Placement: Strategy {
     /// Takes a free block of the request's domain that contains the request's bytes from `address` on. If it
     /// begins at `address`, it is cut to the request's size. If it begins before, it is cut to end at `address`,
@@ -172,8 +171,8 @@ pub(crate) trait Placement: Strategy {
     ) -> BlockId;
 }
 
-/// What a strategy offers that places blocks as PyTorch's allocator does: to continue from any state of it. Such a
-/// strategy also restores the free blocks of a checkpoint, so that peaks and events are PyTorch's.
+/// Operations of a strategy that places blocks as PyTorch's allocator does. With them, it continues from any state of
+/// that allocator.
 pub(crate) trait PyTorchPlacement: Placement {
     /// Takes exactly the first `size` bytes of a free block, even if a request of that size would go elsewhere.
     /// Returns whether it did. `size` is a multiple of 512.
