@@ -103,6 +103,9 @@ fn no_schedule_breaks_a_promise_and_each_case_happens() {
     for (case, seen) in CASES.iter().zip(&seen) {
         let seen = seen.load(Ordering::Relaxed);
         println!("{seen} of {count} schedules: {case}");
-        assert!(seen > 0 || count < SCHEDULES || cfg!(miri), "in no schedule {case}");
+        assert!(
+            seen > 0 || count < SCHEDULES || cfg!(miri),
+            "in no schedule {case}"
+        );
     }
 }
