@@ -2,8 +2,6 @@
 //!
 //! If the test runs as root, the attacker is the user `nobody`. Otherwise the test's own user plants only files
 //! that are refused from every owner.
-// The C compiler links the job, without the sanitizer.
-#![cfg(not(lowtide_tsan))]
 #![allow(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
 use std::env;
