@@ -1,8 +1,11 @@
 """What the tests on a GPU share that are about PyTorch's own interfaces."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,22 @@ def segment_of(address: int) -> Any:
         if segment["address"] <= address < segment["address"] + segment["total_size"]:
             return segment
     raise AssertionError("the address is in no segment")
+
+
+def run_ranks(program: str, strategy: str, directory: Path) -> tuple["subprocess.CompletedProcess[str]", list[str]]:
+    """Runs a program of `gpu` on two ranks that ask NCCL to register all memory. Returns what NCCL logged, too."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    variables = {
+        # For the launcher: with another strategy, it might keep the next variable from the ranks.
+        "LOWTIDE_STRATEGY": "caching",
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "REG",
+        "NCCL_DEBUG_FILE": str(directory / "%p.log"),
+    }
+    script = Path(__file__).parent / "gpu" / program
+    command = [*launcher, "-m", "lowtide", "run", "--strategy", strategy, str(script)]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done, [log.read_text() for log in directory.glob("*.log")]

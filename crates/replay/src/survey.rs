@@ -2,8 +2,9 @@
 //!
 //! No recording says why memory was released before a request: for the request, or because the program called
 //! `empty_cache`. The bytes reserved before and after show which. If a request may release only some memory
-//! (`max_split_size_mb`), so does whether every segment without blocks was released (`occupancy.rs`). `tide` releases
-//! memory that was idle for long, too; such a release leaves some, and `empty_cache` leaves none.
+//! (`max_split_size_mb`), so does whether every segment without blocks was released (`occupancy.rs`).
+//!
+//! `tide` also releases memory that was idle for long. Such a release leaves some, and `empty_cache` leaves none.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem;

@@ -1,7 +1,6 @@
 """Two devices in one process: where a request goes, and what each is said to hold."""
 
 import ctypes
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import IS_NATIVE, MIB, expandable, on_a_card  # noqa: E402
+from gpu_helpers import IS_NATIVE, MIB, expandable, on_a_card, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 
@@ -122,25 +121,11 @@ def test_a_request_goes_to_a_device_that_is_only_noted() -> None:
 
 @on_a_card
 def test_ranks_reduce_into_memory_that_moves(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("moving_ranks.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    variables = {
-        # For the launcher, so that the ranks get the next variable.
-        "LOWTIDE_STRATEGY": "caching",
-        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "REG",
-        "NCCL_DEBUG_FILE": str(tmp_path / "%p.log"),
-    }
-    command = [*launcher, "-m", "lowtide", "run", "--strategy", "tide", str(program)]
-    environment = {**os.environ, **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    done, logs = run_ranks("moving_ranks.py", "tide", tmp_path)
     unmapped = re.findall(r"unmapped (\d+)", done.stdout)
     assert len(unmapped) == 2
     assert all(int(count) > 100 for count in unmapped), "no memory moved"
     assert done.stderr.count("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK is off") == 2
     # NCCL would not learn that other memory is there now.
-    logs = [log.read_text() for log in tmp_path.glob("*.log")]
     assert any("NCCL version" in log for log in logs)
     assert not any("register comm" in log for log in logs)

@@ -5,8 +5,6 @@ import os
 import random
 import re
 import resource
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ torch = pytest.importorskip("torch")
 if os.environ.get("LOWTIDE_TEST_NATIVE") == "1":
     pytest.skip("about lowtide itself", allow_module_level=True)
 
-from gpu_helpers import on_a_card  # noqa: E402
+from gpu_helpers import on_a_card, run_ranks  # noqa: E402
 
 import lowtide  # noqa: E402 — only where it is the allocator
 
@@ -690,23 +688,9 @@ def test_running_out_names_the_region_of_what_is_held() -> None:
 @on_a_card
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_nccl_registers_what_a_resume_brings_back(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("registered_ranks.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    variables = {
-        # Also for the launcher, which hands its environment on.
-        "LOWTIDE_STRATEGY": "caching",
-        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1",
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "REG",
-        "NCCL_DEBUG_FILE": str(tmp_path / "%p.log"),
-    }
-    command = [*launcher, "-m", "lowtide", "run", str(program)]
-    environment = {**os.environ, **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    done, logs = run_ranks("registered_ranks.py", "caching", tmp_path)
     buffers = re.findall(r"buffer (0x\w+) (\d+)", done.stdout)
     assert len(buffers) == 2
-    logs = [log.read_text() for log in tmp_path.glob("*.log")]
     for address, times in buffers:
         counts = [len(re.findall(rf"register comm \w+ buffer {address} ", log)) for log in logs]
         assert int(times) in counts, f"{address} was registered {counts} times, not {times}"
