@@ -174,8 +174,8 @@ impl<'a> Compiler<'a> {
             Action::FreeCompleted if self.used.is_empty() => {}
             Action::FreeCompleted => {
                 if let Some(user) = self.used.remove(&event.address) {
-                    let gave_back = !self.group.released_from.is_empty();
-                    if gave_back && !self.survey.gives_back_some {
+                    let released = !self.group.released_from.is_empty();
+                    if released && !self.survey.releases_some {
                         // PyTorch waits for all blocks that other streams use before it releases memory.
                         self.end_group(index, false);
                     }
@@ -308,10 +308,10 @@ impl<'a> Compiler<'a> {
             return;
         }
         let mut group = std::mem::take(&mut self.group);
-        if before_request && (self.let_go_first(&group, end) || self.waits_in_vain(&group, end)) {
-            let gave_back = !group.releases.is_empty();
+        if before_request && (self.released_first(&group, end) || self.waits_in_vain(&group, end)) {
+            let released = !group.releases.is_empty();
             let is_private = !self.event_pools.of(end).is_default();
-            if gave_back && (is_private || self.survey.collects_garbage)
+            if released && (is_private || self.survey.collects_garbage)
                 || self.survey.partial_releases.contains(&end)
             {
                 // PyTorch first checks which streams have finished, and then releases some memory without a wait.
@@ -370,13 +370,13 @@ impl<'a> Compiler<'a> {
     /// Requests of `tide` release nothing. Requests that collect garbage, which is always large, do not fail first. Requests of a private pool release
     /// nothing, and neither do requests of other pools during a graph capture. Large unsplit blocks
     /// (`max_split_size_mb`) are the exception.
-    fn let_go_first(&self, group: &Group, index: usize) -> bool {
+    fn released_first(&self, group: &Group, index: usize) -> bool {
         if !self.event_pools.of(index).is_default() {
-            return self.lets_own_go(group, index);
+            return self.releases_own(group, index);
         }
         if group.released_from.is_empty()
             || self.survey.is_of_tide()
-            || self.survey.captured_refusals.contains(&index) && !self.survey.gives_back_some
+            || self.survey.captured_refusals.contains(&index) && !self.survey.releases_some
             || group.traffic.would_have_served(&self.event_pools, index)
         {
             return false;
@@ -394,7 +394,7 @@ impl<'a> Compiler<'a> {
 
     /// Returns whether the request at event `index`, of a private pool, released large unsplit blocks of that pool.
     /// Such a request can release nothing else.
-    fn lets_own_go(&self, group: &Group, index: usize) -> bool {
+    fn releases_own(&self, group: &Group, index: usize) -> bool {
         let config = &self.event_pools.config;
         let Some((request, max)) = self.event_at(index).zip(config.max_split_size) else {
             return false;
@@ -405,11 +405,11 @@ impl<'a> Compiler<'a> {
             let is_own = self.event_pools.of(release) == self.event_pools.of(index);
             (event, is_own && event.stream == request.stream)
         });
-        let lets_go = released.all(|(event, is_own)| {
+        let releases = released.all(|(event, is_own)| {
             let would_serve = event.size >= size && config.block_serves(event.size, size);
             is_own && event.action == Action::SegmentFree && event.size >= max && !would_serve
         });
-        lets_go && !group.releases.is_empty() && size > Bytes::mib(1)
+        releases && !group.releases.is_empty() && size > Bytes::mib(1)
     }
 
     /// Returns whether the request at event `index` was refused without releasing memory. Blocks that became free

@@ -74,7 +74,7 @@ fn bisect(
         if miss.difference.event > latest {
             (latest, found) = (miss.difference.event, Some(limit));
         }
-        if miss.lets_go_too_much {
+        if miss.releases_too_much {
             low = limit + STEP
         } else {
             high = limit.saturating_sub(STEP)

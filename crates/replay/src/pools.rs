@@ -25,7 +25,7 @@ use crate::apart::Apart;
 use crate::card::Card;
 use crate::initial::Initial;
 use crate::initial_sizes::UNSPLIT_END_MAX;
-use crate::settings::{config_of, gives_back_some};
+use crate::settings::{config_of, releases_some};
 
 /// The largest request that small segments serve, and the largest end that stays on a large block.
 pub(crate) const SMALL_REQUEST_MAX: Bytes = Bytes::mib(1);
@@ -274,8 +274,8 @@ impl Layout {
         let is_release = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
         // PyTorch waits for other streams before it releases anything, except for requests that release only some
         // memory.
-        let goes_on = action == Action::FreeCompleted && gives_back_some(&self.config);
-        let went_back = !self.released.is_empty();
+        let goes_on = action == Action::FreeCompleted && releases_some(&self.config);
+        let released = !self.released.is_empty();
         if let Some(begun) = self.begun.take() {
             let request = (action == Action::Alloc).then(|| self.config.block_size(size));
             self.separate_begun(begun, request);
@@ -296,7 +296,7 @@ impl Layout {
             Action::Alloc => self.take(address, size).map(Some),
             Action::FreeCompleted => self.give(address).map(Some),
             Action::SegmentFree | Action::SegmentUnmap => self.release(address, size).map(Some),
-            Action::OutOfMemory => self.refuse((size, stream), pool, went_back).map(Some),
+            Action::OutOfMemory => self.refuse((size, stream), pool, released).map(Some),
             Action::FreeRequested => {
                 self.waiting += 1;
                 Some(None)
@@ -574,14 +574,14 @@ impl Layout {
         &mut self,
         (requested, stream): (Bytes, Stream),
         pool: Option<MempoolId>,
-        went_back: bool,
+        released: bool,
     ) -> Option<usize> {
         let size = self.config.block_size(requested);
         let is_large = size > SMALL_REQUEST_MAX;
         let owner = Owner { stream, is_large };
         self.fresh = None;
         let refused = self.insert_segment(owner, pool, DeviceAddress::NULL, Bytes::ZERO, false);
-        let unsplit = self.config.max_split_size.filter(|_| !went_back);
+        let unsplit = self.config.max_split_size.filter(|_| !released);
         let least = unsplit.map_or(size, |unsplit| unsplit.min(size));
         let free = self.free.get(&owner);
         let free = free.map(|free| free.range((least, DeviceAddress::NULL)..));
@@ -674,7 +674,7 @@ impl Layout {
             self.config.max_split_size.is_some_and(|max| size >= max)
         };
         let mut released = released.iter().map(|&released| &self.segments[released]);
-        gives_back_some(&self.config)
+        releases_some(&self.config)
             && !self.config.expandable_segments
             && released.all(|segment| {
                 segment.owner.is_large

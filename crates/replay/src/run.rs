@@ -75,7 +75,7 @@ impl Ages {
 pub(crate) struct Miss {
     pub(crate) difference: Difference,
     /// Whether the replay releases memory there that no refusal explains.
-    pub(crate) lets_go_too_much: bool,
+    pub(crate) releases_too_much: bool,
     /// The allocator right after the difference.
     pub(crate) allocator: DeviceAllocator<SimDriver<Script>>,
 }
@@ -199,7 +199,7 @@ impl<'a> Run<'a> {
             .and_then(|comparison| comparison.finish().first_difference);
         Ok(difference.map(|difference| Miss {
             difference,
-            lets_go_too_much: !was_refused,
+            releases_too_much: !was_refused,
             allocator: self.allocator,
         }))
     }
@@ -378,7 +378,7 @@ impl<'a> Run<'a> {
     ) -> Result<DeviceAddress, AllocError> {
         let gives_nothing_back = self
             .script()
-            .is_some_and(|script| in_capture || !pool.is_default() && !script.gives_back_in_step());
+            .is_some_and(|script| in_capture || !pool.is_default() && !script.releases_in_step());
         if gives_nothing_back {
             self.allocator.lane_mut().capture_begin();
         }

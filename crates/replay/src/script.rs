@@ -167,7 +167,7 @@ impl Script {
     }
 
     /// Returns whether memory is still to be released in this step.
-    pub(crate) fn gives_back_in_step(&self) -> bool {
+    pub(crate) fn releases_in_step(&self) -> bool {
         self.left_in_step()
             .any(|event| matches!(event.action, Action::SegmentFree | Action::SegmentUnmap))
     }

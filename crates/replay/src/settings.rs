@@ -11,6 +11,6 @@ pub(crate) fn config_of(trace: &Trace) -> CachingConfig {
 }
 
 /// Returns whether, with these options, a request may release some free memory to the driver and keep the rest.
-pub(crate) fn gives_back_some(config: &CachingConfig) -> bool {
+pub(crate) fn releases_some(config: &CachingConfig) -> bool {
     config.max_split_size.is_some() || config.garbage_collection_threshold > 0.0
 }

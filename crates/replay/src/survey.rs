@@ -15,7 +15,7 @@ use lowtide_trace::Trace;
 
 use crate::occupancy::Occupancy;
 use crate::pools::EventPools;
-use crate::settings::gives_back_some;
+use crate::settings::releases_some;
 
 /// The facts that one pass over the events shows.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Survey {
     /// garbage.
     pub(crate) collects_garbage: bool,
     /// Whether requests may release some of the releasable memory and not all, without a wait.
-    pub(crate) gives_back_some: bool,
+    pub(crate) releases_some: bool,
     /// The least limit that the job can have had: the most bytes that it held in segments or was granted pages for.
     pub(crate) limit_min: Bytes,
     /// Whether memory was released somewhere that no request can have released.
@@ -68,7 +68,7 @@ pub(crate) struct Traffic {
     /// The events by which they became free.
     finished_by: Vec<usize>,
     /// The released memory, from start to end.
-    went_back: BTreeMap<DeviceAddress, DeviceAddress>,
+    released: BTreeMap<DeviceAddress, DeviceAddress>,
     /// Whether pages were mapped before any memory was released. They were mapped for a request that had begun
     /// then.
     mapped_first: bool,
@@ -124,7 +124,7 @@ impl Traffic {
         self.mapped_first |= self.releases.is_empty() && self.mapped_from.is_some();
         self.releases.push(index);
         let end = released.address + released.size;
-        self.went_back.insert(released.address, end);
+        self.released.insert(released.address, end);
         // Memory from the driver before the release went to an earlier part of the request, which still failed.
         if self.reserved_before.is_none() {
             self.reserved_before = Some(reserved);
@@ -187,14 +187,14 @@ impl Traffic {
                         && (block.size > Bytes::mib(1)) == (request.size > Bytes::mib(1))
                         && block_size >= size
                         && config.block_serves(block_size, size)
-                        && !self.took_away(block.address, block.address + block_size)
+                        && !self.has_released(block.address, block.address + block_size)
                 })
             })
     }
 
     /// Returns whether any memory between two addresses was released.
-    fn took_away(&self, start: DeviceAddress, end: DeviceAddress) -> bool {
-        let before = self.went_back.range(..end).next_back();
+    fn has_released(&self, start: DeviceAddress, end: DeviceAddress) -> bool {
+        let before = self.released.range(..end).next_back();
         before.is_some_and(|(_, &released_end)| released_end > start)
     }
 
@@ -215,8 +215,8 @@ impl Traffic {
     /// Returns the bytes reserved for the request at event `index`, if pages were mapped for it and nothing was
     /// released.
     fn granted(&self, pools: &EventPools<'_>, index: usize) -> Option<Bytes> {
-        let went_back = self.reserved_before.is_some();
-        let before = self.mapped_from.filter(|_| !went_back)?;
+        let released = self.reserved_before.is_some();
+        let before = self.mapped_from.filter(|_| !released)?;
         Some(before + asked(pools, index)?)
     }
 }
@@ -242,7 +242,7 @@ impl Survey {
         let has_threshold = config.garbage_collection_threshold > 0.0;
         let mut survey = Survey {
             collects_garbage: has_threshold && !config.expandable_segments,
-            gives_back_some: gives_back_some(config),
+            releases_some: releases_some(config),
             limit_min: reserved,
             moves: trace.frame_moves(),
             strategy: trace.settings.strategy_name(),
@@ -250,7 +250,7 @@ impl Survey {
         };
         let mut waiting = Waiting::new(trace);
         let mut traffic = Traffic::default();
-        let looks_at_rest = survey.gives_back_some || survey.is_of_tide() || has_refusal(trace);
+        let looks_at_rest = survey.releases_some || survey.is_of_tide() || has_refusal(trace);
         let mut occupancy = looks_at_rest.then(|| Occupancy::new(trace, pools));
         let mut needed_min: Option<Bytes> = None;
         let mut index = 0;
@@ -346,8 +346,8 @@ impl Survey {
         }
         let stays = occupancy.map_or(!waiting.is_empty(), |some| stays(some, waiting));
         let has_page = occupancy.is_some_and(Occupancy::has_vacant_page);
-        let went_back = !traffic.releases.is_empty();
-        if went_back && self.gives_back_some && (stays || traffic.finished_late) {
+        let released = !traffic.releases.is_empty();
+        if released && self.releases_some && (stays || traffic.finished_late) {
             self.partial_releases.insert(index);
         }
         if is_refused && (stays || has_page) {
@@ -371,12 +371,12 @@ impl Survey {
             && !traffic.would_have_served(pools, index);
         let needed = traffic.needed(pools, index).filter(|_| asked);
         // Before most events nothing was released, so there is nothing to check.
-        let went_back = traffic.reserved_before.is_some();
-        let needs_no_call = went_back
+        let released = traffic.reserved_before.is_some();
+        let needs_no_call = released
             && (self.partial_releases.contains(&index)
                 || traffic.had_begun(pools, index)
                 || self.collects_garbage && traffic.may_be_garbage(trace));
-        let is_evidence = went_back && action != Action::OutOfMemory;
+        let is_evidence = released && action != Action::OutOfMemory;
         self.empties_cache |= is_evidence && needed.is_none() && !needs_no_call;
         needed.filter(|_| !needs_no_call)
     }
