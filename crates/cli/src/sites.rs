@@ -178,10 +178,12 @@ fn size_texts(sizes: &Sizes, size_max: Bytes, stream: Stream) -> [String; 2] {
         (exact(least), exact(most)),
     ];
     texts.map(|(least_text, most_text)| {
-        let size = match least_text == most_text {
-            true if least == most => most_text,
-            true => format!("about {most_text}"),
-            false => format!("{least_text} to {most_text}"),
+        let size = if least_text != most_text {
+            format!("{least_text} to {most_text}")
+        } else if least == most {
+            most_text
+        } else {
+            format!("about {most_text}")
         };
         let stream = stream_text(stream);
         format!("    requests of {size} in stream {stream} (no stack is recorded)\n")

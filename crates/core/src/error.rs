@@ -117,7 +117,7 @@ pub struct OutOfMemory {
     pub details: String,
     /// The holders of allocated memory, the largest first.
     pub holders: Vec<Holder>,
-    /// Whether the request was rejected without a driver call (`throw_on_cudamalloc_oom`).
+    /// Whether the request was rejected before an attempt to allocate (`throw_on_cudamalloc_oom`).
     pub is_rejected: bool,
     /// Whether new segments grow by mapping memory.
     pub expandable_segments: bool,

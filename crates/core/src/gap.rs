@@ -149,11 +149,17 @@ impl FreeBytes {
 
     fn of(segment: &SegmentSnapshot, large_page: Bytes) -> FreeBytes {
         let free = segment.size - segment.active_bytes();
-        let releasable = match segment.is_expandable {
-            true if segment.is_large => free_page_bytes(segment, large_page),
-            true => free_page_bytes(segment, FreeBytes::SMALL_PAGE),
-            false if free == segment.size => free,
-            false => Bytes::ZERO,
+        let page = if segment.is_large {
+            large_page
+        } else {
+            FreeBytes::SMALL_PAGE
+        };
+        let releasable = if segment.is_expandable {
+            free_page_bytes(segment, page)
+        } else if free == segment.size {
+            free
+        } else {
+            Bytes::ZERO
         };
         FreeBytes {
             stream: segment.stream,

@@ -96,14 +96,8 @@ impl<L: Lanes> Device<L> {
 
     /// Returns whether the memory of all lanes decides if one lane may reserve more.
     fn counts_all_lanes(&mut self, own: usize) -> bool {
-        let rejects = self
-            .lanes
-            .lane(own)
-            .config
-            .options()
-            .rejects_above()
-            .is_some();
-        rejects || self.lanes.parts().0.limit.is_some()
+        let options = self.lanes.lane(own).config.options();
+        options.rejects_above().is_some() || self.lanes.parts().0.limit.is_some()
     }
 
     /// Returns whether a request for new memory fails without an attempt to allocate. A request that exceeds the limit

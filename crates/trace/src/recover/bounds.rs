@@ -32,10 +32,14 @@ pub(crate) fn check_events(device: u32, events: &[TraceEvent]) -> Result<()> {
             all = all.saturating_add(size);
         }
         let is_refused = action == Action::OutOfMemory && size <= Bytes::REQUEST_MAX;
-        let what = match is_refused && address < ADDRESSES_END || is_memory(address, size) {
-            true if all <= ALL_BYTES_MAX => continue,
-            true => format!("the events up to here are about {all}, which no job handles"),
-            false => format!("{} of {size} at {address} is no memory", action.name()),
+        let is_sound = is_refused && address < ADDRESSES_END || is_memory(address, size);
+        if is_sound && all <= ALL_BYTES_MAX {
+            continue;
+        }
+        let what = if is_sound {
+            format!("the events up to here are about {all}, which no job handles")
+        } else {
+            format!("{} of {size} at {address} is no memory", action.name())
         };
         return Err(TraceError::contradiction(what).at_event(device, index));
     }
