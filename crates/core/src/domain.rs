@@ -86,7 +86,7 @@ pub(crate) struct Pool {
     /// Whether requests of the default pool may use its free blocks before they fail.
     pub(crate) use_on_oom: bool,
     /// Whether its free segments are released like the default pool's, even while it is held.
-    pub(crate) gives_back: bool,
+    pub(crate) releases_free: bool,
     /// The name of the pool's region while that region is paused. Requests for the pool then fail, and the pool does
     /// not count against the limit.
     pub(crate) paused: Option<Arc<str>>,
@@ -114,7 +114,7 @@ impl Pool {
             reserved_bytes: Gauge::default(),
             segment_count: 0,
             use_on_oom: false,
-            gives_back: false,
+            releases_free: false,
             paused: None,
             no_split: false,
             source: None,

@@ -626,7 +626,7 @@ impl<M: Memory> Lane<M> {
     /// Returns whether a pool keeps its free memory.
     fn keeps(&self, index: PoolIndex) -> bool {
         let pool = self.heap.domains.pool(index);
-        let is_kept = self.is_held(index) && !pool.gives_back || pool.paused.is_some();
+        let is_kept = self.is_held(index) && !pool.releases_free || pool.paused.is_some();
         is_kept || index == PoolIndex::DEFAULT
     }
 

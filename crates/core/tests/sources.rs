@@ -268,7 +268,7 @@ fn a_paused_pool_stays_as_it_is() {
         let (seen, source) = source(Bytes::gib(8));
         allocator.lane_mut().create_or_retain_pool(POOL);
         set(&mut allocator, PoolSetting::Source(source));
-        set(&mut allocator, PoolSetting::GivesBack);
+        set(&mut allocator, PoolSetting::ReleasesFree);
         let allocate = |allocator: &mut DeviceAllocator<SimDriver>, size| {
             allocator.allocate_in(POOL, size, Stream::DEFAULT)
         };

@@ -37,7 +37,7 @@ pub enum PoolSetting {
     /// Its blocks are not split from now on.
     NoSplit,
     /// Its free segments are released with the default pool's from now on, even while it is held.
-    GivesBack,
+    ReleasesFree,
     /// Its segments come from this source instead of the driver. They are never expandable, and count like the
     /// driver's. The source is dropped with the pool.
     Source(Box<dyn SegmentSource>),
@@ -52,7 +52,7 @@ impl fmt::Debug for PoolSetting {
         match self {
             PoolSetting::UseOnOom(allow) => f.debug_tuple("UseOnOom").field(allow).finish(),
             PoolSetting::NoSplit => f.write_str("NoSplit"),
-            PoolSetting::GivesBack => f.write_str("GivesBack"),
+            PoolSetting::ReleasesFree => f.write_str("ReleasesFree"),
             PoolSetting::Source(_) => f.debug_tuple("Source").finish_non_exhaustive(),
             PoolSetting::Paused(region) => f.debug_tuple("Paused").field(region).finish(),
         }
@@ -199,7 +199,7 @@ impl<M: Memory> Lane<M> {
         match setting {
             PoolSetting::UseOnOom(allow) => domains.pool_mut(index).use_on_oom = allow,
             PoolSetting::NoSplit => domains.set_no_split(index),
-            PoolSetting::GivesBack => domains.pool_mut(index).gives_back = true,
+            PoolSetting::ReleasesFree => domains.pool_mut(index).releases_free = true,
             PoolSetting::Source(source) => {
                 let is_set = index != PoolIndex::DEFAULT && domains.set_source(index, source);
                 return is_set

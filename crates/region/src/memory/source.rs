@@ -22,7 +22,7 @@ impl<D: Device> RegionMemory<D> {
         let pool = self.pools.own();
         lane.create_or_retain_pool(pool);
         self.set_source(lane, pool)?;
-        lane.set_pool(pool, PoolSetting::GivesBack)
+        lane.set_pool(pool, PoolSetting::ReleasesFree)
     }
 
     /// Makes the region the source of a pool's segments, if it is not already. Creates a pool that does not exist, with a
