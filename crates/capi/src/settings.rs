@@ -226,9 +226,7 @@ pub(crate) fn config() -> Result<Config, Error> {
 ///
 /// If the configuration is refused.
 pub(crate) fn chosen() -> Result<Config, Error> {
-    let settings = lock()?;
-    let fixed = settings.config.clone();
-    fixed.map_or_else(|| settings.choice.resolve(variable), Ok)
+    lock()?.chosen()
 }
 
 /// Returns the settings as recordings have them. The configuration is fixed after this call.
@@ -264,11 +262,15 @@ impl Settings {
         self.torch.map(FreeBlockOrder::of_torch)
     }
 
+    fn chosen(&self) -> Result<Config, Error> {
+        match &self.config {
+            Some(fixed) => Ok(fixed.clone()),
+            None => self.choice.resolve(variable),
+        }
+    }
+
     fn config(&mut self) -> Result<&Config, Error> {
-        let config = match self.config.take() {
-            Some(config) => config,
-            None => self.choice.resolve(variable)?,
-        };
+        let config = self.chosen()?;
         Ok(self.config.insert(config))
     }
 

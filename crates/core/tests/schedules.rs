@@ -81,23 +81,18 @@ fn no_schedule_breaks_a_promise_and_each_case_happens() {
     let count = env::var("LOWTIDE_SCHEDULES");
     let count = count.map_or(SCHEDULES, |text| text.parse().expect("a number"));
     let config: Config = "tide".parse().expect("a strategy");
-    let (next, seen) = (
-        AtomicU64::new(0),
-        [const { AtomicU64::new(0) }; CASES.len()],
-    );
-    let work = || {
-        while let Some(seed) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&seed| seed < count)
-        {
+    let seen = [const { AtomicU64::new(0) }; CASES.len()];
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let work = |first: u64| {
+        for seed in (first..count).step_by(threads) {
             for (seen, happened) in seen.iter().zip(run(&config, seed)) {
                 seen.fetch_add(u64::from(happened), Ordering::Relaxed);
             }
         }
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work);
+        for first in 0..threads as u64 {
+            scope.spawn(move || work(first));
         }
     });
     for (case, seen) in CASES.iter().zip(&seen) {

@@ -367,9 +367,9 @@ impl<'a> Compiler<'a> {
     ///   were served. Even then not if some other release cannot have come from a request: such a program calls
     ///   `empty_cache`, and called it here too.
     ///
-    /// Requests of `tide` release nothing. Requests that collect garbage, which is always large, do not fail first. Requests of a private pool release
-    /// nothing, and neither do requests of other pools during a graph capture. Large unsplit blocks
-    /// (`max_split_size_mb`) are the exception.
+    /// Requests of `tide` release nothing. Requests that collect garbage, which is always large, do not fail first.
+    /// Requests of a private pool release nothing, and neither do requests of other pools during a graph capture.
+    /// Large unsplit blocks (`max_split_size_mb`) are the exception.
     fn released_first(&self, group: &Group, index: usize) -> bool {
         if !self.event_pools.of(index).is_default() {
             return self.releases_own(group, index);
