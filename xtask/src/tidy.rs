@@ -1,7 +1,7 @@
 //! The project's own rules: what rustfmt, clippy and the compiler do not check.
 //!
 //! Each rule is a function from the [`Tree`] to its [`Finding`]s. Beside it is a test on a good and a bad example.
-//! The test `the_tree_is_tidy` applies all rules to the project. The rule for the latest commit's message reads git
+//! The test `the_tree_is_tidy` applies all rules to the project. The rule for the latest commits' messages reads git
 //! instead, and is not part of that test.
 
 mod circles;
@@ -52,7 +52,7 @@ pub(crate) fn run(root: &Path) -> Result<(), Stop> {
         eprintln!("warning: {warning}");
     }
     let mut findings = check(&tree);
-    findings.extend(commits::subject_is_short(root));
+    findings.extend(commits::subjects_are_short(root));
     for finding in &findings {
         eprintln!("{finding}");
     }

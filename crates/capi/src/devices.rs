@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
 use lowtide_core::{AllocError, Allocation, DeviceAddress, SearchHint, SegmentSnapshot};
 use lowtide_cuda::CudaDriver;
-use lowtide_shared::{Holder, LaneOf, OwnerTable, SharedAllocator, SharedMemory};
+use lowtide_shared::{FoundLane, LaneOf, OwnerTable, SharedAllocator, SharedMemory};
 
 use crate::cuda;
 use crate::error::{Error, Status};
@@ -103,7 +103,7 @@ pub(crate) fn with_block<R>(
     address: DeviceAddress,
     act: impl FnMut(&mut Lane) -> Result<R, AllocError>,
 ) -> Result<(c_int, R), Error> {
-    if let Holder::One(owner) = OWNERS.find(address)
+    if let FoundLane::One(owner) = OWNERS.find(address)
         && let Some(allocator) = DEVICES[usize::from(owner.device)].get()
     {
         // Prefetches what is read first, because taking the lock delays all loads after it. The branch lets the

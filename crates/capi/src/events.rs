@@ -13,7 +13,7 @@ use crate::boundary::{Mempool, run};
 use crate::devices::{self, Allocator};
 use crate::error::{Error, Status};
 use crate::pointers::pointer_to;
-use crate::record::Recorder;
+use crate::record::recorder::Recorder;
 use crate::regions::table::{self, RegionPool};
 use crate::settings;
 

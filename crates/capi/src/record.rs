@@ -18,7 +18,7 @@
 mod file;
 mod native;
 mod python;
-mod recorder;
+pub(crate) mod recorder;
 mod ring;
 pub(crate) mod stacks;
 
@@ -34,8 +34,7 @@ use crate::switch::Switch;
 use crate::{boundary, environment, events};
 
 pub(crate) use file::{Existing, create as create_file};
-use recorder::Options;
-pub(crate) use recorder::{Recorder, now_us};
+use recorder::{Options, Recorder};
 
 /// Whether such recordings have stacks.
 static STACKS: Switch = Switch::new("LOWTIDE_RECORD_STACKS", false);

@@ -53,7 +53,7 @@ use lane::{LaneGuard, LaneState, POISONED, PoisonOnPanic, ROUTED, SharedLane};
 use lane_lock::{LaneLock, LockGuard};
 use memory::DeviceOwners;
 pub use memory::SharedMemory;
-pub use owners::{Holder, Owner, OwnerTable};
+pub use owners::{FoundLane, LaneId, OwnerTable};
 use streams::StreamTable;
 use sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use sync::{Condvar, Mutex};
@@ -225,11 +225,11 @@ impl<D: Driver> SharedAllocator<D> {
         act: impl FnMut(&mut Lane<SharedMemory<D>>) -> Result<R, AllocError>,
     ) -> Result<R, AllocError> {
         match self.owners.find(address) {
-            Holder::One(owner) if owner.device == self.device => {
+            FoundLane::One(owner) if owner.device == self.device => {
                 self.with_lane(LaneOf::Number(owner.lane), act)
             }
-            Holder::Any => self.with_any_lane(address, act),
-            Holder::One(_) | Holder::Nobody => {
+            FoundLane::Any => self.with_any_lane(address, act),
+            FoundLane::One(_) | FoundLane::Nobody => {
                 self.refuse_poisoned(self.flags.load(Ordering::Relaxed))?;
                 Err(AllocError::NotAllocated { address })
             }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use lowtide_core::{Bytes, DeviceAddress, Driver, Memory, Owners, Physical};
 
-use crate::owners::{Owner, OwnerTable};
+use crate::owners::{LaneId, OwnerTable};
 use crate::sync::{Mutex, MutexGuard};
 
 /// A lane's access to the physical memory of its device, which has its own lock: the last in the lock order.
@@ -40,7 +40,7 @@ pub(crate) struct DeviceOwners {
 impl Owners for DeviceOwners {
     fn add(&self, lane: u8, address: DeviceAddress, size: Bytes) {
         let device = self.device;
-        self.table.add(Owner { device, lane }, address, size);
+        self.table.add(LaneId { device, lane }, address, size);
     }
 
     fn remove(&self, address: DeviceAddress, size: Bytes) {

@@ -22,7 +22,7 @@ const SEVERAL: u32 = u32::MAX >> COUNT_BITS;
 
 /// A lane of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner {
+pub struct LaneId {
     /// The device's number.
     pub device: u8,
     /// The lane's number.
@@ -31,11 +31,11 @@ pub struct Owner {
 
 /// The table's answer about an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Holder {
+pub enum FoundLane {
     /// No lane holds it.
     Nobody,
     /// This lane holds it, or no lane does.
-    One(Owner),
+    One(LaneId),
     /// Any lane may hold it: it shares its page with other lanes' memory, or is beyond the table.
     Any,
 }
@@ -58,26 +58,26 @@ impl Default for OwnerTable {
 
 impl OwnerTable {
     /// Returns which lane holds `address`. Constant time; two loads. For an allocated block the result is its lane
-    /// or [`Holder::Any`]; for any other address it may be out of date.
+    /// or [`FoundLane::Any`]; for any other address it may be out of date.
     #[inline]
-    pub fn find(&self, address: DeviceAddress) -> Holder {
+    pub fn find(&self, address: DeviceAddress) -> FoundLane {
         let page = address.get() >> PAGE_LOG2;
         let Some(leaf) = self.leaves.get(leaf_of(page)) else {
-            return Holder::Any;
+            return FoundLane::Any;
         };
         // The entry was written before the block was returned to the program.
         let entry = leaf
             .get()
             .map_or(0, |leaf| leaf[place_in_leaf(page)].load(Ordering::Relaxed));
         match entry >> COUNT_BITS {
-            _ if entry == 0 => Holder::Nobody,
-            SEVERAL => Holder::Any,
-            number => Holder::One(Owner::from_number(number)),
+            _ if entry == 0 => FoundLane::Nobody,
+            SEVERAL => FoundLane::Any,
+            number => FoundLane::One(LaneId::from_number(number)),
         }
     }
 
     /// Records that `owner` holds a piece of memory, before any of it is allocated.
-    pub(crate) fn add(&self, owner: Owner, address: DeviceAddress, size: Bytes) {
+    pub(crate) fn add(&self, owner: LaneId, address: DeviceAddress, size: Bytes) {
         self.for_each_page(address, size, |entry| {
             let (number, count) = (entry >> COUNT_BITS, entry & COUNT_MASK);
             let is_shared = count > 0 && number != owner.number();
@@ -118,16 +118,16 @@ impl OwnerTable {
     }
 }
 
-impl Owner {
+impl LaneId {
     /// Returns a number that is at least 1 and below [`SEVERAL`].
     fn number(self) -> u32 {
         (u32::from(self.device) << 6 | u32::from(self.lane)) + 1
     }
 
     #[inline]
-    fn from_number(number: u32) -> Owner {
+    fn from_number(number: u32) -> LaneId {
         let number = number - 1;
-        Owner {
+        LaneId {
             device: (number >> 6 & 0xff) as u8,
             lane: (number & 0x3f) as u8,
         }
@@ -151,11 +151,11 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn owner(device: u8, lane: u8) -> Owner {
-        Owner { device, lane }
+    fn owner(device: u8, lane: u8) -> LaneId {
+        LaneId { device, lane }
     }
 
-    fn find(table: &OwnerTable, address: u64) -> Holder {
+    fn find(table: &OwnerTable, address: u64) -> FoundLane {
         table.find(DeviceAddress(address))
     }
 
@@ -165,13 +165,13 @@ mod tests {
             let table = OwnerTable::default();
             let (address, size) = (DeviceAddress(6 * MIB), Bytes::mib(4));
             table.add(owner(127, 31), address, size);
-            assert_eq!(find(&table, 6 * MIB - 1), Holder::Nobody);
-            assert_eq!(find(&table, 6 * MIB), Holder::One(owner(127, 31)));
-            assert_eq!(find(&table, 10 * MIB - 1), Holder::One(owner(127, 31)));
-            assert_eq!(find(&table, 10 * MIB), Holder::Nobody);
+            assert_eq!(find(&table, 6 * MIB - 1), FoundLane::Nobody);
+            assert_eq!(find(&table, 6 * MIB), FoundLane::One(owner(127, 31)));
+            assert_eq!(find(&table, 10 * MIB - 1), FoundLane::One(owner(127, 31)));
+            assert_eq!(find(&table, 10 * MIB), FoundLane::Nobody);
             table.remove(address, Bytes::mib(2));
-            assert_eq!(find(&table, 7 * MIB), Holder::Nobody);
-            assert_eq!(find(&table, 9 * MIB), Holder::One(owner(127, 31)));
+            assert_eq!(find(&table, 7 * MIB), FoundLane::Nobody);
+            assert_eq!(find(&table, 9 * MIB), FoundLane::One(owner(127, 31)));
         });
     }
 
@@ -183,13 +183,13 @@ mod tests {
             let [first, second] = [piece(0), piece(512)];
             table.add(owner(0, 0), first.0, first.1);
             table.add(owner(0, 1), second.0, second.1);
-            assert_eq!(find(&table, 2 * MIB), Holder::Any);
+            assert_eq!(find(&table, 2 * MIB), FoundLane::Any);
             table.remove(first.0, first.1);
-            assert_eq!(find(&table, 2 * MIB + 512), Holder::Any);
+            assert_eq!(find(&table, 2 * MIB + 512), FoundLane::Any);
             table.remove(second.0, second.1);
-            assert_eq!(find(&table, 2 * MIB), Holder::Nobody);
+            assert_eq!(find(&table, 2 * MIB), FoundLane::Nobody);
             table.add(owner(0, 1), second.0, second.1);
-            assert_eq!(find(&table, 2 * MIB), Holder::One(owner(0, 1)));
+            assert_eq!(find(&table, 2 * MIB), FoundLane::One(owner(0, 1)));
         });
     }
 
@@ -199,9 +199,9 @@ mod tests {
             let table = OwnerTable::default();
             let last = (1 << ADDRESSES_LOG2) - 2 * MIB;
             table.add(owner(1, 2), DeviceAddress(last), Bytes::mib(4));
-            assert_eq!(find(&table, last), Holder::One(owner(1, 2)));
-            assert_eq!(find(&table, last + 2 * MIB), Holder::Any);
-            assert_eq!(find(&table, u64::MAX), Holder::Any);
+            assert_eq!(find(&table, last), FoundLane::One(owner(1, 2)));
+            assert_eq!(find(&table, last + 2 * MIB), FoundLane::Any);
+            assert_eq!(find(&table, u64::MAX), FoundLane::Any);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! A rule for the message of the latest commit.
+//! A rule for the messages of the latest commits.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,12 +8,15 @@ use super::finding::Finding;
 /// The length that `git log --oneline` and most viewers show in one line.
 const SUBJECT_CHARS_MAX: usize = 72;
 
-/// The subject of the latest commit must be short. Merges are skipped, because tools write their subjects.
+/// The number of commits that are checked: more than land at once.
+const COMMITS: &str = "-100";
+
+/// The subjects of the latest commits must be short. Merges are skipped, because tools write their subjects.
 ///
 /// Finds nothing if there is no git or no repository, as in an unpacked archive.
-pub(super) fn subject_is_short(root: &Path) -> Vec<Finding> {
-    let subject = latest_subject(root);
-    subject.as_deref().and_then(check).into_iter().collect()
+pub(super) fn subjects_are_short(root: &Path) -> Vec<Finding> {
+    let subjects = latest_subjects(root);
+    subjects.lines().filter_map(check).collect()
 }
 
 fn check(subject: &str) -> Option<Finding> {
@@ -21,25 +24,22 @@ fn check(subject: &str) -> Option<Finding> {
     let message = format!(
         "the subject has {count} characters, more than {SUBJECT_CHARS_MAX}; shorten \"{subject}\""
     );
-    (count > SUBJECT_CHARS_MAX).then(|| Finding::in_file("latest commit", message))
+    (count > SUBJECT_CHARS_MAX).then(|| Finding::in_file("latest commits", message))
 }
 
-fn latest_subject(root: &Path) -> Option<String> {
+/// Returns the subjects, one a line; none if they are not known.
+fn latest_subjects(root: &Path) -> String {
     if !root.join(".git").exists() {
-        return None;
+        return String::new();
     }
     let output = Command::new("git")
-        .args(["log", "-1", "--no-merges", "--format=%s"])
+        .args(["log", COMMITS, "--no-merges", "--format=%s"])
         .current_dir(root)
         .stdin(Stdio::null())
-        .output()
-        .ok()?;
-    let is_known = output.status.success();
-    is_known.then(|| {
-        String::from_utf8_lossy(&output.stdout)
-            .trim_end()
-            .to_owned()
-    })
+        .output();
+    let known = output.ok().filter(|output| output.status.success());
+    let known = known.map(|output| output.stdout);
+    String::from_utf8_lossy(&known.unwrap_or_default()).into_owned()
 }
 
 #[cfg(test)]
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(
             finding,
             format!(
-                "latest commit: the subject has 73 characters, more than 72; shorten \"{subject}\""
+                "latest commits: the subject has 73 characters, more than 72; shorten \"{subject}\""
             )
         );
     }
@@ -67,6 +67,6 @@ mod tests {
     #[test]
     fn a_tree_without_a_repository_has_no_subject() {
         let root = Path::new("there is no such directory");
-        assert_eq!(subject_is_short(root), []);
+        assert_eq!(subjects_are_short(root), []);
     }
 }

@@ -12,7 +12,7 @@ use super::card::{self, Card};
 use super::{backups, scrubbing};
 use crate::devices::{self, Allocator};
 use crate::events;
-use crate::record::now_us;
+use crate::record::recorder::now_us;
 
 impl Device for Card {
     type Driver = CudaDriver;

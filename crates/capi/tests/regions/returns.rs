@@ -83,6 +83,22 @@ fn free_memory_of_a_region_goes_back() {
     });
 }
 
+/// What is cached outside a region serves the region's requests where the device is full, and the other way round.
+#[test]
+fn cached_memory_moves_between_a_region_and_the_rest() {
+    let test = "returns::cached_memory_moves_between_a_region_and_the_rest";
+    isolated(test, &[("FAKECUDA_CAPACITY", "209715200")], |_| {
+        for seed in 0..3 {
+            let outside = allocate(150 * MIB, 0).unwrap();
+            assert_eq!(lowtide_deallocate(outside), Status::Ok);
+            let inside = allocate_in("kv", Backup::Host, 150 * MIB, 0, seed);
+            assert_eq!(allocate(150 * MIB, 0), Err(Status::OutOfMemory));
+            check(inside, 150 * MIB, seed);
+            assert_eq!(lowtide_deallocate(inside), Status::Ok);
+        }
+    });
+}
+
 /// A stream may be destroyed once its memory is free, whether or not other blocks share the piece.
 #[test]
 fn memory_goes_back_whose_stream_has_ended() {
