@@ -41,21 +41,19 @@ pub(crate) fn last_out_of_memory() -> Option<OutOfMemory> {
 #[inline]
 pub(crate) fn run(body: impl FnOnce() -> Result<(), Error>) -> Status {
     // A panic leaves no inconsistent state that is used again: everything that a body changes is behind locks,
-    // which are then poisoned.
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    // which are then poisoned. Errors are kept inside, because an error that leaves `catch_unwind` is copied twice.
+    let status = catch_unwind(AssertUnwindSafe(|| {
         if fork::is_forked() {
-            return Err(fork::error());
+            return keep(fork::error());
         }
-        body()
+        body().map_or_else(keep, |()| Status::Ok)
     }));
-    match outcome {
-        Ok(Ok(())) => Status::Ok,
-        Ok(Err(error)) => keep(error),
-        Err(panic) => keep(Error::new(
+    status.unwrap_or_else(|panic| {
+        keep(Error::new(
             Status::Internal,
             format_args!("lowtide panicked: {}", message_of(&*panic)),
-        )),
-    }
+        ))
+    })
 }
 
 /// Runs the body of an exported function whose caller ignores the reason of a failure. The first line of the

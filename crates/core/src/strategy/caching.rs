@@ -201,7 +201,7 @@ impl Caching {
     }
 
     /// Returns whether the rest of a block becomes a block of its own.
-    #[inline]
+    #[inline(always)]
     fn should_split(&self, heap: &Heap, block: &Block, size: Bytes) -> bool {
         let rest = block.size - size;
         if rest < BLOCK_MIN || heap.domains.is_no_split(block.domain) {
