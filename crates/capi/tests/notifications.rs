@@ -336,23 +336,33 @@ fn run_out_of_pieces() -> String {
 #[test]
 fn running_out_says_where_memory_is_and_what_would_have_fitted() {
     let test = "running_out_says_where_memory_is_and_what_would_have_fitted";
-    isolated(test, &[CACHING, ("FAKECUDA_CAPACITY", "104857600")], |_| {
-        let text = run_out_of_pieces();
-        let lines: Vec<_> = text.lines().skip(1).collect();
-        let [holders, gap, fitting] = lines[..] else {
-            panic!("{text}")
-        };
-        assert_eq!(holders, "Biggest holders: 2 x 22.00 MiB.");
-        assert_eq!(
-            gap,
-            "Reserved and not live: 36.00 MiB of 80.00 MiB: 36.00 MiB free between blocks of segments in use."
-        );
-        let expandable = ": LOWTIDE_CONF=expandable_segments:True (";
-        assert!(
-            fitting.starts_with("Would have fitted, ") && fitting.contains(expandable),
-            "{text}"
-        );
-    });
+    // Events are kept where the device has little memory, and where a limit leaves little of a large one.
+    for (capacity, fraction) in [("104857600", "1"), ("10737418240", "0.009765625")] {
+        let variables = [
+            CACHING,
+            ("FAKECUDA_CAPACITY", capacity),
+            ("FRACTION", fraction),
+        ];
+        isolated(test, &variables, |_| {
+            let fraction = env::var("FRACTION").unwrap().parse().unwrap();
+            assert_eq!(lowtide_set_memory_fraction(fraction, 0), Status::Ok);
+            let text = run_out_of_pieces();
+            let lines: Vec<_> = text.lines().skip(1).collect();
+            let [holders, gap, fitting] = lines[..] else {
+                panic!("{text}")
+            };
+            assert_eq!(holders, "Biggest holders: 2 x 22.00 MiB.");
+            assert_eq!(
+                gap,
+                "Reserved and not live: 36.00 MiB of 80.00 MiB: 36.00 MiB free between blocks of segments in use."
+            );
+            let expandable = ": LOWTIDE_CONF=expandable_segments:True (";
+            assert!(
+                fitting.starts_with("Would have fitted, ") && fitting.contains(expandable),
+                "{text}"
+            );
+        });
+    }
 }
 
 /// No setting helps: none uses the memory of a live private pool for other requests.

@@ -9,12 +9,15 @@ mod inspect;
 mod limits;
 mod miss;
 
+use std::sync::Arc;
+
 use crate::config::Config;
 use crate::driver::{Driver, DriverError};
 use crate::error::AllocError;
 use crate::lane::{Found, Lane};
 use crate::peaks::Peaks;
 use crate::physical::{Memory, Physical};
+use crate::recent_events::EventClock;
 use crate::strategy::Request;
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
@@ -29,15 +32,19 @@ pub struct DeviceState {
     fraction: Option<f64>,
     /// The device's peaks, if it has several lanes. The peaks of a single lane are the device's.
     peaks: Peaks,
+    /// Orders the events that its lanes keep for the explanation of an out-of-memory error, if they keep any.
+    clock: Option<Arc<EventClock>>,
 }
 
 impl DeviceState {
-    /// Returns the state of a device that holds no memory.
-    pub fn new(config: &Config) -> DeviceState {
+    /// Returns the state of a device that holds no memory. A miss starts `clock`, with which lanes
+    /// [keep their last events](crate::EventLog::keep_recent), once memory is short.
+    pub fn new(config: &Config, clock: Option<Arc<EventClock>>) -> DeviceState {
         DeviceState {
             limit: None,
             fraction: config.memory_fraction(),
             peaks: Peaks::default(),
+            clock,
         }
     }
 }
@@ -127,7 +134,7 @@ impl<D: Driver> Device<OneLane<D>> {
         Device {
             lanes: OneLane {
                 lane: Lane::new(Physical::new(driver, None), 0, number, config, None),
-                state: DeviceState::new(config),
+                state: DeviceState::new(config, None),
             },
         }
     }

@@ -34,7 +34,7 @@ impl EventClock {
 
     /// Returns whether events are kept.
     #[inline]
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.is_running.load(Ordering::Relaxed)
     }
 

@@ -74,11 +74,6 @@ impl<'a, D: Driver> Entered<'a, D> {
         let guard = self.lanes[index].as_mut();
         guard.expect("the lane was entered")
     }
-
-    /// Returns whether all lanes in use are entered.
-    pub(crate) fn has_all(&self) -> bool {
-        self.has_all
-    }
 }
 
 impl<D: Driver> SharedAllocator<D> {

@@ -37,42 +37,16 @@ impl<D: Driver> SharedAllocator<D> {
                 left.is_some(),
                 (requested, stream),
             );
-            match (served, left) {
-                (Ok(Some(address)), _) => {
-                    let may_be_short = is_nearer_to_the_end(&device);
-                    let has_limit = device.limit().is_some();
-                    self.leave_device(device)?;
-                    if may_be_short {
-                        self.keep_events_where_memory_is_short(has_limit);
-                    }
-                    return Ok(address);
-                }
+            match served.transpose() {
                 // The lane was not left since the attempt, so no free can be missed.
-                (Ok(None), left) => self.wait(device, index, left.unwrap_or_default())?,
+                None => self.wait(device, index, left.unwrap_or_default())?,
                 // Perhaps only some lanes are entered. Their statistics alone say nothing about the device.
-                (Err(AllocError::Poisoned), _) => return Err(AllocError::Poisoned),
-                (Err(error), _) => {
+                Some(Err(AllocError::Poisoned)) => return Err(AllocError::Poisoned),
+                Some(served) => {
                     self.leave_device(device)?;
-                    return Err(error);
+                    return served;
                 }
             }
-        }
-    }
-
-    /// Starts to keep the last events if little device memory is left or a limit is set. Only then may an out-of-memory
-    /// error need them soon.
-    fn keep_events_where_memory_is_short(&self, has_limit: bool) {
-        const LEFT_OF_DEVICE: u64 = 4;
-        if self.clock.is_running() {
-            return;
-        }
-        // A device that fails this query has reported the error to a request, or will.
-        let is_short = || {
-            let info = self.physical().driver_mut().memory_info();
-            info.is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE)
-        };
-        if has_limit || is_short() {
-            self.clock.start();
         }
     }
 
@@ -116,11 +90,4 @@ fn serve<D: Driver>(
         },
     };
     device.serve_miss(own, &request, can_wait)
-}
-
-/// Returns whether less memory may be left than ever before. A program that releases memory and allocates it again
-/// is no nearer to the end.
-fn is_nearer_to_the_end<D: Driver>(device: &Device<Entered<'_, D>>) -> bool {
-    let mut lanes = device.lanes.parts().1;
-    device.lanes.has_all() || lanes.any(|lane| lane.news().has_new_peak)
 }

@@ -84,8 +84,6 @@ pub struct SharedAllocator<D> {
     freed: Freed,
     owners: Arc<OwnerTable>,
     device: u8,
-    /// Keeps events once memory may run out soon.
-    clock: Arc<EventClock>,
 }
 
 /// The lane that [`SharedAllocator::with_lane`] passes to `act`.
@@ -147,7 +145,7 @@ impl<D: Driver> SharedAllocator<D> {
             streams: StreamTable::new(),
             lanes: (0..).take(count).map(lane).collect(),
             lanes_in_use: AtomicU8::new(1),
-            state: Mutex::new(DeviceState::new(config)),
+            state: Mutex::new(DeviceState::new(config, Some(clock))),
             retry_wait: config.retry_wait_ms().map(Duration::from_millis),
             physical,
             freed: Freed {
@@ -156,7 +154,6 @@ impl<D: Driver> SharedAllocator<D> {
             },
             owners,
             device,
-            clock,
         }
     }
 

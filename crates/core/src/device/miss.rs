@@ -11,6 +11,9 @@ use crate::event::Action;
 use crate::strategy::{Release, Request, Strategy};
 use crate::units::{DeviceAddress, TorchRelease};
 
+/// Events are kept once less than this part of the device's memory is left: a quarter.
+const LEFT_OF_DEVICE: u64 = 4;
+
 /// The outcome of the attempts to serve a request.
 enum Miss {
     /// One of them served it, at this address.
@@ -39,9 +42,34 @@ impl<L: Lanes> Device<L> {
         can_wait: bool,
     ) -> Result<Option<DeviceAddress>, AllocError> {
         match self.attempt(own, request)? {
-            Miss::Served(address) => Ok(Some(address)),
+            Miss::Served(address) => {
+                self.keep_events_where_memory_is_short(own);
+                Ok(Some(address))
+            }
             _ if can_wait => Ok(None),
             miss => Err(self.out_of_memory(own, request, matches!(miss, Miss::Rejected))?),
+        }
+    }
+
+    /// Starts to keep the last events if little device memory is left or a limit is set. Only then may an out-of-memory
+    /// error need them soon.
+    fn keep_events_where_memory_is_short(&mut self, own: usize) {
+        let (state, lanes) = self.lanes.parts();
+        let is_running = state.clock.as_ref().is_none_or(|clock| clock.is_running());
+        // A program that releases memory and allocates it again is no nearer to the end. Once several lanes were
+        // entered, none has a new peak any more.
+        let may_be_nearer = lanes.count() > 1 || self.lanes.lane(own).has_new_peak();
+        if is_running || !may_be_nearer {
+            return;
+        }
+        // A device that fails this query has reported the error to a request, or will.
+        let info = self.lanes.lane(own).memory_info();
+        let is_short = info.is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE);
+        let (state, _) = self.lanes.parts();
+        if (is_short || state.limit.is_some())
+            && let Some(clock) = &state.clock
+        {
+            clock.start();
         }
     }
 
