@@ -12,7 +12,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use lowtide_core::{AllocError, Bytes, DeviceAddress};
+use lowtide_core::{AllocError, Bytes, DeviceAddress, Driver as _};
 use lowtide_shared::LaneOf;
 
 use crate::boundary::{Reported, report_once, run, run_and_report, write_to_c};
@@ -189,7 +189,9 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
             return Err(Error::new(Status::InvalidArgument, text));
         }
         let allocator = start::device(device)?;
-        Ok(allocator.with_all(|device| device.set_memory_fraction(fraction))??)
+        let total = allocator.physical().driver_mut().memory_info()?.total;
+        let limit = (fraction < 1.0).then(|| total.scale(fraction));
+        Ok(allocator.with_all(|device| device.set_limit(limit))?)
     })
 }
 

@@ -30,8 +30,6 @@ pub enum AllocError {
         /// The requested size.
         size: Bytes,
     },
-    /// The fraction of the device's memory is not from 0 to 1.
-    NotAFraction,
     /// A thread panicked while it worked on the device, so the device's state cannot be trusted.
     Poisoned,
     /// There is no such pool.
@@ -181,9 +179,6 @@ impl fmt::Display for AllocError {
             }
             AllocError::Poisoned => {
                 f.write_str("the allocator stopped: a thread panicked while it was being changed")
-            }
-            AllocError::NotAFraction => {
-                f.write_str("a part of the device's memory is a fraction from 0 to 1")
             }
             AllocError::NoSuchPool { pool } => {
                 write!(f, "there is no memory pool {pool}")

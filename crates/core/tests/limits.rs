@@ -1,7 +1,7 @@
 //! Limits that are configured as a fraction of the device's memory.
 #![expect(clippy::unwrap_used, reason = "a test that cannot set itself up fails")]
 
-use lowtide_core::{AllocError, Bytes, Config, DeviceAllocator, Driver, Stream};
+use lowtide_core::{Bytes, Config, DeviceAllocator, Driver, Stream};
 use lowtide_sim::{SimConfig, SimDriver};
 
 fn allocator(conf: &str) -> DeviceAllocator<SimDriver> {
@@ -30,7 +30,7 @@ fn a_fraction_in_the_configuration_limits_what_is_reserved() {
         "{refused}"
     );
 
-    allocator.set_memory_fraction(1.0).unwrap();
+    allocator.set_limit(None);
     allocator.allocate(Bytes::gib(3), Stream::DEFAULT).unwrap();
 }
 
@@ -39,8 +39,8 @@ fn a_fraction_in_the_configuration_limits_what_is_reserved() {
 fn all_of_the_device_is_no_limit() {
     let mut allocator = allocator("throw_on_cudamalloc_oom:True");
     for fraction in [1.0, 0.5, 1.0] {
-        allocator.set_memory_fraction(fraction).unwrap();
         let limit = (fraction < 1.0).then(|| Bytes::gib(5));
+        allocator.set_limit(limit);
         assert_eq!(allocator.limit(), limit);
         assert_eq!(allocator.memory_fraction(), Ok(fraction));
         let refused = allocator.allocate(Bytes::gib(11), Stream::DEFAULT);
@@ -69,19 +69,6 @@ fn garbage_is_collected_above_a_part_of_a_limit() {
 }
 
 #[test]
-fn what_is_no_fraction_is_refused_and_changes_nothing() {
-    let mut allocator = allocator("");
-    allocator.set_memory_fraction(0.5).unwrap();
-    for fraction in [f64::NAN, -0.1, 1.1, f64::INFINITY, f64::NEG_INFINITY] {
-        let answer = allocator.set_memory_fraction(fraction);
-        assert_eq!(answer, Err(AllocError::NotAFraction), "{fraction}");
-        assert_eq!(allocator.limit(), Some(Bytes::gib(5)));
-    }
-    allocator.set_memory_fraction(-0.0).unwrap();
-    assert_eq!(allocator.limit(), Some(Bytes::ZERO));
-}
-
-#[test]
 fn a_limit_set_by_the_program_replaces_the_configured_one() {
     let mut allocator = allocator("per_process_memory_fraction:0.1");
     allocator.set_limit(None);
@@ -102,7 +89,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
     assert_eq!((stats.num_device_free, stats.num_oom_rejections), (1, 0));
 
     // The program may set another limit; the configured one stays in force.
-    allocator.set_memory_fraction(1.0).unwrap();
+    allocator.set_limit(None);
     allocator.lane_mut().event_log().record(true);
     let refused = allocator.allocate(Bytes::gib(3), Stream::DEFAULT);
     let text = refused.unwrap_err().to_string();
@@ -118,7 +105,7 @@ fn what_the_device_is_not_to_hold_is_rejected() {
 #[test]
 fn a_request_that_had_the_cache_released_was_not_rejected() {
     let mut allocator = allocator("per_process_memory_fraction:0.5,throw_on_cudamalloc_oom:True");
-    allocator.set_memory_fraction(0.9).unwrap();
+    allocator.set_limit(Some(Bytes::gib(9)));
     allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
     let cached = allocator.allocate(Bytes::gib(2), Stream::DEFAULT).unwrap();
     allocator.free(cached).unwrap();

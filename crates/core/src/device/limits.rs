@@ -19,22 +19,6 @@ impl<L: Lanes> Device<L> {
         self.lanes.parts().0.limit
     }
 
-    /// Limits reserved memory to a fraction of the device's memory, from 0 to 1. As in PyTorch 2.10 and newer, 1
-    /// removes the limit.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::NotAFraction`] for a value outside 0 to 1, such as NaN; nothing changes.
-    /// [`AllocError::Driver`] when the device does not report its memory size.
-    pub fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
-        let total = self.total()?;
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(AllocError::NotAFraction);
-        }
-        self.set_limit((fraction < 1.0).then(|| total.scale(fraction)));
-        Ok(())
-    }
-
     /// Returns the fraction of the device's memory that may be reserved; 1.0 if there is no limit.
     ///
     /// # Errors
@@ -46,7 +30,7 @@ impl<L: Lanes> Device<L> {
             // A configured fraction becomes a limit at the first request for new memory.
             return Ok(state.fraction.unwrap_or(1.0));
         };
-        let total = self.total()?;
+        let total = self.lane_mut().memory_info()?.total;
         #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
         let fraction = limit.get() as f64 / total.get() as f64;
         Ok(fraction)
@@ -77,9 +61,5 @@ impl<L: Lanes> Device<L> {
     /// Returns the bytes of all lanes that count against the limit.
     pub(super) fn limited(&self) -> Bytes {
         self.sum(|lane| lane.heap.limited())
-    }
-
-    fn total(&mut self) -> Result<Bytes, DriverError> {
-        Ok(self.lane_mut().memory_info()?.total)
     }
 }

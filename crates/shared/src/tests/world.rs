@@ -274,15 +274,9 @@ impl World {
         let Some(limit) = self.program.limit else {
             return;
         };
-        #[expect(clippy::cast_precision_loss, reason = "a fraction is not exact")]
-        let fraction = limit.get() as f64 / self.program.capacity.get() as f64;
-        let allocator = &self.allocator;
-        let choice = thread_rng().gen_range(0..3);
-        let changed = allocator.with_all(|device| match choice {
-            0 => device.set_memory_fraction(fraction.min(1.0)).unwrap(),
-            1 => device.set_limit(Some(limit)),
-            _ => device.set_limit(Some(limit.scale(0.7))),
-        });
+        let factor = [1.0, 0.7][thread_rng().gen_range(0..2)];
+        let limit = Some(limit.scale(factor));
+        let changed = self.allocator.with_all(|device| device.set_limit(limit));
         changed.unwrap();
     }
 
