@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use lowtide_bench::{Definitions, PairCase};
-use lowtide_core::Config;
+use lowtide_bench::Definitions;
 
+use crate::c_interface::{self, CProgram};
 use crate::child::finish;
 use crate::output;
 
@@ -26,39 +26,50 @@ pub(crate) fn is_available() -> bool {
 ///
 /// # Errors
 ///
-/// If valgrind is missing or a benchmark fails.
+/// If valgrind or a C compiler is missing, or a benchmark fails.
 pub(crate) fn count_all(definitions: &Definitions) -> Result<Counts> {
     let mut counts = Counts::new();
+    let mut add = |case: &str, strategy: String, count| {
+        let strategies = counts.entry(case.to_owned()).or_default();
+        strategies.insert(strategy, count)
+    };
+    let this = std::env::current_exe()?;
     for case in &definitions.pairs {
         output::note(&format!("counting the instructions of {}", case.name));
-        for config in definitions.strategies_of(case) {
-            let instructions = per_pair(case, config)?;
-            let strategies = counts.entry(case.name.clone()).or_default();
-            strategies.insert(config.to_string(), instructions);
+        for strategy in definitions.strategies_of(case).map(ToString::to_string) {
+            let count = per_pair(|command, pairs| {
+                command.arg(&this).args(["pair", &case.name, &strategy]);
+                command.arg(pairs.to_string());
+            })?;
+            add(&case.name, strategy, count);
         }
+    }
+    output::note("counting the instructions at the C interface");
+    let program = CProgram::build()?;
+    for strategy in c_interface::STRATEGIES {
+        let count = per_pair(|command, pairs| program.add_to(command, strategy, pairs))?;
+        add(c_interface::NAME, strategy.to_owned(), count);
     }
     Ok(counts)
 }
 
 /// Returns the instructions of a free and an allocation, to one decimal. This is the difference between a process
-/// that runs [`PAIRS`] of them and one that does everything else, divided by [`PAIRS`].
-fn per_pair(case: &PairCase, config: &Config) -> Result<f64> {
-    let instructions = total(case, config, PAIRS)?.checked_sub(total(case, config, 0)?);
+/// that runs [`PAIRS`] of them and one that does everything else, divided by [`PAIRS`]. `add_program` adds the program
+/// that runs a number of pairs to a command.
+fn per_pair(add_program: impl Fn(&mut Command, usize)) -> Result<f64> {
+    let total = |pairs| {
+        let mut command = Command::new("valgrind");
+        command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+        add_program(&mut command, pairs);
+        let output = finish(&mut command).context("install valgrind to count instructions")?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        collected(&text).with_context(|| format!("no instruction count in\n{text}"))
+    };
+    let instructions = total(PAIRS)?.checked_sub(total(0)?);
     let instructions = instructions.context("valgrind counted less for more pairs")?;
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let per_pair = instructions as f64 / PAIRS as f64;
     Ok((per_pair * 10.0).round() / 10.0)
-}
-
-fn total(case: &PairCase, config: &Config, pairs: usize) -> Result<u64> {
-    let mut command = Command::new("valgrind");
-    command
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(std::env::current_exe()?)
-        .args(["pair", &case.name, &config.to_string(), &pairs.to_string()]);
-    let output = finish(&mut command).context("install valgrind to count instructions")?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    collected(&text).with_context(|| format!("no instruction count in\n{text}"))
 }
 
 /// Returns the number in callgrind's line `==PID== Collected : N`.

@@ -8,6 +8,7 @@
 
 mod args;
 mod baseline;
+mod c_interface;
 mod child;
 mod instructions;
 mod machine;
