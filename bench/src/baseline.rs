@@ -33,10 +33,12 @@ struct Baseline {
 
 /// Counts instructions, and compares them with the baseline or replaces it.
 pub(crate) fn run(definitions: &Definitions, update: bool) -> Result<()> {
+    let mut counts = instructions::count_all(definitions)?;
+    counts.insert("c-interface".into(), instructions::count_c_interface()?);
     let found = Baseline {
         compiler: machine::compiler()?,
         target: machine::target(),
-        instructions_per_pair: instructions::count_all(definitions)?,
+        instructions_per_pair: counts,
     };
     let path = output::project("baseline/instructions.toml");
     if update {

@@ -26,13 +26,9 @@ pub(crate) fn is_available() -> bool {
 ///
 /// # Errors
 ///
-/// If valgrind or a C compiler is missing, or a benchmark fails.
+/// If valgrind is missing or a benchmark fails.
 pub(crate) fn count_all(definitions: &Definitions) -> Result<Counts> {
     let mut counts = Counts::new();
-    let mut add = |case: &str, strategy: String, count| {
-        let strategies = counts.entry(case.to_owned()).or_default();
-        strategies.insert(strategy, count)
-    };
     let this = std::env::current_exe()?;
     for case in &definitions.pairs {
         output::note(&format!("counting the instructions of {}", case.name));
@@ -41,16 +37,26 @@ pub(crate) fn count_all(definitions: &Definitions) -> Result<Counts> {
                 command.arg(&this).args(["pair", &case.name, &strategy]);
                 command.arg(pairs.to_string());
             })?;
-            add(&case.name, strategy, count);
+            let strategies = counts.entry(case.name.clone()).or_default();
+            strategies.insert(strategy, count);
         }
     }
+    Ok(counts)
+}
+
+/// Returns the instructions of one pair at the C interface, by strategy.
+///
+/// # Errors
+///
+/// If valgrind or a C compiler is missing, or the program fails.
+pub(crate) fn count_c_interface() -> Result<BTreeMap<String, f64>> {
     output::note("counting the instructions at the C interface");
     let program = CProgram::build()?;
-    for strategy in c_interface::STRATEGIES {
-        let count = per_pair(|command, pairs| program.add_to(command, strategy, pairs))?;
-        add(c_interface::NAME, strategy.to_owned(), count);
-    }
-    Ok(counts)
+    let counts = c_interface::STRATEGIES.map(|strategy| {
+        let count = per_pair(|command, pairs| program.add_to(command, strategy, pairs));
+        count.map(|count| (strategy.to_owned(), count))
+    });
+    counts.into_iter().collect()
 }
 
 /// Returns the instructions of a free and an allocation, to one decimal. This is the difference between a process

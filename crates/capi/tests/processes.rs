@@ -320,11 +320,10 @@ fn a_limit_is_kept_and_reported() {
             assert_eq!(fraction(), 1.0);
             assert_eq!(lowtide_set_memory_fraction(0.25, 0), Status::Ok);
             assert_eq!(fraction(), 0.25);
-            assert_eq!(lowtide_set_memory_fraction(1.5, 0), Status::InvalidArgument);
-            assert_eq!(
-                lowtide_set_memory_fraction(f64::NAN, 0),
-                Status::InvalidArgument
-            );
+            for wrong in [1.5, -0.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+                let status = lowtide_set_memory_fraction(wrong, 0);
+                assert_eq!(status, Status::InvalidArgument, "{wrong}");
+            }
             assert_eq!(fraction(), 0.25);
             assert_eq!(allocate(300 << 20, 0), Err(Status::OutOfMemory));
             let text = last_error();

@@ -37,8 +37,8 @@ pub struct DeviceState {
 }
 
 impl DeviceState {
-    /// Returns the state of a device that holds no memory. A miss starts `clock`, with which lanes
-    /// [keep their last events](crate::EventLog::keep_recent), once memory is short.
+    /// Returns the state of a device that holds no memory. A miss starts `clock` once memory is short. Lanes then
+    /// [keep their last events](crate::EventLog::keep_recent).
     pub fn new(config: &Config, clock: Option<Arc<EventClock>>) -> DeviceState {
         DeviceState {
             limit: None,
@@ -66,6 +66,9 @@ pub trait Lanes {
     ///
     /// [`AllocError::Poisoned`].
     fn enter_all(&mut self) -> Result<(), AllocError>;
+
+    /// Returns whether every lane in use has been entered.
+    fn has_all(&self) -> bool;
 
     /// Returns the device's state and the lanes that have been entered, in their order.
     fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<Self::Memory>>);
@@ -112,6 +115,10 @@ impl<D: Driver> Lanes for OneLane<D> {
 
     fn enter_all(&mut self) -> Result<(), AllocError> {
         Ok(())
+    }
+
+    fn has_all(&self) -> bool {
+        true
     }
 
     fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<Physical<D>>>) {

@@ -53,6 +53,10 @@ impl<D: Driver> Lanes for Entered<'_, D> {
         Ok(())
     }
 
+    fn has_all(&self) -> bool {
+        self.has_all
+    }
+
     fn parts(&self) -> (&DeviceState, impl Iterator<Item = &Lane<SharedMemory<D>>>) {
         let lanes = self.lanes.iter().flatten();
         (&self.state, lanes.map(|guard| &guard.state.lane))

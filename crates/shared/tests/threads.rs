@@ -363,6 +363,47 @@ fn on_miss_is_called_before_the_driver() {
 
 /// A search that finds nothing ages the free blocks once, as with one allocator.
 #[test]
+fn events_are_kept_once_less_than_a_quarter_of_the_memory_is_left() {
+    let no_callback = || Ok(false);
+    let allocator = allocator("tide", 100);
+    let kept = |mib: u64| {
+        let address = allocator.allocate(Bytes::mib(mib), Stream::DEFAULT, no_callback);
+        address.expect("there is room");
+        let past = allocator.with_all(|device| device.recent_past());
+        past.expect("nothing panicked").events.len()
+    };
+    assert_eq!([kept(60), kept(14)], [0, 0], "26 MiB are left");
+    assert_eq!(kept(10), 0, "the event before the clock started");
+    assert_ne!(kept(2), 0);
+}
+
+/// The job held more before, so it reaches no new peak.
+#[test]
+fn events_are_kept_once_there_is_a_limit() {
+    let no_callback = || Ok(false);
+    let allocator = allocator("tide", 1000);
+    let allocate = || {
+        let address = allocator.allocate(Bytes::mib(10), Stream::DEFAULT, no_callback);
+        address.expect("there is room")
+    };
+    let earlier = [(); 5].map(|()| allocate());
+    for address in earlier {
+        let freed = allocator.with_block(address, |lane| lane.free(address));
+        assert_eq!(freed, Ok(()));
+    }
+    let limited = allocator.with_all(|device| {
+        device.set_limit(Some(Bytes::mib(40)));
+        device.empty_cache(None)
+    });
+    assert_eq!(limited, Ok(Ok(())));
+    allocate();
+    let past = || allocator.with_all(|device| device.recent_past());
+    assert_eq!(past().expect("nothing panicked").events, []);
+    allocate();
+    assert_ne!(past().expect("nothing panicked").events, []);
+}
+
+#[test]
 fn a_miss_ages_what_is_free_once() {
     let conf = "caching:garbage_collection_threshold:0.1";
     let limit = Some(Bytes::mib(256));

@@ -19,21 +19,23 @@ pub(super) fn subjects_are_short(root: &Path) -> Vec<Finding> {
     subjects.lines().filter_map(check).collect()
 }
 
-fn check(subject: &str) -> Option<Finding> {
+/// Checks a line that has a commit's number and its subject.
+fn check(line: &str) -> Option<Finding> {
+    let (number, subject) = line.split_once(' ')?;
     let count = subject.chars().count();
     let message = format!(
         "the subject has {count} characters, more than {SUBJECT_CHARS_MAX}; shorten \"{subject}\""
     );
-    (count > SUBJECT_CHARS_MAX).then(|| Finding::in_file("latest commits", message))
+    (count > SUBJECT_CHARS_MAX).then(|| Finding::in_file(&format!("commit {number}"), message))
 }
 
-/// Returns the subjects, one a line; none if they are not known.
+/// Returns a line for each commit, with its number and subject; none if they are not known.
 fn latest_subjects(root: &Path) -> String {
     if !root.join(".git").exists() {
         return String::new();
     }
     let output = Command::new("git")
-        .args(["log", COMMITS, "--no-merges", "--format=%s"])
+        .args(["log", COMMITS, "--no-merges", "--format=%h %s"])
         .current_dir(root)
         .stdin(Stdio::null())
         .output();
@@ -48,18 +50,19 @@ mod tests {
 
     #[test]
     fn a_subject_of_72_characters_is_short() {
-        assert_eq!(check(""), None);
-        assert_eq!(check(&"ä".repeat(72)), None);
+        assert_eq!(check("0abcdef "), None);
+        assert_eq!(check(&format!("0abcdef {}", "ä".repeat(72))), None);
     }
 
     #[test]
     fn a_longer_subject_is_found() {
         let subject = "a".repeat(73);
-        let finding = check(&subject).expect("it is too long").to_string();
+        let finding = check(&format!("0abcdef {subject}"));
+        let finding = finding.expect("it is too long").to_string();
         assert_eq!(
             finding,
             format!(
-                "latest commits: the subject has 73 characters, more than 72; shorten \"{subject}\""
+                "commit 0abcdef: the subject has 73 characters, more than 72; shorten \"{subject}\""
             )
         );
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Device, Lanes};
 use crate::config::LastTry;
-use crate::driver::DriverError;
+use crate::driver::{DriverError, MemoryInfo};
 use crate::error::{AllocError, Holder, OutOfMemory};
 use crate::event::Action;
 use crate::strategy::{Release, Request, Strategy};
@@ -54,21 +54,19 @@ impl<L: Lanes> Device<L> {
     /// Starts to keep the last events if little device memory is left or a limit is set. Only then may an out-of-memory
     /// error need them soon.
     fn keep_events_where_memory_is_short(&mut self, own: usize) {
-        let (state, lanes) = self.lanes.parts();
-        let is_running = state.clock.as_ref().is_none_or(|clock| clock.is_running());
-        // A program that releases memory and allocates it again is no nearer to the end. Once several lanes were
-        // entered, none has a new peak any more.
-        let may_be_nearer = lanes.count() > 1 || self.lanes.lane(own).has_new_peak();
-        if is_running || !may_be_nearer {
+        let (state, _) = self.lanes.parts();
+        let (clock, has_limit) = (state.clock.clone(), state.limit.is_some());
+        let Some(clock) = clock.filter(|clock| !clock.is_running()) else {
+            return;
+        };
+        // A program that releases memory and allocates it again is no nearer to the end. A miss that entered every lane
+        // is: it found no memory at once, or there is a limit.
+        if !self.lanes.has_all() && !self.lanes.lane(own).has_new_peak() {
             return;
         }
         // A device that fails this query has reported the error to a request, or will.
-        let info = self.lanes.lane(own).memory_info();
-        let is_short = info.is_ok_and(|info| info.free.get() < info.total.get() / LEFT_OF_DEVICE);
-        let (state, _) = self.lanes.parts();
-        if (is_short || state.limit.is_some())
-            && let Some(clock) = &state.clock
-        {
+        let is_short = |info: MemoryInfo| info.free.get() < info.total.get() / LEFT_OF_DEVICE;
+        if has_limit || self.lanes.lane(own).memory_info().is_ok_and(is_short) {
             clock.start();
         }
     }
