@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::child::finish;
 use crate::output;
 
-/// The strategies that are counted: the default, and PyTorch's own.
+/// The strategies that are counted: PyTorch's own, and the default.
 pub(crate) const STRATEGIES: [&str; 2] = ["caching", "tide"];
 
 /// How the names of variables begin that change what the library or the stand-in driver does.

@@ -67,7 +67,7 @@ fn per_pair(add_program: impl Fn(&mut Command, usize)) -> Result<f64> {
         let mut command = Command::new("valgrind");
         command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
         add_program(&mut command, pairs);
-        let output = finish(&mut command).context("install valgrind to count instructions")?;
+        let output = finish(&mut command).context("valgrind counts instructions")?;
         let text = String::from_utf8_lossy(&output.stderr);
         collected(&text).with_context(|| format!("no instruction count in\n{text}"))
     };

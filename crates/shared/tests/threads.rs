@@ -361,7 +361,6 @@ fn on_miss_is_called_before_the_driver() {
     );
 }
 
-/// A search that finds nothing ages the free blocks once, as with one allocator.
 #[test]
 fn events_are_kept_once_less_than_a_quarter_of_the_memory_is_left() {
     let no_callback = || Ok(false);
@@ -403,6 +402,7 @@ fn events_are_kept_once_there_is_a_limit() {
     assert_ne!(past().expect("nothing panicked").events, []);
 }
 
+/// A search that finds nothing ages the free blocks once, as with one allocator.
 #[test]
 fn a_miss_ages_what_is_free_once() {
     let conf = "caching:garbage_collection_threshold:0.1";
