@@ -1,4 +1,4 @@
-// Which colour a block has, and what the colours mean.
+// The colours of blocks, and what they mean.
 
 import { liveBytes } from "./data/trace.ts";
 import * as format from "./format.ts";
@@ -8,18 +8,18 @@ import type { Coloring } from "./state.ts";
 import { CATEGORY_COLORS } from "./theme.ts";
 
 export interface Palette {
-  /** Returns the index of a block's colour in `names`. */
+  /** Returns the index of a block's colour in `names` and `colors`. */
   of: (block: number) => number;
   names: string[];
-  /** The style sheet's name of each colour. */
+  /** The name of each colour in the style sheet. */
   colors: string[];
 }
 
 const MIB = 2 ** 20;
-/** Where one colour of sizes ends and the next begins. */
+/** The lower bound of each size class except the first. */
 const SIZE_BOUNDS = [MIB / 16, MIB, 10 * MIB, 100 * MIB, 1024 * MIB];
 const SIZE_NAMES = ["below 64 KiB", "to 1 MiB", "to 10 MiB", "to 100 MiB", "to 1 GiB", "1 GiB and more"];
-/** Ages as shares of the recording. */
+/** The upper bound of each age class except the last, as a share of the recording. */
 const AGE_BOUNDS = [0.001, 0.01, 0.1, 0.5];
 
 export function paletteOf(model: Model, coloring: Coloring): Palette {
@@ -48,7 +48,7 @@ export function paletteOf(model: Model, coloring: Coloring): Palette {
   }
 }
 
-/** Stacks that a person knows by the same frame have the same colour. */
+/** Returns a palette in which stacks with the same title share a colour. */
 function titles(model: Model): Palette {
   const { trace } = model;
   const numbers = new Map<string, number>();
@@ -80,7 +80,7 @@ function scale(names: string[], of: Palette["of"]): Palette {
   return { of, names, colors: names.map((_, i) => `--s${i}`) };
 }
 
-/** Colours in the order of the numbers, the last for all that are left. */
+/** Returns a palette in which the first categories have a colour each. All others share the last colour. */
 function categories(names: string[], of: Palette["of"]): Palette {
   const shown = names.slice(0, CATEGORY_COLORS);
   const rest = names.length > shown.length ? [`${names.length - shown.length} others`] : [];
@@ -91,7 +91,10 @@ function categories(names: string[], of: Palette["of"]): Palette {
   };
 }
 
-/** Colours by bytes over the whole recording, so that a category keeps its colour at every instant. */
+/**
+ * Returns a palette of categories ranked by bytes times lifetime over the whole recording. The ranking does not depend
+ * on the instant, so each category keeps its colour.
+ */
 function ranked(model: Model, keyOf: (block: number) => number, nameOf: (value: number) => string): Palette {
   const { trace } = model;
   const bytes = new Map<number, number>();

@@ -1,11 +1,11 @@
-// Elements, and what every view does with them. Texts of a recording reach the page as text nodes only.
+// Elements and other helpers of all views. Texts of a recording are added to the page as text nodes only.
 
 import * as format from "./format.ts";
 
 type Attributes = Record<string, string | number | boolean | ((event: never) => void) | null>;
 export type Child = Node | string | null;
 
-/** Returns an element; an attribute that is a function listens to the event of its name. */
+/** Returns a new element. An attribute whose value is a function becomes a listener of the event with its name. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   attributes: Attributes = {},
@@ -21,17 +21,17 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** Replaces what an element holds. */
+/** Replaces the children of an element. */
 export function fill(element: Element, ...children: Child[]): void {
   element.replaceChildren(...children.filter((child) => child !== null));
 }
 
-/** Returns bytes as people read them; a click copies them to the byte. */
+/** Returns an element that shows bytes in a readable unit. A click copies the exact number. */
 export function bytesOf(value: number, text = format.bytes(value)): HTMLElement {
   return copyable(text, String(value), bytesTitle(value));
 }
 
-/** Returns a change of bytes with its sign; a click copies it to the byte. */
+/** Returns an element that shows a change of bytes with its sign. A click copies the exact number. */
 export function changeOf(value: number): HTMLElement {
   const element = bytesOf(value, format.change(value));
   element.classList.add(changeClass(value));
@@ -50,7 +50,7 @@ export function countOf(value: number): HTMLElement {
   return copyable(format.whole(value), String(value));
 }
 
-/** Returns a share of 1; a click copies all its digits. */
+/** Returns an element that shows a share in percent. A click copies all digits. */
 export function percentOf(share: number): HTMLElement {
   return copyable(format.percent(share), String(share));
 }
@@ -59,18 +59,18 @@ export function ratioOf(value: number): HTMLElement {
   return copyable(format.ratio(value), String(value));
 }
 
-/** A number in its place: what shows another with each instant is not made anew. */
+/** An element that shows one number after another, so that an instant needs no new elements. */
 export interface Figure {
   element: HTMLElement;
   show(value: number): void;
 }
 
-/** As `bytesOf`, of numbers that follow each other. */
+/** Returns a figure that shows bytes, like `bytesOf`. */
 export function bytesFigure(): Figure {
   return figure((element, value) => write(element, format.bytes(value), String(value), bytesTitle(value)));
 }
 
-/** As `changeOf`. */
+/** Returns a figure that shows a change of bytes, like `changeOf`. */
 export function changeFigure(): Figure {
   return figure((element, value) => {
     write(element, format.change(value), String(value), bytesTitle(value));
@@ -78,7 +78,7 @@ export function changeFigure(): Figure {
   });
 }
 
-/** As `percentOf`. */
+/** Returns a figure that shows a share, like `percentOf`. */
 export function percentFigure(): Figure {
   return figure((element, value) => write(element, format.percent(value), String(value)));
 }
@@ -96,7 +96,7 @@ function figure(show: (element: HTMLElement, value: number) => void): Figure {
   };
 }
 
-/** Returns a text that has a place in the order of focus, of which a click or Enter copies `copied`. */
+/** Returns a text that can have the focus. A click or Enter copies `copied`. */
 export function copyable(text: string, copied: string, title?: string): HTMLElement {
   const element = h("data", { tabindex: 0, role: "button" });
   write(element, text, copied, title);
@@ -110,7 +110,7 @@ function write(element: HTMLElement, text: string, copied: string, title?: strin
   element.title = title === undefined ? "copy" : `${title} · click to copy`;
 }
 
-/** Makes every element with `data-copy` copy it by click or Enter, and says so to everyone. */
+/** Makes a click or Enter copy the `data-copy` of an element. `spoken` announces it to screen readers. */
 export function installCopying(root: HTMLElement, spoken: HTMLElement): void {
   const copy = async (target: EventTarget | null): Promise<boolean> => {
     const element = target instanceof Element ? target.closest<HTMLElement>("[data-copy]") : null;
@@ -123,7 +123,7 @@ export function installCopying(root: HTMLElement, spoken: HTMLElement): void {
     return true;
   };
   root.addEventListener("click", (event) => {
-    // A text that is being selected is not to be copied over.
+    // A click that ends the selection of a text does not copy.
     if (document.getSelection()?.isCollapsed !== false) void copy(event.target);
   });
   root.addEventListener("keydown", (event) => {
@@ -139,7 +139,7 @@ async function putInClipboard(text: string): Promise<void> {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Where the browser gives a file no clipboard, the older way still works.
+    // Browsers may refuse the clipboard to a local file. `execCommand` works there.
     const area = h("textarea", { "aria-hidden": "true", style: "position:fixed;opacity:0" });
     area.value = text;
     document.body.append(area);
@@ -149,7 +149,7 @@ async function putInClipboard(text: string): Promise<void> {
   }
 }
 
-/** A row of buttons of which one is chosen. */
+/** Returns a row of buttons, one of which is chosen. */
 export function choice<T extends string>(
   label: string,
   options: readonly (readonly [T, string])[],
@@ -184,9 +184,8 @@ export function section(id: string, title: string, tools: Child[], ...children: 
 }
 
 /**
- * How much room an element has, known without asking the browser, which would lay out the whole page for the answer
- * where something has been drawn just before. `redraw` is called where something was drawn for another width: a scroll
- * bar, for one, comes with what the page has grown to.
+ * The size of an element, measured only when it may have changed. Measuring right after drawing would make the browser
+ * lay out the whole page. `redraw` is called if the width changes later, for instance because a scroll bar appears.
  */
 export class Room {
   readonly #element: HTMLElement;
@@ -196,16 +195,16 @@ export class Room {
     this.#element = element;
     new ResizeObserver(() => {
       const before = this.#size?.[0];
-      // Not here: what is drawn may change the height, of which the observer would be told in vain.
+      // Drawing may change the height. Within this callback, the observer could not be notified of that.
       if (this.#measure()[0] !== before && before !== undefined) requestAnimationFrame(redraw);
     }).observe(element);
-    // What is drawn for it is drawn before the observer is told.
+    // Views are drawn for the new size before the observer is notified.
     window.addEventListener("resize", () => {
       this.#size = null;
     });
   }
 
-  /** The width within its borders, and its scroll bar. */
+  /** The width without borders and scroll bar. */
   get width(): number {
     return (this.#size ?? this.#measure())[0];
   }
@@ -222,7 +221,7 @@ export class Room {
 
 const CANVAS_FONT = "12px system-ui, sans-serif";
 
-/** A canvas as wide as its place, sharp on every screen. */
+/** Resizes a canvas, for the pixel ratio of the screen, and clears it. Returns its context. */
 export function fitCanvas(
   canvas: HTMLCanvasElement,
   width: number,
@@ -239,13 +238,13 @@ export function fitCanvas(
   const context = canvas.getContext("2d");
   if (context === null) throw new Error("this browser draws no canvas");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  // To set it, even to what it is, has the browser work out the page's styles first.
+  // Setting the font, even to the same value, makes the browser compute the page's styles first.
   if (context.font !== CANVAS_FONT) context.font = CANVAS_FONT;
   context.clearRect(0, 0, width, height);
   return context;
 }
 
-/** What floats beside the pointer. */
+/** A box with details beside the pointer. */
 export class Tooltip {
   readonly #element = h("div", { class: "tooltip", "aria-hidden": "true", hidden: true });
 

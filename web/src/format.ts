@@ -1,9 +1,9 @@
-// Numbers as people read them.
+// Numbers as text for people.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
-/** Returns bytes to four figures: "1.531 GiB", "-20 MiB", "512 B". */
+/** Returns bytes with up to four digits: "1.531 GiB", "-20 MiB", "512 B". */
 export function bytes(value: number): string {
   const size = Math.abs(value);
   let unit = 0;
@@ -19,22 +19,22 @@ export function change(value: number): string {
   return value > 0 ? `+${bytes(value)}` : bytes(value);
 }
 
-/** Returns a whole number with its thousands set apart. */
+/** Returns a whole number with separated thousands. */
 export function whole(value: number): string {
   return WHOLE.format(value);
 }
 
-/** Returns a share of 1 as "45.7 %"; of nothing there is none. */
+/** Returns a share in percent: "45.7 %". Returns "–" if it is not finite. */
 export function percent(share: number): string {
   return Number.isFinite(share) ? `${(share * 100).toFixed(1)} %` : "–";
 }
 
-/** Returns a ratio to three digits; of nothing there is none. */
+/** Returns a ratio with three decimals. Returns "–" if it is not finite. */
 export function ratio(value: number): string {
   return Number.isFinite(value) ? value.toFixed(3) : "–";
 }
 
-/** Returns a time to three or four figures: "812 µs", "3.214 s", "2 min 5 s". */
+/** Returns a duration: "812 µs", "3.214 s", "2 min 5 s". */
 export function duration(microseconds: number): string {
   const value = Math.abs(microseconds);
   if (value < 1000) return `${Math.round(microseconds)} µs`;
@@ -49,17 +49,17 @@ export function address(value: number): string {
   return `0x${value.toString(16)}`;
 }
 
-/** Returns a power-of-two class of sizes: "1 MiB to 2 MiB". */
+/** Returns the size class between two powers of two: "1 MiB to 2 MiB". */
 export function sizeClass(exponent: number): string {
   return `${bytes(2 ** exponent)} to ${bytes(2 ** (exponent + 1))}`;
 }
 
-/** Returns "1 block", "12 blocks" or "7 strategies". */
+/** Returns a count with its noun: "1 block", "12 blocks" or "7 strategies". */
 export function counted(count: number, noun: string): string {
   return `${whole(count)} ${count === 1 ? noun : noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}s`}`;
 }
 
-/** Returns a text whose first letter is a capital one. */
+/** Returns a text with its first letter capitalized. */
 export function capital(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }

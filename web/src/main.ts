@@ -1,4 +1,4 @@
-// The page of `lowtide report`: reads what the file carries, and shows one instant of it everywhere.
+// The page of `lowtide report`. It reads the data in the file and shows one instant of it in all views.
 
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
@@ -24,7 +24,7 @@ import { Traces } from "./views/traces.ts";
 
 const place = document.getElementById("page") ?? document.body;
 
-/** Shows the report; what is wrong with the file is said in one line. */
+/** Shows the report, or an error in one line. */
 async function start(): Promise<void> {
   try {
     const summary = JSON.parse(textOf("lowtide-summary")) as Summary;
@@ -45,15 +45,15 @@ async function start(): Promise<void> {
 function textOf(id: string): string {
   const element = document.getElementById(id);
   const text = element?.textContent ?? "";
-  // The texts are large, and nobody reads them again.
+  // The texts are large and not needed again.
   element?.remove();
   if (text === "") throw new Error("the file carries no data; `lowtide report` writes files that do");
   return text;
 }
 
-/** Waits until what was drawn is on the screen. */
+/** Waits until the page has been painted. */
 function painted(): Promise<void> {
-  // In a page that is hidden there are no frames.
+  // A hidden page has no frames.
   return new Promise((done) => {
     requestAnimationFrame(() => setTimeout(done));
     setTimeout(done, 100);
@@ -68,7 +68,7 @@ function modelOf(summary: Summary, container: Container): Model {
   let timer = 0;
   store.listen(() => {
     clearTimeout(timer);
-    // Browsers refuse an address that changes with every frame.
+    // Browsers limit how often a page may change its address.
     timer = window.setTimeout(() => {
       written = `#${toFragment(store.state, initial)}`;
       history.replaceState(null, "", written);
@@ -80,7 +80,7 @@ function modelOf(summary: Summary, container: Container): Model {
   return new Model(summary, container, store);
 }
 
-/** Puts the views in their places, and returns what draws them. */
+/** Adds the views to the page and returns their schedule. */
 function show(model: Model): Schedule {
   const spoken = h("p", { class: "spoken", role: "status" });
   const tooltip = new Tooltip();
@@ -122,7 +122,7 @@ function show(model: Model): Schedule {
   return schedule;
 }
 
-/** The address's fragment holds the state, so a link within the page would lose it. */
+/** Moves the focus to the chart. A link would replace the address's fragment, which holds the state. */
 function skip(): void {
   place.querySelector<HTMLElement>(".plot")?.focus();
 }

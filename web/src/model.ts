@@ -1,4 +1,4 @@
-// The traces with what is worked out of them, each thing once for as long as it holds.
+// The traces and what is computed from them. Results are kept for later calls.
 
 import { Away } from "./data/away.ts";
 import type { Container } from "./data/container.ts";
@@ -25,7 +25,7 @@ export class Model {
     this.#container = container;
   }
 
-  /** Whether the blocks have been read; until then, whoever asks for one fails. */
+  /** Whether the blocks have been read. Until then, access to them throws an error. */
   get isWhole(): boolean {
     return this.#container.isWhole;
   }
@@ -34,15 +34,15 @@ export class Model {
     return this.store.state;
   }
 
-  /** Shows another trace; what was shown becomes the one to compare with, if that would be itself. */
+  /** Shows another trace. If it was the one to compare with, the two change places. */
   chooseTrace(trace: number): void {
     const other = trace === this.state.other ? this.state.trace : this.state.other;
-    // A stack's number means another stack there.
+    // Numbers of stacks are different in another trace.
     const filter = this.state.filter.replaceAll(/-?\bstack:\d+(?:-\d+)?\s*/g, "");
     this.store.set({ trace, other, view: null, filter });
   }
 
-  /** Returns what a trace is called here. */
+  /** Returns the short name of a trace. */
   nameOf(index: number): string {
     return this.#keep("names", () => shortNames(this.summary.traces.map(({ name }) => name)))[index];
   }
@@ -60,7 +60,7 @@ export class Model {
     return this.state.seconds[this.state.trace];
   }
 
-  /** The instants from the first to the second chosen one, the earlier first; all of the trace without a second. */
+  /** The instants from the first chosen to the second, the earlier first; the whole trace if there is no second. */
   get range(): [number, number] {
     const { instant, second } = this;
     if (second === null) return [0, this.trace.end];
@@ -72,7 +72,7 @@ export class Model {
     return this.#keep(`trace ${index}`, () => new Trace(this.#container, index, traces[index], strings));
   }
 
-  /** What happened in the chosen trace. */
+  /** The events of the chosen trace. */
   get events(): Events {
     return this.#keep(`events ${this.state.trace}`, () => new Events(this.trace));
   }
@@ -89,12 +89,15 @@ export class Model {
     return this.#keep(`tree ${index}`, () => treeOf(this.traceOf(index)));
   }
 
-  /** The moments that the report names: peaks, failures, the end. Of several at once, a failure. */
+  /**
+   * Returns the instant that the report names, for instance a peak or the end; `null` if it names none. An
+   * out-of-memory error has priority.
+   */
   named(instant: number): NamedInstant | null {
     return namedAt(this.trace.summary, instant);
   }
 
-  /** Whose gap is shown at an instant: at a failure the failing request's, else the stream with most bytes. */
+  /** Returns the stream that sees the fragmentation: that of a named instant, otherwise the main stream. */
   streamAt(instant: number): number {
     return this.named(instant)?.stream ?? this.trace.summary.main_stream;
   }
@@ -110,46 +113,46 @@ export class Model {
         this.awayAt(instant),
         this.runsAt(instant),
       );
-      // What blocks that are not listed are to other streams is known at the named moments only.
+      // What other streams see of aggregated blocks is known at named instants only.
       return named === null || aggregated === null ? gap : { ...gap, ...sumsOf(named) };
     });
   }
 
-  /** The blocks of the chosen trace that are there at an instant. */
+  /** Returns the blocks of the chosen trace that exist at an instant. */
   blocksAt(instant: number): Uint32Array {
     return this.#keepLast("blocks", `${this.state.trace} ${instant}`, () =>
       rowsAt(this.trace.blocks, instant),
     );
   }
 
-  /** As `blocksAt`, by address. */
+  /** Returns the same blocks as `blocksAt`, by address. */
   placedAt(instant: number): Placed {
     return this.#keepLast("placed", `${this.state.trace} ${instant}`, () => {
       return placedOf(rowsByAddress(this.trace.blocks, instant), this.trace);
     });
   }
 
-  /** The runs of the chosen trace at an instant, by address. */
+  /** Returns the runs of the chosen trace at an instant, by address. */
   runsAt(instant: number): readonly Run[] {
     return this.#keepLast("runs", `${this.state.trace} ${instant}`, () => runsAt(this.trace, instant));
   }
 
-  /** What memory is called in which no listed block lies. */
+  /** The name of memory in which there is no listed block. */
   get freeName(): string {
     return this.trace.summary.aggregated ? "free or aggregated" : "free";
   }
 
-  /** What of the chosen trace is paused at an instant. */
+  /** Returns the paused memory of the chosen trace at an instant. */
   awayAt(instant: number): Away {
     return this.#keepLast("away", `${this.state.trace} ${instant}`, () => new Away(this.trace, instant));
   }
 
-  /** What of it is paused at the chosen instant. */
+  /** The paused memory at the chosen instant. */
   get away(): Away {
     return this.awayAt(this.instant);
   }
 
-  /** The number of the pause that has an address at the chosen instant; `null` if none has. */
+  /** Returns the pause that covers an address at the chosen instant; `null` if none does. */
   pauseAt(address: number): number | null {
     return this.away.pauseAt(address);
   }
@@ -162,7 +165,7 @@ export class Model {
     });
   }
 
-  /** Returns the state of a block at an instant; nothing if it is not there then. */
+  /** Returns the state of a block at an instant in words; empty if the block does not exist then. */
   stateAt(block: number, instant: number): string {
     const { start, freed, end, address } = this.trace.blocks;
     if (instant < start[block] || instant >= end[block]) return "";
@@ -170,7 +173,7 @@ export class Model {
     return this.awayAt(instant).has(address[block]) ? `${state}, paused` : state;
   }
 
-  /** Returns the frame by which a person knows a stack: the innermost that is the program's own. */
+  /** Returns the title of a stack (`titleOf`). */
   stackTitle(stack: number): string {
     const titles = this.#keep(`titles ${this.state.trace}`, () => new Map<number, string>());
     let title = titles.get(stack);
@@ -181,7 +184,7 @@ export class Model {
     return title;
   }
 
-  /** Every stack of a trace as one text in small letters, to be searched. */
+  /** Returns every stack of a trace as one text in lower case, for searching. */
   #stackTexts(index: number): string[] {
     return this.#keep(`stack texts ${index}`, () => {
       const trace = this.traceOf(index);
@@ -195,13 +198,13 @@ export class Model {
     });
   }
 
-  /** Returns what was worked out before under the same key. */
+  /** Returns the result for a key. Computes it if it is not kept. */
   #keep<T>(key: string, make: () => T): T {
     if (!this.#kept.has(key)) this.#kept.set(key, make());
     return this.#kept.get(key) as T;
   }
 
-  /** As `#keep`, but forgets what another key of the same kind gave, except for the one before. */
+  /** Returns the result for a key, like `#keep`, but keeps only the last two results of a kind. */
   #keepLast<T>(kind: string, key: string, make: () => T): T {
     const kept = this.#keep(`last ${kind}`, () => [] as { key: string; value: T }[]);
     const known = kept.find((entry) => entry.key === key);
@@ -213,7 +216,7 @@ export class Model {
   }
 }
 
-/** Returns what the report says of an instant; a failure is seen from the stream whose request failed. */
+/** Returns what the report says of an instant, an out-of-memory error first; `null` if it says nothing. */
 export function namedAt({ instants }: TraceSummary, instant: number): NamedInstant | null {
   const there = instants.filter(({ event }) => event === instant);
   return there.find(({ label }) => /^out of memory/i.test(label)) ?? there[0] ?? null;
@@ -230,10 +233,10 @@ function sumsOf({
   return { live, reserved, requested, paused, causes, difference };
 }
 
-/** Returns what the page shows first: the first failure, else the peak. */
+/** Returns the state that the page shows first: the first out-of-memory error, otherwise the peak live bytes. */
 export function initialState(traces: TraceSummary[]): State {
   const [first] = traces;
-  // `direct` is the live curve once more, and what needs more than was recorded would make all else small.
+  // `direct` repeats the live curve. A strategy that needs more than was recorded would make the other curves small.
   const better = first.strategies.filter(
     ({ label, completed, peak_reserved_bytes }) =>
       completed && label !== "direct" && peak_reserved_bytes < first.peak_reserved.bytes,

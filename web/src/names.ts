@@ -1,29 +1,33 @@
-// What traces and stacks are called, where there is little room.
+// The short names of traces, marks and stacks.
 
 import { type Annotation, type Frame, PACKAGE, PROGRAM } from "./data/trace.ts";
 
-/** Of longer names the beginning and the end are shown: C++ has names of thousands of characters. */
+/**
+ * The maximum length of a name. Only the start and the end of longer names are shown: C++ has names of thousands of
+ * characters.
+ */
 const LENGTH_MAX = 120;
 const LENGTH_OF_END = 40;
-/** Letters that are written from right to left, and characters that turn the direction. */
+/** Letters of right-to-left scripts, and characters that change the text direction. */
 const TURNS = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufeff]/;
 
-/** Returns a name short enough for a line, and such that it turns the direction of nothing beside it. */
+/** Returns a name that fits on a line and does not change the text direction beside it. */
 export function shown(name: string): string {
   const isLong = name.length > LENGTH_MAX;
   const text = isLong
     ? `${name.slice(0, LENGTH_MAX - LENGTH_OF_END - 1)}…${name.slice(-LENGTH_OF_END)}`
     : name;
-  // An isolate ends all that begins in it, but for the name's own isolates, which might end it early.
+  // An isolate ends everything that begins in it, except other isolates. These are removed, because they could end it
+  // early.
   return TURNS.test(text) ? `\u2068${text.replaceAll(/[\u2066-\u2069]/g, "")}\u2069` : text;
 }
 
-/** Returns a mark of the program's in words: what ends says so. */
+/** Returns the text of a program's mark. A mark of an end says so. */
 export function markText({ name, stage }: Annotation): string {
   return stage === 1 ? `${shown(name)} ends` : shown(name);
 }
 
-/** Returns the traces' names without the directories that all have in common. */
+/** Returns the names of traces without the directories that all of them share. */
 export function shortNames(paths: string[]): string[] {
   const parts = paths.map((path) => path.split("/"));
   const shortest = Math.min(...parts.map(({ length }) => length));
@@ -33,8 +37,8 @@ export function shortNames(paths: string[]): string[] {
 }
 
 /**
- * Returns the places of names in the order in which they are shown: as they were given, but those which differ in
- * numbers only, as ranks do, one behind the other by their numbers. A shell gives `rank10` before `rank2`.
+ * Returns the indices of names in the order in which they are shown. Names that differ only in numbers, such as ranks,
+ * are grouped and sorted by number: a shell gives `rank10` before `rank2`. Other names keep their order.
  */
 export function shownOrder(names: string[]): number[] {
   const alike = new Map<string, number[]>();
@@ -47,8 +51,8 @@ export function shownOrder(names: string[]): number[] {
 }
 
 /**
- * Returns how a person knows a stack, innermost frame first: by the innermost that is the program's own and, as much
- * may come of one line of a program, by the innermost of a package that this called.
+ * Returns the title of a stack, whose frames are ordered innermost first. It names the program's innermost frame. It
+ * adds the innermost frame of a package called from there, because one line can make many allocations.
  */
 export function titleOf(frames: readonly Frame[]): string {
   const own = frames.findIndex(({ owner }) => owner === PROGRAM);

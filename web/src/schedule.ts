@@ -1,34 +1,34 @@
-// When views are drawn: those in sight with the next frames, the others when nothing has changed for a moment. So
-// dragging through instants costs what is seen of it, and everything is right soon after.
+// The drawing of views. Visible views are drawn in the next frames, the others when nothing has changed for a moment.
+// So dragging through instants only costs the visible views.
 
 import type { Key, Store } from "./state.ts";
 
 export interface View {
   element: HTMLElement;
-  /** What of the state it shows. */
+  /** The parts of the state that it shows. */
   shows: readonly Key[];
   /** Whether it can be drawn before the blocks are read. */
   readonly isEarly?: boolean;
   draw(): void;
-  /** Draws what takes long and is not looked at while instants pass: it says itself which instant it is of. */
+  /** Draws the slow parts when instants stop changing. Until then, they name the earlier instant that they show. */
   drawRest?(): void;
 }
 
-/** How long nothing changes before views out of sight are drawn, and how long each then waits at most. */
+/** How long nothing must change before views out of sight are drawn, and how long each of them then waits at most. */
 const IDLE_MS = 100;
-/** How long drawing goes on in one frame; what is left then waits for the next. */
+/** The time for drawing in one frame. The remaining views wait for the next frame. */
 const FRAME_MS = 16;
 
 export class Schedule {
   readonly #due = new Set<View>();
-  /** Views whose rest has still to be drawn. */
+  /** The views whose `drawRest` has not been called yet. */
   readonly #unfinished = new Set<View>();
   readonly #visible = new Set<Element>();
   readonly #views: View[];
   #isWhole = false;
   #isFrameAsked = false;
   #isIdleAsked = false;
-  /** When something changed last. */
+  /** The time of the last change. */
   #changedAt = 0;
 
   constructor(views: View[], store: Store) {
@@ -45,17 +45,17 @@ export class Schedule {
     window.addEventListener("resize", () => this.all());
   }
 
-  /** Has everything drawn again. */
+  /** Marks all views to be drawn again. */
   all(): void {
     this.#mark(this.#views);
   }
 
-  /** Draws at once what needs no blocks, for the first picture. */
+  /** Draws the views that need no blocks at once, for the first picture. */
   drawEarly(): void {
     for (const view of this.#views) if (view.isEarly) this.#draw(view);
   }
 
-  /** Has every other view drawn, too: the blocks are there. */
+  /** Allows all views to be drawn, because the blocks have been read. */
   allowAll(): void {
     this.#isWhole = true;
     this.#ask();
@@ -83,7 +83,7 @@ export class Schedule {
       for (const view of this.#due) {
         if (!this.#visible.has(view.element) || !this.#canDraw(view)) continue;
         if (performance.now() - start > FRAME_MS) {
-          // Whoever was drawn goes to the end of the queue, so each has its turn.
+          // A view that was drawn goes to the end of the queue when it changes again, so each has its turn.
           this.#ask();
           break;
         }
@@ -102,7 +102,7 @@ export class Schedule {
       if (this.#isStill()) this.#drawNext();
       this.#drawWhenIdle();
     };
-    // On a busy machine a browser may find no time for long, and some browsers have no such call.
+    // A busy browser may be idle only after a long time. Some browsers do not have `requestIdleCallback`.
     if (!this.#isStill() || window.requestIdleCallback === undefined) setTimeout(draw, IDLE_MS);
     else window.requestIdleCallback(draw, { timeout: IDLE_MS });
   }

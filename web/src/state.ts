@@ -1,5 +1,4 @@
-// What the reader has chosen. All of it stands in the address's fragment, so that a link or a reload shows the
-// same picture.
+// The choices of the user. The address's fragment holds all of them, so that a link or a reload shows the same picture.
 
 export const COLORINGS = ["size", "age", "stream", "pool", "tag", "stack"] as const;
 export const STACK_VIEWS = ["instant", "peak", "range", "difference", "traces"] as const;
@@ -10,17 +9,17 @@ export type StackView = (typeof STACK_VIEWS)[number];
 export type TableName = (typeof TABLES)[number];
 
 export interface State {
-  /** Which trace everything shows. */
+  /** The trace that is shown. */
   trace: number;
-  /** Which trace it is compared with. */
+  /** The trace that it is compared with. */
   other: number;
   /** The chosen instant of each trace. */
   instants: number[];
   /** The second instant of each trace, if one is chosen. */
   seconds: (number | null)[];
-  /** The instants between which the chart shows the trace; `null` for all. */
+  /** The range of instants in the chart; `null` for the whole trace. */
   view: [number, number] | null;
-  /** Names of the curves that are drawn. */
+  /** The names of the curves that are drawn. */
   curves: string[];
   coloring: Coloring;
   stackView: StackView;
@@ -30,7 +29,7 @@ export interface State {
 
 export type Key = keyof State;
 
-/** Returns the state as a fragment; what is as at first is left out. */
+/** Returns the state as a fragment, without values that are the initial ones. */
 export function toFragment(state: State, initial: State): string {
   const fields = new URLSearchParams();
   const put = (name: string, value: string, usual: string) => {
@@ -51,7 +50,10 @@ export function toFragment(state: State, initial: State): string {
   return fields.toString();
 }
 
-/** Returns the state that a fragment describes; what makes no sense in it is taken as at first. */
+/**
+ * Returns the state that a fragment describes. Invalid values are replaced by the initial ones, except that unknown
+ * curves are kept.
+ */
 export function fromFragment(fragment: string, initial: State, ends: number[]): State {
   const fields = new URLSearchParams(fragment.replace(/^#/, ""));
   const oneOf = <T extends string>(name: string, values: readonly T[], usual: T): T =>
@@ -95,7 +97,7 @@ export function within(instant: number, end: number): number {
   return Math.max(0, Math.min(end, Math.round(instant)));
 }
 
-/** The one place where the state lives: changes are told to all who listen. */
+/** The current state. It notifies its listeners of changes. */
 export class Store {
   #state: State;
   readonly #listeners: ((changed: ReadonlySet<Key>) => void)[] = [];

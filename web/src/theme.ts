@@ -1,6 +1,6 @@
-// Light and dark, and the colours that canvases are drawn in: those of the style sheet.
+// The light and dark themes, and the colours of canvases, which the style sheet defines.
 //
-// The page's head has set `data-theme` to the system's choice before anything is drawn.
+// A script in the page's head sets `data-theme` to the system's theme before anything is drawn.
 
 import { h } from "./dom.ts";
 
@@ -8,7 +8,7 @@ const root = document.documentElement;
 const known = new Map<string, string>();
 const listeners: (() => void)[] = [];
 
-/** How many colours there are for categories: `--c0` and on for lines, `--fill-0` for areas, `--box-0` under text. */
+/** The number of colours for categories: `--c0` and on for lines, `--fill-0` for areas, `--box-0` under text. */
 export const CATEGORY_COLORS = 7;
 
 /** Returns a colour of the style sheet by its name, for instance `--ink`. */
@@ -25,7 +25,7 @@ export function onThemeChange(listener: () => void): void {
   listeners.push(listener);
 }
 
-/** Returns the button that switches; until it is used, the system's choice holds, also when that changes. */
+/** Returns the button that switches the theme. Until it is clicked, the page follows the system's theme. */
 export function themeButton(): HTMLElement {
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const button = h("button", { type: "button", class: "theme" });

@@ -1,8 +1,8 @@
-// What is paused at one instant: segments that are there, with their blocks, while their memory is off the device.
+// The paused memory at one instant. Its segments and blocks exist, but their memory is not on the device.
 
 import { rowsAt, type Trace, upperBound } from "./trace.ts";
 
-/** A stretch of addresses, and the pause that it is in. */
+/** A paused range of addresses, and the index of its pause. */
 export interface Part {
   from: number;
   to: number;
@@ -10,9 +10,9 @@ export interface Part {
 }
 
 export class Away {
-  /** How much is paused. */
+  /** The size of all paused memory. */
   readonly bytes: number;
-  /** The pauses under way, by address; no two overlap. */
+  /** The indices of the pauses at this instant, by address. Pauses do not overlap. */
   readonly #pauses: Uint32Array;
   readonly #starts: Float64Array;
   readonly #ends: Float64Array;
@@ -24,7 +24,7 @@ export class Away {
     this.bytes = this.#pauses.reduce((sum, pause) => sum + pauses.size[pause], 0);
   }
 
-  /** Returns the pause that the memory at an address is in; `null` where it is on the device. */
+  /** Returns the pause that covers an address; `null` if its memory is on the device. */
   pauseAt(address: number): number | null {
     const place = upperBound(this.#starts, address) - 1;
     return place >= 0 && address < this.#ends[place] ? this.#pauses[place] : null;
@@ -34,7 +34,7 @@ export class Away {
     return this.pauseAt(address) !== null;
   }
 
-  /** Returns the parts of a stretch of addresses that are paused, in order. */
+  /** Returns the paused parts of a range of addresses, in order. */
   within(from: number, to: number): Part[] {
     const parts: Part[] = [];
     for (let place = upperBound(this.#ends, from); this.#starts[place] < to; place++) {

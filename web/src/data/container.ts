@@ -1,31 +1,35 @@
-// The page's data: columns of numbers behind one directory, gzipped, as base64.
+// The page's data: a directory and columns of numbers, compressed with gzip and encoded as base64.
 //
-// A column holds the differences of its values, wrapping, the first against 0, and these lie in planes: the
-// lowest byte of each, then the second byte of each, and so on. That is what makes gzip good at them.
+// A column stores the wrapping differences between consecutive values, the first relative to 0. It stores the lowest
+// byte of every difference, then the second byte of every one, and so on. gzip compresses this well.
 //
-// Columns with a number for each block are nearly all of it, and come last: curves are drawn before they are unpacked.
+// Columns with a number for each block make up most of the data. They come last, so that curves can be drawn before
+// these columns are decompressed.
 
 interface Entry {
   name: string;
   kind: "u32" | "u64";
   count: number;
-  /** From the first byte after the directory. */
+  /** The distance from the first byte after the directory. */
   offset: number;
   length: number;
 }
 
-/** What has a number for each block, or for each change of those that are not listed. */
+/** Matches the names of the columns of blocks, listed or aggregated. These columns come last. */
 const OF_BLOCKS = /^\d+\/(blocks|folded)\//;
 
-/** Columns by name, each decoded when it is first asked for. */
+/** The columns by name. A column is decoded when it is first read. */
 export class Container {
   readonly #entries: Map<string, Entry>;
   readonly #bytes: Uint8Array;
-  /** So many of the bytes are there. */
+  /** The number of bytes that have arrived. */
   #arrived: number;
   readonly #decoded = new Map<string, Uint32Array | Float64Array>();
 
-  /** Reads the directory. Of all bytes, which are as many as it says, the first may be enough for a beginning. */
+  /**
+   * Creates a container over `bytes`, which has room for all columns. Only its first `arrived` bytes are set yet.
+   * Throws if a column in the directory does not fit.
+   */
   constructor(directory: Entry[], bytes: Uint8Array, arrived = bytes.length) {
     this.#entries = new Map(directory.map((entry) => [entry.name, entry]));
     this.#bytes = bytes;
@@ -41,19 +45,19 @@ export class Container {
     return this.#arrived === this.#bytes.length;
   }
 
-  /** Returns whether all columns are there but those of blocks. */
+  /** Returns whether all columns except those of blocks have arrived. */
   get hasCurves(): boolean {
     const curves = [...this.#entries.values()].filter(({ name }) => !OF_BLOCKS.test(name));
     return curves.every(({ offset, length }) => offset + length <= this.#arrived);
   }
 
-  /** Takes the bytes that follow. */
+  /** Adds the next bytes to those that have arrived. */
   add(bytes: Uint8Array): void {
     this.#bytes.set(bytes, this.#arrived);
     this.#arrived += bytes.length;
   }
 
-  /** Returns how many numbers a column has, whether they are there or not. */
+  /** Returns the number of values in a column, even if they have not arrived; 0 if there is no such column. */
   count(name: string): number {
     return this.#entries.get(name)?.count ?? 0;
   }
@@ -62,12 +66,12 @@ export class Container {
     return this.#entries.has(name);
   }
 
-  /** Returns a column of 32-bit numbers; an empty one if there is none of that name. */
+  /** Returns a column of 32-bit numbers; empty if there is no such column. */
   u32(name: string): Uint32Array {
     return this.#column(name, "u32", decodeU32, new Uint32Array(0));
   }
 
-  /** Returns a column of whole numbers below 2^53; an empty one if there is none of that name. */
+  /** Returns a column of whole numbers below 2^53; empty if there is no such column. */
   u64(name: string): Float64Array {
     return this.#column(name, "u64", decodeU64, new Float64Array(0));
   }
@@ -90,13 +94,13 @@ export class Container {
   }
 }
 
-/** Data that is being unpacked: `rest` does so with what is left of it. */
+/** A container, and a function that decompresses the rest of its data. */
 export interface Unpacking {
   container: Container;
   rest: () => Promise<void>;
 }
 
-/** Unpacks as much of the text of the page's data element as curves need, or all of it. */
+/** Decompresses the text of the page's data element at least as far as curves need it. */
 export async function unpack(base64: string): Promise<Unpacking> {
   const packed = new Blob([bytesOfBase64(base64)]);
   const reader = packed.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
@@ -108,7 +112,7 @@ export async function unpack(base64: string): Promise<Unpacking> {
   return { container, rest: () => readUntil(() => container.isWhole) };
 }
 
-/** Reads the length of the directory, the directory, and whatever comes with them. */
+/** Reads the directory. Bytes that arrive together with it are added to the container. */
 async function beginning(reader: ReadableStreamDefaultReader<Uint8Array>): Promise<Container> {
   let bytes = new Uint8Array(0);
   const readTo = async (length: number) => {
@@ -138,7 +142,7 @@ async function next(reader: ReadableStreamDefaultReader<Uint8Array>): Promise<Ui
 }
 
 function bytesOfBase64(text: string): Uint8Array<ArrayBuffer> {
-  // Newer than TypeScript's library for this target, and five times faster than what follows.
+  // TypeScript's library for this target does not have `fromBase64`. It is five times faster than the loop below.
   const native = Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> };
   if (native.fromBase64 !== undefined) return native.fromBase64(text);
   const binary = atob(text);

@@ -1,17 +1,19 @@
-// Curves over the instants, as the chart draws them: exact where it is zoomed in, otherwise the smallest and
-// largest value of each step.
+// The curves of the chart. Each step shows the minimum and maximum of a curve. Steps of one instant are exact for
+// `live` and `reserved`.
 
 import { byAddress } from "./gap.ts";
 import { CAUSES } from "./summary.ts";
 import { liveBytes, type Pauses, type Trace, upperBound } from "./trace.ts";
 
-/** The smallest and largest value of a curve in each step. */
+/** The minimum and maximum of a curve in each step. */
 export interface Envelope {
   min: Float64Array;
   max: Float64Array;
 }
 
-/** The steps into which a stretch of instants is cut: step i covers `first + i * width` and on. */
+/**
+ * A division of a range of instants into steps, which are not the job's steps. Step i starts at `first + i * width`.
+ */
 export interface Steps {
   first: number;
   width: number;
@@ -26,7 +28,10 @@ export class Curves {
     this.#trace = trace;
   }
 
-  /** Returns the names of the curves there are: `live`, `reserved`, `paused`, causes, and a path for each strategy. */
+  /**
+   * Returns the names of the available curves: `live`, `reserved`, `paused`, the causes, and `<label>/reserved` for
+   * each strategy.
+   */
   get names(): string[] {
     const strategies = this.#trace.summary.strategies.map(({ label }) => `${label}/reserved`);
     return ["live", "reserved", "paused", ...CAUSES, ...strategies].filter(
@@ -34,20 +39,20 @@ export class Curves {
     );
   }
 
-  /** Returns steps that cover the instants from `from` to `to`, at most about `wanted` of them. */
+  /** Returns about `wanted` steps, or fewer, that cover the instants from `from` to `to`. */
   steps(from: number, to: number, wanted: number): Steps {
     const end = this.#trace.end;
     const low = Math.max(0, Math.floor(from));
     const high = Math.min(end, Math.ceil(to));
     const bucket = this.#bucket;
     let width = Math.max(1, Math.ceil((high - low + 1) / wanted));
-    // Steps that are whole buckets are read off the buckets.
+    // Steps wider than a bucket consist of whole buckets, so that they can be computed from the buckets.
     if (width > bucket) width = Math.ceil(width / bucket) * bucket;
     const first = Math.floor(low / width) * width;
     return { first, width, count: Math.floor((high - first) / width) + 1 };
   }
 
-  /** Returns whether narrow steps show the curve's own values, and not those of a bucket. */
+  /** Returns whether narrow steps show the curve's own values and not those of a bucket. */
   isExact(name: string): boolean {
     return name === "reserved" || name === "live";
   }
@@ -59,7 +64,7 @@ export class Curves {
       : overValues(this.exact(name), steps);
   }
 
-  /** Returns whether the envelope is known before blocks are read. */
+  /** Returns whether the envelope can be computed before the blocks are read. */
   isEarly(name: string, steps: Steps): boolean {
     return this.#trace.curve(name) !== null && this.#isByBuckets(name, steps);
   }
@@ -72,13 +77,15 @@ export class Curves {
     return Math.max(1, this.#trace.summary.bucket_events);
   }
 
-  /** As `envelope`, but by buckets alone, so that a trace's columns need not be read. */
+  /**
+   * Returns the envelope of a curve from its buckets alone, without reading blocks; `null` if there is no such curve.
+   */
   overview(name: string, steps: Steps): Envelope | null {
     const buckets = this.#trace.curve(name);
     return buckets && overBuckets(buckets, this.#bucket, steps);
   }
 
-  /** Returns `live` or `reserved` at every instant, from the columns. */
+  /** Returns `live` or `reserved` at every instant, computed from blocks, segments and pauses. */
   exact(name: string): Float64Array {
     let values = this.#exact.get(name);
     if (values === undefined) {
@@ -89,7 +96,7 @@ export class Curves {
   }
 }
 
-/** Returns those of a job's steps' boundaries that lie in a view, and the number of the first. */
+/** Returns the boundaries of a job's steps that lie within a view, and the index of the first. */
 export function stepsWithin(
   boundaries: Uint32Array,
   from: number,
@@ -99,7 +106,7 @@ export function stepsWithin(
   return { first, marks: boundaries.subarray(first, upperBound(boundaries, to)) };
 }
 
-/** Returns 1, 10, 100, …: of things so many pixels apart, every so many-th has at least `wanted` pixels. */
+/** Returns the smallest power of ten n for which n items, each `pixels` wide, take at least `wanted` pixels. */
 export function everyFitting(pixels: number, wanted: number): number {
   let every = 1;
   while (pixels * every < wanted) every *= 10;
@@ -119,7 +126,7 @@ function liveCurve(trace: Trace): Float64Array {
   return summed(values);
 }
 
-/** Takes the blocks in paused memory out of the changes of what is live, for as long as it is paused. */
+/** Subtracts blocks in paused memory from the changes of live bytes, for as long as the memory is paused. */
 function leavePausedBlocksOut(trace: Trace, values: Float64Array): void {
   const { blocks, pauses } = trace;
   const rows = byAddress(Uint32Array.from(blocks.address.keys()), blocks.address);
@@ -131,7 +138,7 @@ function leavePausedBlocksOut(trace: Trace, values: Float64Array): void {
     for (let place = addressesBefore(addresses, address); place < past; place++) {
       const block = rows[place];
       const [start, freed] = [blocks.start[block], blocks.freed[block]];
-      // Pauses of one range follow each other.
+      // Pauses of one range follow each other, so `ends` is sorted.
       for (let i = upperBound(ends, start); i < times.length && pauses.start[times[i]] < freed; i++) {
         const bytes = liveBytes(blocks, block);
         values[Math.max(start, pauses.start[times[i]])] -= bytes;
@@ -141,7 +148,7 @@ function leavePausedBlocksOut(trace: Trace, values: Float64Array): void {
   }
 }
 
-/** Returns the numbers of the pauses, those of the same addresses together and in their order. */
+/** Returns the indices of the pauses, grouped by their range of addresses. Each group is in order. */
 function pausesByRange({ count, address, size }: Pauses): number[][] {
   const ranges = new Map<string, number[]>();
   for (let pause = 0; pause < count; pause++) {
@@ -153,7 +160,7 @@ function pausesByRange({ count, address, size }: Pauses): number[][] {
   return [...ranges.values()];
 }
 
-/** Returns how many of some addresses, which are in order, are less than one. */
+/** Returns how many of the sorted addresses are less than `address`. */
 function addressesBefore(addresses: Float64Array, address: number): number {
   return upperBound(addresses, address - 1);
 }
@@ -173,7 +180,7 @@ function reservedCurve(trace: Trace): Float64Array {
   return summed(values);
 }
 
-/** Turns changes into values, in place; the last one is no instant and is left out. */
+/** Replaces changes by their running sums, in place. The last element belongs to no instant and is left out. */
 function summed(changes: Float64Array): Float64Array {
   let value = 0;
   for (let i = 0; i < changes.length; i++) changes[i] = value += changes[i];

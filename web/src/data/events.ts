@@ -1,4 +1,4 @@
-// What happened, event by event, as far as the rows tell: an event is what begins or ends a row at its instant.
+// The effects of each event, inferred from the rows that begin or end at its instant.
 
 import { EXPANDABLE, type Trace, upperBound } from "./trace.ts";
 
@@ -17,31 +17,34 @@ export type What =
   | "marked"
   | "unknown";
 
-/** One thing that an event did, or that came right after it. */
+/** One effect of an event, or the marks right after it. */
 export interface Happening {
   event: number;
   what: What;
-  /** The rows that it is of: blocks, segments, pauses, failures or annotations; none where these are not listed. */
+  /** The indices of the blocks, segments, pauses, failures or annotations concerned; empty if they are not listed. */
   rows: readonly number[];
   bytes: number | null;
   address: number | null;
 }
 
-/** Instants are looked through by stretches of 2^6: more would take longer to, fewer more memory. */
+/**
+ * The look-up table divides instants into stretches of 2^6. Longer stretches take more time, shorter ones more memory.
+ */
 const STRETCH_BITS = 6;
 
-/** The rows of a column of instants, to be found by these without a look at all. */
+/** An index of rows by instant. A look-up reads only the rows of one stretch of instants. */
 class ByInstant {
   readonly #instants: Uint32Array;
-  /** The rows by stretches of instants, and where the stretches end. */
+  /** The rows, grouped by stretch of instants, and the end of each group. */
   readonly #rows: Uint32Array;
   readonly #ends: Uint32Array;
 
-  /** Rows of instants before `first` or after `last` are not found. Linear time. */
+  /** Indexes the rows with instants from `first` to `last`. Linear time. */
   constructor(instants: Uint32Array, first: number, last: number) {
     this.#instants = instants;
     const stretches = (last >>> STRETCH_BITS) + 1;
-    // Counted one place on, so that each place is where a stretch begins, and ends once its rows are in.
+    // The rows of stretch s are counted in `ends[s + 1]`. Summed up, `ends[s]` is the start of stretch s, and adding
+    // its rows moves this to its end.
     const ends = new Uint32Array(stretches + 1);
     for (const instant of instants) {
       if (instant >= first && instant <= last) ends[(instant >>> STRETCH_BITS) + 1]++;
@@ -55,7 +58,7 @@ class ByInstant {
     [this.#rows, this.#ends] = [rows, ends];
   }
 
-  /** Returns the rows of an instant, in order. */
+  /** Returns the rows with this instant, in order. */
   at(instant: number): number[] {
     const stretch = instant >>> STRETCH_BITS;
     const rows: number[] = [];
@@ -75,23 +78,23 @@ export class Events {
   readonly #failed: ByInstant;
   readonly #marked: ByInstant;
 
-  /** Linear in the rows, once; what is asked then takes no look at all of them. */
+  /** Indexes the rows of a trace. Linear in the rows. Later look-ups do not read all rows. */
   constructor(trace: Trace) {
     this.#trace = trace;
-    // What was so before the first event is no event's doing, and what ends after the last never ended.
+    // No event caused the state at instant 0. A row whose end is after the last event did not end.
     const ofEvents = (instants: Uint32Array) => new ByInstant(instants, 1, trace.end);
     this.#freed = ofEvents(trace.blocks.freed);
     this.#ended = ofEvents(trace.blocks.end);
     this.#segmentsGone = ofEvents(trace.segments.end);
     this.#pausesOver = ofEvents(trace.pauses.end);
     this.#failed = ofEvents(eventsOf(trace.summary.ooms));
-    // Marks have times of their own: they come after the event whose number they have, or before the first.
+    // A mark comes after the event that it names; a mark with event 0 comes before the first event.
     this.#marked = new ByInstant(eventsOf(trace.annotations), 0, trace.end);
   }
 
   /**
-   * Returns what happened from one event to another, both included and in order: of each event something, if only
-   * that it is not known what. 0 stands for what was there before the first.
+   * Returns what happened from one event to another, both included, in order. Each event has at least one entry, which
+   * may be `unknown`. Event 0 stands for the state before the first event.
    */
   within(from: number, to: number): Happening[] {
     const happened: Happening[] = [];
@@ -132,7 +135,10 @@ export class Events {
     ];
   }
 
-  /** Where a segment is cut, it ends, and what is left of it starts: only what is between went back. */
+  /**
+   * Returns what happened to segments. If part of a segment is released, the segment ends and its remaining parts
+   * start. Only the bytes between these were released.
+   */
   #segmentsAt(event: number): Happening[] {
     const { segments } = this.#trace;
     const { start, made, address, size, flags } = segments;
@@ -154,7 +160,10 @@ export class Events {
     return happened;
   }
 
-  /** A pause that ends with its segment is no resume, and what is left of that begins no other pause. */
+  /**
+   * Returns what was paused or resumed. Nothing was if a segment ended: its pause ends with it, and the pauses of its
+   * remaining parts are not new.
+   */
   #pausesAt(event: number): Happening[] {
     if (this.#segmentsGone.at(event).length > 0) return [];
     const { start, address, size } = this.#trace.pauses;
@@ -162,10 +171,10 @@ export class Events {
     return [...rowsOf(start, event).map(of("paused")), ...this.#pausesOver.at(event).map(of("resumed"))];
   }
 
-  /** What happened to a block that is not listed, which is known by what it changed of the sums. */
+  /** Returns what happened to an aggregated block, inferred from the change of the sums. */
   #unlistedAt(event: number): Happening[] {
     const change = this.#trace.folded?.changeAt(event) ?? null;
-    // A pause takes all blocks of a segment off the sums.
+    // A pause or resume changes the sums by all blocks of a segment.
     const isPause =
       rowsOf(this.#trace.pauses.start, event).length > 0 || this.#pausesOver.at(event).length > 0;
     if (change === null || isPause) return [];
@@ -192,7 +201,7 @@ function happening(
   return { event, what, rows, bytes, address };
 }
 
-/** Returns the rows that have a value in a sorted column. */
+/** Returns the rows with a value in a sorted column. */
 function rowsOf(sorted: Uint32Array, value: number): number[] {
   const [from, to] = [upperBound(sorted, value - 1), upperBound(sorted, value)];
   return Array.from({ length: to - from }, (_, i) => from + i);
@@ -202,7 +211,7 @@ function sum(rows: readonly number[], column: Float64Array): number {
   return rows.reduce((bytes, row) => bytes + column[row], 0);
 }
 
-/** Returns whether a happening is of a block that is not listed. */
+/** Returns whether a happening concerns an aggregated block, which is not listed. */
 export function isUnlisted({ what, rows }: Happening): boolean {
   return rows.length === 0 && (what === "allocated" || what === "asked" || what === "freed");
 }

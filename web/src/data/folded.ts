@@ -1,25 +1,28 @@
-// What the blocks that are not listed one by one add to the gap, to the byte and at every instant: which changes there
-// are, and when.
+// The bytes that aggregated blocks add to live bytes and to fragmentation. These blocks are not listed one by one. The
+// page has their changes at each instant instead, exact to the byte.
 
 import { CAUSES, type Cause } from "./summary.ts";
 import { upperBound } from "./trace.ts";
 
-/** The parts of a gap: live, and the causes. */
+/** The parts of reserved bytes: live bytes and the causes. */
 export const GAP_PARTS = ["live", ...CAUSES] as const;
 
-/** So many changes are summed up at a time, so that finding an instant's sums takes no more than that. */
+/** The number of changes between two checkpoints. The sum of a part at an instant takes at most this many additions. */
 const CHECKPOINT_CHANGES = 1024;
 
 export class Folded {
-  /** The instants at which something changes, in order, and the number of the change at each. */
+  /** The instants with a change, in order, and the number of the change at each. */
   readonly #instants: Uint32Array;
   readonly #numbers: Uint32Array;
-  /** Of each part, by how much it is more after each of the distinct changes. */
+  /** The bytes that each distinct change adds to a part, by part. */
   readonly #changes: Float64Array[];
-  /** The sums of the parts before every so many changes. */
+  /** The sums of the parts at each checkpoint. */
   readonly #checkpoints: Float64Array;
 
-  /** `columnOf` returns a part's distinct changes as they are stored; not of the last, which makes their sum 0. */
+  /**
+   * `columnOf` returns the stored distinct changes of a part. The last part is not stored, because the parts of each
+   * change sum up to 0.
+   */
   constructor(instants: Uint32Array, numbers: Uint32Array, columnOf: (part: string) => Float64Array) {
     this.#instants = instants;
     this.#numbers = numbers;
@@ -35,7 +38,9 @@ export class Folded {
     }
   }
 
-  /** Returns the bytes of each part at an instant, in the order of `GAP_PARTS`, as the main stream sees them. */
+  /**
+   * Returns the bytes of each part at an instant, in the order of `GAP_PARTS`. Causes are as the main stream sees them.
+   */
   at(instant: number): Float64Array {
     const past = upperBound(this.#instants, instant);
     const checkpoint = Math.floor(past / CHECKPOINT_CHANGES);
@@ -45,7 +50,7 @@ export class Folded {
     return sums;
   }
 
-  /** Returns by how much each part changes at an instant; `null` where none does. */
+  /** Returns the change of each part at an instant; `null` if nothing changes. */
   changeAt(instant: number): Record<"live" | Cause, number> | null {
     const place = upperBound(this.#instants, instant) - 1;
     if (place < 0 || this.#instants[place] !== instant) return null;
@@ -54,7 +59,7 @@ export class Folded {
     return Object.fromEntries(parts) as Record<"live" | Cause, number>;
   }
 
-  /** Adds what changes of the live bytes at each instant. */
+  /** Adds the changes of live bytes to `values`, by instant. */
   addLiveChanges(values: Float64Array): void {
     const [live] = this.#changes;
     for (let i = 0; i < this.#instants.length; i++) values[this.#instants[i]] += live[this.#numbers[i]];
@@ -68,7 +73,7 @@ export class Folded {
   }
 }
 
-/** Returns 0, -1, 1, -2, 2 for 0, 1, 2, 3, 4. */
+/** Returns the signed number that is stored: 0, -1, 1, -2, 2 for 0, 1, 2, 3, 4. */
 function signed(stored: number): number {
   return stored % 2 === 0 ? stored / 2 : -(stored + 1) / 2;
 }

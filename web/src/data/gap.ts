@@ -1,34 +1,39 @@
-// The gap between reserved and live bytes at one instant, by cause.
+// The fragmentation at one instant, by cause: reserved minus live bytes, called the gap here.
 //
-// Every reserved byte is looked at once: it belongs to an allocated block, to one that waits for events, or to
-// no block, and then the first cause that applies takes it. So live and the causes add up to reserved.
+// Every reserved byte counts once. It is in an allocated block, in a block that waits for events, or in no block. The
+// first cause that applies counts it, so live bytes and the causes add up to reserved bytes.
 
 import { Away } from "./away.ts";
 import { CAUSES, type Cause } from "./summary.ts";
 import { EXPANDABLE, LARGE, liveBytes, rowsAt, type Trace } from "./trace.ts";
 
-/** What an expandable segment of small blocks maps and unmaps at a time; of large ones, the trace says. */
+/**
+ * The unit in which an expandable segment of small blocks is mapped and unmapped. The unit for large blocks is the
+ * trace's `large_page`.
+ */
 const SMALL_UNIT_BYTES = 2 * 2 ** 20;
 
 export interface Gap {
   reserved: number;
   live: number;
-  /** So much of what is live is in blocks that are not listed one by one. */
+  /** The live bytes of aggregated blocks. */
   folded: number;
-  /** What was asked for, of the blocks that are listed. */
+  /** The requested bytes of the listed blocks. */
   requested: number;
-  /** The segments that are off the device. What is in them is not in the other sums. */
+  /** The paused bytes. No other sum includes them. */
   paused: number;
   causes: Record<Cause, number>;
-  /** How much of the cause `private_pools` each pool has, but for what blocks add that are not listed. */
+  /** The free bytes of each private pool, without the correction for aggregated blocks. */
   free_in_pools: Map<number, number>;
-  /** Reserved less live less the causes: 0, unless the data contradicts itself. */
+  /** Reserved bytes minus live bytes and all causes. It is 0 unless the data contradicts itself. */
   difference: number;
   blocks: number;
   segments: number;
 }
 
-/** A stretch of addresses in which free neighbours merge: a segment, or adjacent mapped ranges of one. */
+/**
+ * A range of addresses in which free neighbours merge: a segment, or adjacent mapped ranges of an expandable segment.
+ */
 export interface Run {
   address: number;
   end: number;
@@ -38,8 +43,8 @@ export interface Run {
 }
 
 /**
- * Returns the causes at an instant as `stream` sees them. Linear in the blocks that are there, where it is
- * near the instant before. What blocks add that are not listed is known as the main stream sees it.
+ * Returns the fragmentation at an instant, as `stream` sees it. The part of aggregated blocks is as the main stream
+ * sees it. Linear in the existing blocks if the previous call was for a near instant.
  */
 export function gapAt(
   trace: Trace,
@@ -101,7 +106,7 @@ export function gapAt(
   };
 }
 
-/** Adds the free bytes of one run to their causes; `inside` are its blocks by address. */
+/** Adds the free bytes of one run to their causes. `inside` has the run's blocks, by address. */
 function addFree(
   causes: Record<Cause, number>,
   trace: Trace,
@@ -134,12 +139,12 @@ function addFree(
   add(from, run.end);
 }
 
-/** By segments: the runs at the last instant that was asked for. */
+/** The runs that the previous call returned for these segments. */
 const lastRuns = new WeakMap<Trace["segments"], { rows: Uint32Array; runs: readonly Run[] }>();
 
 /**
- * Returns the runs at an instant, by address; those that are paused are there, too. As long as the segments stay, they
- * are the same object.
+ * Returns the runs at an instant, by address, including paused ones. Returns the same object as the previous call if
+ * the segments are the same.
  */
 export function runsAt({ segments }: Trace, instant: number): readonly Run[] {
   const rows = rowsByAddress(segments, instant);
@@ -151,7 +156,7 @@ export function runsAt({ segments }: Trace, instant: number): readonly Run[] {
   return runs;
 }
 
-/** Returns the runs that segments make, which are in order of their address. */
+/** Returns the runs of segments that are sorted by address. */
 function runsOf(segments: Trace["segments"], rows: Uint32Array): Run[] {
   const runs: Run[] = [];
   for (const row of rows) {
@@ -177,19 +182,19 @@ export function byAddress(rows: Uint32Array, address: Float64Array): Uint32Array
   return rows.sort((a, b) => address[a] - address[b]);
 }
 
-/** Blocks or segments: lives of rows that have addresses. */
+/** Rows with lifetimes and addresses: blocks or segments. */
 interface Placeable {
   start: Uint32Array;
   end: Uint32Array;
   address: Float64Array;
 }
 
-/** Which rows were there at the last instant that was asked for, by address. */
+/** The rows that the previous call returned, and its instant. */
 const sorted = new WeakMap<Placeable, { instant: number; rows: Uint32Array }>();
 
 /**
- * Returns the rows that are there at an instant, by address. Sorts those only that were not there at the instant
- * before for which it was asked: linear in those that are there where that is near.
+ * Returns the rows that exist at an instant, by address. Sorts only the rows that did not exist at the instant of the
+ * previous call. Linear in the existing rows if that instant is near.
  */
 export function rowsByAddress(lives: Placeable, instant: number): Uint32Array {
   const { start, end, address } = lives;
@@ -207,7 +212,7 @@ export function rowsByAddress(lives: Placeable, instant: number): Uint32Array {
   return rows;
 }
 
-/** Returns the rows of two lists that are in order of their address, in that order. */
+/** Merges two lists of rows that are sorted by address. */
 function merged(first: Uint32Array, second: Uint32Array, address: Float64Array): Uint32Array {
   const rows = new Uint32Array(first.length + second.length);
   for (let i = 0, j = 0; i + j < rows.length; ) {

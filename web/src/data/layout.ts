@@ -1,11 +1,11 @@
-// The address space as lines of a picture: segments one after the other, to scale, each line as wide as the place.
+// The layout of the address space: segments one after the other, to scale, in lines that fill the width.
 
 import type { Run } from "./gap.ts";
 
-/** A piece of a segment that lies on one line. */
+/** The part of a run that lies on one line. */
 export interface Piece {
   run: number;
-  /** The addresses it shows. */
+  /** The addresses that it covers. */
   from: number;
   to: number;
   x: number;
@@ -14,7 +14,7 @@ export interface Piece {
 
 export interface Line {
   y: number;
-  /** What the lines below are, where a new group begins. */
+  /** The heading above the line if a new group begins. */
   heading: string | null;
   pieces: Piece[];
 }
@@ -28,10 +28,10 @@ export const LINE_HEIGHT = 20;
 const LINE_GAP = 4;
 const HEADING_HEIGHT = 26;
 const RUN_GAP = 3;
-/** A segment that would be narrower is drawn so wide, or it could not be seen. */
+/** The minimum width of a run in pixels. A narrower one would not be visible. */
 const WIDTH_MIN = 2;
 
-/** Returns where every segment lies at a scale; the runs are in the order in which they are to appear. */
+/** Returns the layout of runs at a scale, in the given order. */
 export function layOut(
   runs: readonly Run[],
   headingOf: (run: Run) => string,
@@ -73,7 +73,7 @@ export function layOut(
   return { lines, height: y };
 }
 
-/** Returns the scale, in bytes a pixel, at which the runs fill about `height`. */
+/** Returns the scale, in bytes per pixel, at which the runs take about `height`. */
 export function fittingScale(runs: readonly Run[], groups: number, width: number, height: number): number {
   const bytes = runs.reduce((sum, run) => sum + run.end - run.address, 0);
   const lines = Math.max(

@@ -1,22 +1,22 @@
-// What an icicle shows: bytes for each node of a tree, at one instant, over a range, or as a difference.
+// The data of the icicle graph: the bytes of each node of a tree at one instant, over a range, or as a difference.
 
 import { Away } from "./away.ts";
 import { liveBytes, rowsAt, type Trace } from "./trace.ts";
 import { type Tree, totals } from "./tree.ts";
 
-/** What is drawn: a tree, and for each node its bytes before and after; `before` is 0 where nothing is compared. */
+/** A tree with the bytes of each node before and after. `before` is 0 if nothing is compared. */
 export interface Picture {
   tree: Tree;
   title: string;
   isDifference: boolean;
   before: Float64Array;
   after: Float64Array;
-  /** How wide a node is: the bytes, or of a difference all that grew and all that shrank below it. */
+  /** The width of each node in bytes. In a difference, it is the sum of all increases and decreases below the node. */
   width: Float64Array;
   childrenOf: (node: number) => number[];
 }
 
-/** Returns what is live at an instant: what is paused is not. */
+/** Returns the live bytes of each node at an instant, without those of its children. Paused blocks are not live. */
 export function weightsAt(trace: Trace, tree: Tree, instant: number): Float64Array {
   const { blocks } = trace;
   const own = new Float64Array(tree.parent.length);
@@ -30,7 +30,7 @@ export function weightsAt(trace: Trace, tree: Tree, instant: number): Float64Arr
   return own;
 }
 
-/** Returns what was allocated after one instant and up to another, of the blocks that are listed. */
+/** Returns the bytes that listed blocks allocated in each node after one instant and up to another. */
 export function allocatedIn(trace: Trace, tree: Tree, from: number, to: number): Float64Array {
   const own = new Float64Array(tree.parent.length);
   const { count, start } = trace.blocks;
@@ -48,7 +48,7 @@ export function single(tree: Tree, own: Float64Array, title: string): Picture {
 }
 
 export function difference(tree: Tree, first: Float64Array, second: Float64Array, title: string): Picture {
-  // What grew and what shrank under one node must not hide each other: both have their width.
+  // Increases and decreases below a node must not cancel out, so both add to its width.
   const width = totals(
     tree,
     first.map((bytes, node) => Math.abs(second[node] - bytes)),
@@ -57,7 +57,7 @@ export function difference(tree: Tree, first: Float64Array, second: Float64Array
   return { tree, title, isDifference: true, before, after, width, childrenOf: children(tree, width) };
 }
 
-/** Returns a function to the children of a node that have any width, the widest first. */
+/** Returns a function that returns the children of a node, without those of width 0, the widest first. */
 function children(tree: Tree, width: Float64Array): (node: number) => number[] {
   const known = new Map<number, number[]>();
   return (node) => {
@@ -72,10 +72,10 @@ function children(tree: Tree, width: Float64Array): (node: number) => number[] {
   };
 }
 
-/** By trees: all nodes but the root, those of a parent together and in order, and where each parent's begin. */
+/** The nodes of each tree except the root, grouped by parent, and the start of each group. */
 const families = new WeakMap<Tree, { nodes: Uint32Array; first: Uint32Array }>();
 
-/** Returns the children of a node, whatever their width, in order. */
+/** Returns all children of a node, in order. */
 function childrenOf(tree: Tree, node: number): Uint32Array {
   let family = families.get(tree);
   if (family === undefined) {
@@ -92,7 +92,7 @@ function childrenOf(tree: Tree, node: number): Uint32Array {
   return family.nodes.subarray(family.first[node], family.first[node + 1]);
 }
 
-/** Returns a node and all above it, the root first. */
+/** Returns the nodes from the root to a node. */
 export function pathNodes(tree: Tree, node: number): number[] {
   const path = [node];
   for (let at = node; at !== 0; ) {
@@ -109,7 +109,7 @@ export function pathOf(tree: Tree, node: number): string[] {
     .map(({ text, place }) => `${text}\n${place}`);
 }
 
-/** Returns the node at the end of a path of labels; the root if the picture has no such path. */
+/** Returns the node at the end of a path of labels; the root if there is no such path. */
 export function find(picture: Picture, path: string[]): number {
   let node = 0;
   for (const wanted of path) {

@@ -1,9 +1,9 @@
-// Rows of the tables: chosen, grouped and ordered without an object for each block.
+// The rows of the tables: filtered, grouped and sorted without an object for each block.
 
 import { liveBytes, type Trace } from "./trace.ts";
 
 /**
- * Returns the first `limit` of the rows in order of their key, ties by row. Linear in the rows, but for
+ * Returns the first `limit` rows by key. Rows with equal keys keep their order. Linear in the rows, except for sorting
  * those that are returned.
  */
 export function firstRows(
@@ -24,9 +24,9 @@ export function firstRows(
   return positions.subarray(0, limit).map((position) => rows[position]);
 }
 
-/** Returns a value that at least `rank` of the values do not exceed, and not many more. */
+/** Returns a value that at least `rank` of the values, and not many more, do not exceed. */
 function quantile(values: Float64Array, rank: number): number {
-  // A sample's order is close enough: what it lets through too many is sorted, and too few is tried again.
+  // A sample is accurate enough. If the value lets too many pass, they are sorted; if too few, a larger one is tried.
   const stride = Math.max(1, Math.floor(values.length / 4096));
   const sample = new Float64Array(Math.ceil(values.length / stride));
   for (let i = 0; i < sample.length; i++) sample[i] = values[i * stride];
@@ -39,20 +39,20 @@ function quantile(values: Float64Array, rank: number): number {
   return Number.POSITIVE_INFINITY;
 }
 
-/** Blocks with something in common, as sums. */
+/** The sums of blocks with the same key. */
 export interface Group {
-  /** What they have in common: a stack, or a size. */
+  /** The shared property as a number, such as a size. */
   key: number;
   blocks: number;
   live: number;
-  /** The requests of those that are paused, which are not live. */
+  /** The bytes of paused blocks. `live` does not include them. */
   paused: number;
   largest: number;
-  /** One of them, for what is the same for all. */
+  /** One of the blocks, for the properties that all of them share. */
   block: number;
 }
 
-/** Returns the groups of these blocks by a key; `isPaused` tells which of them are off the device. */
+/** Returns the sums of blocks by key. `isPaused` returns whether a block is paused. */
 export function grouped(
   trace: Trace,
   rows: Uint32Array,
@@ -75,22 +75,24 @@ export function grouped(
   return [...groups.values()];
 }
 
-/** What a block has by number: `stack:12`, or a request of `size:1921-2048` bytes, both ends included. */
+/** A word that selects blocks by number: `stack:12`, or requests of `size:1921-2048` bytes, both ends included. */
 const EXACT = /^(stack|size):(\d+)(?:-(\d+))?$/;
 
-/** A block that has an address in it. */
+/** A word that selects the block that contains an address. */
 const ADDRESS = /^(?:address:)?(0x[0-9a-f]{6,})$/;
 
-/** What states a block may be in, by how it is asked for: `state:waiting`, or its beginning. */
+/**
+ * The states that a word can select. `state:waiting` and the start of a state, such as `state:wait`, are understood.
+ */
 const STATES = ["allocated", "waiting", "paused"];
 
-/** A word that names what it asks for. A place in a file has a dot before its colon, and a C++ name has two colons. */
+/** A word with a key before a colon. The name of a source file has a dot there, and a C++ name has two colons. */
 const KEYED = /^([a-z_]+):[^:]/;
 
-/** A word, or several in quotes, which may be left open at the end; "-" before it excludes what has it. */
+/** A word, or several in quotes. The closing quote is optional. A "-" in front excludes the blocks that match. */
 const WORD = /(-?)(?:"([^"]*)"?|([^\s"]\S*))/g;
 
-/** What a filter asks of each block. */
+/** One condition of a filter. */
 interface Word {
   text: string;
   isExcluded: boolean;
@@ -105,16 +107,22 @@ function wordsOf(text: string): Word[] {
   })).filter((word) => word.text !== "");
 }
 
-/** A filter by words, all of which must hold: in a block's stack, tag, stream or pool, or by number or state. */
+/**
+ * A filter by words. A block passes if each word matches its stack, tag, stream or pool, or selects its number or
+ * state.
+ */
 export class Filter {
   readonly isEmpty: boolean;
-  /** Whether there is more than bare words in it, so that a text alone does not tell what passes. */
+  /**
+   * Whether a word is quoted, is excluded, or selects by number or state. Then a node's text does not show whether it
+   * passes.
+   */
   readonly isExact: boolean;
-  /** Words that ask for something that there is not to ask for, as `color:red` and `size:big` do. */
+  /** The words that have a key but select nothing known, such as `color:red` and `size:big`. */
   readonly unknown: string[];
   readonly #words: Test[];
 
-  /** `stateAt` tells a block's state at an instant, in words; nothing of one that is not there then. */
+  /** `stateAt` returns the state of a block at an instant in words; empty if the block does not exist then. */
   constructor(
     trace: Trace,
     text: string,
@@ -134,25 +142,28 @@ export class Filter {
     });
   }
 
-  /** Returns whether a block passes, by its state at the instant. */
+  /** Returns whether a block passes. Its state is that at the instant. */
   has(block: number, instant: number): boolean {
     return this.#words.every((holds) => holds(block, instant));
   }
 
-  /** Returns those of the rows that pass, by their states at the instant. */
+  /** Returns the rows that pass at the instant. */
   of(rows: Uint32Array, instant: number): Uint32Array {
     return this.isEmpty ? rows : rows.filter((row) => this.has(row, instant));
   }
 }
 
-/** Whether something holds of a block at an instant. */
+/** A test of a block at an instant. */
 type Test = (block: number, instant: number) => boolean;
 
 function isByNumber(word: string): boolean {
   return EXACT.test(word) || ADDRESS.test(word) || stateOf(word) !== null;
 }
 
-/** Returns whether a word asks for what there is: what it finds nothing of, if it is so written, is another matter. */
+/**
+ * Returns whether a word can be understood, even if it matches no block. A word with an unknown key must occur in the
+ * name of a pool or tag, or in a stack.
+ */
 function isUnderstood(trace: Trace, word: string, stackTexts: () => string[]): boolean {
   const key = KEYED.exec(word)?.[1];
   if (key === undefined || isByNumber(word) || key === "stream") return true;
@@ -160,13 +171,13 @@ function isUnderstood(trace: Trace, word: string, stackTexts: () => string[]): b
   return [...pools, ...tags, ...stackTexts()].some((text) => text.toLowerCase().includes(word));
 }
 
-/** Returns the state that a word asks for; `null` if it asks for none that there is. */
+/** Returns the state that a word selects; `null` if it selects none. */
 function stateOf(word: string): string | null {
   const [, begin] = /^state:(.+)$/.exec(word) ?? [];
   return STATES.find((state) => begin !== undefined && state.startsWith(begin)) ?? null;
 }
 
-/** Returns what holds of the blocks that are in the state that a word asks for. */
+/** Returns the test of a word that selects a state; `null` if it selects none. */
 function byState(word: string, stateAt: (block: number, instant: number) => string): Test | null {
   const state = stateOf(word);
   return state === null ? null : (block, instant) => stateAt(block, instant).includes(state);
@@ -193,7 +204,7 @@ function byText(trace: Trace, word: string, stackTexts: string[]): Test {
   const { streams, pools, tags } = trace.summary;
   const { stack, stream, pool, tag } = trace.blocks;
   const isStream = (name: string) => `stream:${name}`.toLowerCase() === word;
-  // One that has exactly this name is meant alone, and not also those whose names begin like it.
+  // The exact name of a stream selects only this stream, and not others whose names start with it.
   const isNamed = streams.some(isStream);
   const hasStack = Uint8Array.from(stackTexts, (text) => Number(text.includes(word)));
   const hasStream = streams.map((name) =>

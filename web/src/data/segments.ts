@@ -1,28 +1,31 @@
-// What lies in a segment at an instant.
+// The contents of a segment at an instant.
 
 import { EXPANDABLE, LARGE, liveBytes, type Trace, upperBound } from "./trace.ts";
 
-/** The blocks that are there at an instant by address, and their addresses. */
+/** The blocks that exist at an instant, by address, and their addresses. */
 export interface Placed {
   blocks: Uint32Array;
   addresses: Float64Array;
 }
 
-/** Returns blocks, in order of their addresses, with these. */
+/** Returns blocks that are sorted by address, with their addresses. */
 export function placedOf(blocks: Uint32Array, trace: Trace): Placed {
   return { blocks, addresses: Float64Array.from(blocks, (block) => trace.blocks.address[block]) };
 }
 
 export interface Content {
   live: number;
-  /** What no block has; what waits for events is neither live nor free. */
+  /** The bytes outside of blocks. A block that waits for events is neither live nor free. */
   free: number;
   blocks: number;
-  /** Live bytes by the number of their tag. */
+  /** The live bytes of each tag, by the number of the tag. */
   tags: Map<number, number>;
 }
 
-/** Returns what lies in a segment. Linear in its blocks, of which an expandable segment's parts share some. */
+/**
+ * Returns the contents of a segment. A block may extend over several parts of an expandable segment; only its bytes in
+ * this part count. Linear in the segment's blocks.
+ */
 export function contentOf(trace: Trace, segment: number, instant: number, placed: Placed): Content {
   const { blocks, segments } = trace;
   const from = segments.address[segment];
@@ -45,7 +48,7 @@ export function contentOf(trace: Trace, segment: number, instant: number, placed
   return content;
 }
 
-/** Returns the segment that holds an address at an instant; `null` if none does. */
+/** Returns the segment that contains an address at an instant; `null` if none does. */
 export function segmentAt({ segments }: Trace, address: number, instant: number): number | null {
   for (let i = 0; i < segments.count; i++) {
     const isThere = segments.start[i] <= instant && instant < segments.end[i];
@@ -55,7 +58,7 @@ export function segmentAt({ segments }: Trace, address: number, instant: number)
   return null;
 }
 
-/** Returns in words which requests a segment serves, and whether it is a part of an expandable one. */
+/** Returns in words which requests a segment serves, and whether it belongs to an expandable segment. */
 export function kindOf({ segments }: Trace, segment: number): string {
   const flags = segments.flags[segment];
   const requests = (flags & LARGE) === 0 ? "small" : "large";

@@ -1,9 +1,9 @@
-// What the page is told in words and single numbers: the JSON beside the columns.
+// The part of the page's data that is no column: names, texts and single numbers, as JSON.
 //
-// Every event number is an instant: instant k is what there is after k events, so 0 lies before the first
-// event and `events` after the last. Bytes are bytes.
+// An event number is an instant. Instant k is the state after k events, so 0 is before the first event and `events` is
+// after the last. Sizes are in bytes.
 
-/** Why reserved bytes are not live, in the order in which the causes are looked for. */
+/** The reasons why reserved bytes are not live. Each byte counts for the first one that applies. */
 export const CAUSES = [
   "rounding",
   "waiting_for_events",
@@ -27,10 +27,10 @@ export interface NamedInstant {
   live: number;
   reserved: number;
   requested: number;
-  /** The segments that are off the device; in none of the others. */
+  /** The paused bytes. No other sum includes them. */
   paused: number;
   causes: Record<Cause, number>;
-  /** Whose gap it is: other streams' free memory is a cause. An index into `streams`. */
+  /** The stream that sees this fragmentation: free memory of other streams is a cause. An index into `streams`. */
   stream: number;
 }
 
@@ -41,31 +41,31 @@ export interface Strategy {
   completed: boolean;
 }
 
-/** Somewhere that no step gives everything back to: a stack, or requests of about one size in one stream. */
+/** A call site: a stack or, for blocks without one, a size class and an index into `streams`. */
 export type Site = { stack: number } | { size_max: number; stream: number };
 
-/** How live bytes grew from step to step. */
+/** The growth of live bytes from step to step. */
 export interface Trend {
   bytes: number;
   bytes_per_step: number;
-  /** They grew in so many of `steps`. */
+  /** The number of `steps` in which live bytes grew. */
   grown_steps: number;
   steps: number;
-  /** So many times most of what had grown was given back. */
+  /** How many times most of the growth was freed. */
   times_given_back: number;
-  /** How sure it is that they go on growing: at most 1. */
+  /** The confidence that live bytes continue to grow, in [0, 1]. */
   confidence: number;
 }
 
-/** A place that has more in the last step than after the first ones. */
+/** A call site with more live bytes in the last step than after the first ones. */
 export type Grown = Site & Trend;
 
-/** Growth of no place that can be named alone. */
+/** The growth that belongs to no single call site. */
 export interface Spread extends Trend {
   is_steady: boolean;
-  /** In so many places. */
+  /** The number of call sites that it is spread over. */
   places: number;
-  /** Of those, the ones that grew most, that first. */
+  /** The call sites that grew most, in descending order. */
   most: Grown[];
 }
 
@@ -77,98 +77,101 @@ export interface Kept {
 
 export interface Growth {
   steps: number;
-  /** Why it is not known what leaks, as a sentence without its end. */
+  /**
+   * The reason why leaks cannot be distinguished from other growth. A sentence without its first capital and its full
+   * stop.
+   */
   doubt: string | null;
-  /** What training makes in few calls and keeps. */
+  /** The memory that training allocates in few calls and keeps. */
   training: { optimizer: Kept; gradients: Kept };
-  /** Where steps were not found, equal parts stand for them. */
+  /** How the steps were found. `parts` means that they were not: equal parts of the recording replace them. */
   found_by: "annotation" | "period" | "parts";
   annotation: string | null;
-  /** So many, the first, were left out. */
+  /** The number of first steps that were left out. */
   warm_up_steps: number;
-  /** So many were looked at as one. */
+  /** The number of steps that are treated as one. */
   span_steps: number;
-  /** What grew most comes first. */
+  /** The leaks, those that grew most first. */
   leaks: Grown[];
-  /** How all that is in no leak grew together, where that is steady or much. */
+  /** The growth of everything that is no leak, if it is steady or large. */
   spread: Spread | null;
 }
 
-/** A request that was refused. */
+/** A request that ended in an out-of-memory error. */
 export interface Failure {
   event: number;
   requested: number;
   /** An index into `streams`. */
   stream: number;
-  /** What the device had left. */
+  /** The free memory of the device. */
   device_free: number;
-  /** The largest free block of its stream and pool; `null` of those that are not told one by one. */
+  /** The largest free block of the request's stream and pool; `null` except for the first errors. */
   largest_free: number | null;
 }
 
-/** The memory of a job that ran under `tide`: pieces of one size, each shown at one address at a time. */
+/** The frames of a job that ran under `tide`: pieces of memory of one size, each used at one address at a time. */
 export interface Frames {
   size: number;
-  /** The most that there were at once. */
+  /** The peak number of frames. */
   peak: number;
-  /** How often one moved to another address. */
+  /** How often a frame moved to another address. */
   moved: number;
-  /** In how many steps any did. */
+  /** The number of steps in which a frame moved. */
   moving_steps: number;
-  /** The step with the most moves, counted from 1, and its first event; `null` where no step has any. */
+  /** The step with the most moves, counted from 1, and its first event; `null` if no step has any. */
   busiest: { number: number; event: number; moved: number } | null;
 }
 
 export interface TraceSummary {
   name: string;
-  /** `null` for the host's pinned memory. */
+  /** The number of the device; `null` for pinned host memory. */
   device: number | null;
   events: number;
   duration_us: number | null;
   has_stacks: boolean;
-  /** `PYTORCH_CUDA_ALLOC_CONF`, as the job had it. */
+  /** The job's `PYTORCH_CUDA_ALLOC_CONF`. */
   settings: string;
-  /** The allocator with the settings in force; "" for the host's pinned memory. */
+  /** The allocator with the settings in force; empty for pinned host memory. */
   strategy: string;
-  /** Whether the sizes of blocks are known: by a replay that led to the recorded addresses, or by those. */
+  /** Whether all block sizes are those of the job (`verified`), or some are estimated. */
   sizes: "verified" | "estimated";
   /** An index into `streams`. */
   main_stream: number;
   streams: string[];
-  /** The first is the default pool. */
+  /** The names of the pools. The first is the default pool. */
   pools: string[];
-  /** For each pool, the tag of the region whose memory it has; "" where it is of none. */
+  /** The tag of the region whose memory each pool holds; empty if there is none. */
   pool_regions: string[];
-  /** The first is "", for blocks without one. */
+  /** The tags of blocks. The first is empty, for blocks without a tag. */
   tags: string[];
   /** The tags of the regions that were paused. */
   regions: string[];
-  /** How much an expandable segment of large blocks maps and unmaps at a time. */
+  /** The unit in which an expandable segment of large blocks is mapped and unmapped. */
   large_page: number;
   bucket_events: number;
   peak_live: Point;
   peak_reserved: Point;
-  /** The most bytes that were paused at once. */
+  /** The peak paused bytes. */
   peak_paused: number;
   /** `null` unless the job ran under `tide`. */
   frames: Frames | null;
   ooms: Failure[];
   instants: NamedInstant[];
-  /** Blocks that are in all sums and curves, but not listed. */
+  /** The aggregated blocks: all sums and curves include them, but they are not listed one by one. */
   aggregated: { blocks: number; size_max: number; events_max: number } | null;
   strategies: Strategy[];
-  /** What there is to know of these, each a sentence without its capital and its end. */
+  /** Notes on the replays. Each is a sentence without its first capital and its full stop. */
   replay_notes: string[];
   growth: Growth;
-  /** How many were there before the first event. */
+  /** The number of blocks from before the first event. */
   initial_blocks: number;
-  /** The recording's end is missing: it was made until the job was killed. */
+  /** Whether the end of the recording is missing, for instance because the job was killed. */
   is_cut_off: boolean;
-  /** So many events at least came after the last, while the snapshot was taken. */
+  /** The minimum number of events after the last one, while the snapshot was taken. */
   missed_events: number;
-  /** Entries that say nothing about memory, or that this version does not know. */
+  /** The number of entries that do not concern memory or that this version does not know. */
   skipped_events: number;
-  /** Events that could not be, for instance blocks that overlap; what they say is left out. */
+  /** The number of events that cannot have happened, for instance blocks that overlap. They are left out. */
   contradictions: number;
 }
 

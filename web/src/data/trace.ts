@@ -1,11 +1,11 @@
-// One recording: its blocks and segments as columns, and what is read off them directly. There is no object for each
-// block: a page may have 1.5 million of them.
+// One recording: its blocks and segments as columns, and look-ups in them. There is no object for each block, because a
+// page may have 1.5 million of them.
 
 import type { Container } from "./container.ts";
 import { Folded } from "./folded.ts";
 import type { TraceSummary } from "./summary.ts";
 
-/** One life of each block: there at instants `start <= k < end`, and asked back at `freed`. */
+/** The lifetimes of blocks. A block exists at instants `start <= k < end`, and is freed by the program at `freed`. */
 export interface Blocks {
   count: number;
   start: Uint32Array;
@@ -20,11 +20,11 @@ export interface Blocks {
   tag: Uint32Array;
 }
 
-/** Ranges from the driver; an expandable segment is as many as it has mapped ranges. */
+/** Ranges of memory from the driver. An expandable segment has one row for each mapped range. */
 export interface Segments {
   count: number;
   start: Uint32Array;
-  /** Since when its memory is there: before `start` for what is left of a longer one. */
+  /** The instant since which its memory exists. It is before `start` for the remaining part of a longer segment. */
   made: Uint32Array;
   end: Uint32Array;
   address: Float64Array;
@@ -32,11 +32,11 @@ export interface Segments {
   stream: Uint32Array;
   pool: Uint32Array;
   flags: Uint32Array;
-  /** Where its memory was taken from the driver. */
+  /** The stack that took its memory from the driver. */
   stack: Uint32Array;
 }
 
-/** Segments whose memory is off the device: at instants `start <= k < end`. */
+/** The paused segments. A segment is paused at instants `start <= k < end`. */
 export interface Pauses {
   count: number;
   start: Uint32Array;
@@ -49,7 +49,7 @@ export interface Pauses {
 export const LARGE = 1;
 export const EXPANDABLE = 2;
 
-/** Live bytes count each request rounded up to this. */
+/** Live bytes count each request rounded up to a multiple of this. */
 const GRANULE_BYTES = 512;
 
 /** The owners of frames: the program itself, and a Python package that it uses. */
@@ -60,7 +60,9 @@ export interface Frame {
   function: string;
   file: string;
   line: number;
-  /** Whose code it is: `PROGRAM`, `PACKAGE`, or what says how memory was asked for, and not what for. */
+  /**
+   * The owner of the code: `PROGRAM`, `PACKAGE`, or other. Other code shows how memory was allocated, but not for what.
+   */
   owner: number;
 }
 
@@ -100,7 +102,7 @@ export class Trace {
     return this.#blocks;
   }
 
-  /** How many blocks are listed, which is known before they are read. */
+  /** The number of listed blocks. It is known before the blocks are read. */
   get blockCount(): number {
     return this.#container.count(`${this.#prefix}blocks/start`);
   }
@@ -115,7 +117,7 @@ export class Trace {
     return this.#pauses;
   }
 
-  /** What the blocks that are not listed add to the gap; `null` where all are. */
+  /** The sums of the aggregated blocks; `null` if all blocks are listed. */
   get folded(): Folded | null {
     if (this.summary.aggregated === null) return null;
     this.#folded ??= new Folded(this.#u32("folded/instant"), this.#u32("folded/change"), (part) =>
@@ -124,12 +126,12 @@ export class Trace {
     return this.#folded;
   }
 
-  /** Returns the last instant: how many events there are. */
+  /** The last instant, which is the number of events. */
   get end(): number {
     return this.summary.events;
   }
 
-  /** Returns the smallest and largest value of a curve in each bucket; `null` if there is no such curve. */
+  /** Returns the minimum and maximum of a curve in each bucket; `null` if there is no such curve. */
   curve(name: string): { min: Float64Array; max: Float64Array } | null {
     const path = `${this.#prefix}curves/${name}/`;
     if (!this.#container.has(path + "max")) return null;
@@ -161,12 +163,12 @@ export class Trace {
     };
   }
 
-  /** Where the steps begin, or the parts that stand for them, and where the last ends. */
+  /** The boundaries of the steps, or of the equal parts that replace them. The last one is the end of the last step. */
   get parts(): Uint32Array {
     return this.#u32("steps/boundaries");
   }
 
-  /** As `parts`, but none where the steps were not found. */
+  /** The boundaries of the steps; empty if no steps were found. */
   get stepBoundaries(): Uint32Array {
     return this.summary.growth.found_by === "parts" ? new Uint32Array(0) : this.parts;
   }
@@ -175,7 +177,7 @@ export class Trace {
     return this.#container.has(this.#prefix + "events/time_us");
   }
 
-  /** Returns microseconds since the first event, between recorded points in proportion; `null` without times. */
+  /** Returns the microseconds since the first event, interpolated between recorded times; `null` if there are none. */
   timeAt(instant: number): number | null {
     const times = this.#u64("events/time_us");
     const events = this.#u32("events/time_event");
@@ -189,7 +191,7 @@ export class Trace {
   }
 
   #readBlocks(): Blocks {
-    // Stored as what they are more than another column, which gzip cannot see.
+    // Some columns are stored as the difference to another column, which gzip cannot find.
     const start = this.#u32("blocks/start");
     const requested = this.#u64("blocks/requested");
     const held = this.#u32("blocks/held");
@@ -248,39 +250,39 @@ export class Trace {
   }
 }
 
-/** Returns the sums of two columns, number by number, in a third: `map` would take twice as long. */
+/** Stores the sums of two columns in a third and returns it. `map` would take twice as long. */
 function sums<T extends Uint32Array | Float64Array>(into: T, first: T, second: T): T {
   for (let i = 0; i < into.length; i++) into[i] = first[i] + second[i];
   return into;
 }
 
-/** Returns a block's request as live bytes count it: rounded up, but to no more than the block has. */
+/** Returns a block's live bytes: its request rounded up, but at most the size of the block. */
 export function liveBytes(blocks: Blocks, block: number): number {
   const rounded = Math.ceil(blocks.requested[block] / GRANULE_BYTES) * GRANULE_BYTES;
   return Math.min(rounded, blocks.size[block]);
 }
 
-/** Rows that are there from one instant to before another, in order of their start. */
+/** Rows that exist at instants `start <= k < end`, in order of their start. */
 interface Lives {
   start: Uint32Array;
   end: Uint32Array;
 }
 
-/** So many rows at least lie between two checkpoints. */
+/** The minimum number of rows between two checkpoints. */
 const CHECKPOINT_ROWS = 8192;
 
-/** The rows before `first` that are there when that one begins, or later. */
+/** The rows before row `first` that have not ended when row `first - 1` starts. */
 interface Checkpoint {
   first: number;
   rows: Uint32Array;
 }
 
-/** By rows: their checkpoints in order, as far as one was asked for. */
+/** The checkpoints of rows, in order, as far as they were needed. */
 const checkpoints = new WeakMap<Lives, Checkpoint[]>();
 
 /**
- * Returns the numbers of the rows that are there at an instant, in order of their start. Linear in how many are, besides
- * those of one stretch between checkpoints, and once in the rows before it.
+ * Returns the indices of the rows that exist at an instant, in order of their start. Linear in these and in the rows
+ * after the checkpoint before. Earlier rows are read once, to create the checkpoints.
  */
 export function rowsAt(rows: Lives, instant: number): Uint32Array {
   const { start, end } = rows;
@@ -293,7 +295,7 @@ export function rowsAt(rows: Lives, instant: number): Uint32Array {
   return found.subarray(0, count);
 }
 
-/** Returns the last checkpoint at or before a row. */
+/** Returns the last checkpoint at or before a row. Creates the checkpoints that are missing. */
 function checkpointAt(rows: Lives, row: number): Checkpoint {
   let known = checkpoints.get(rows);
   if (known === undefined) {
@@ -310,7 +312,10 @@ function checkpointAt(rows: Lives, row: number): Checkpoint {
   return known[place];
 }
 
-/** A checkpoint is followed by as many rows as it holds, so that all of them hold no more rows than there are. */
+/**
+ * Returns the `first` of the next checkpoint. At least as many rows follow a checkpoint as it holds. So all checkpoints
+ * together hold at most as many rows as there are.
+ */
 function nextFirst({ first, rows }: Checkpoint): number {
   return first + Math.max(CHECKPOINT_ROWS, rows.length);
 }

@@ -1,32 +1,32 @@
-// Who asked for the memory, as a tree: call stacks with the outermost frame first or, where a recording has no
-// stacks, the stream, then the class of sizes, then the size.
+// The allocations as a tree: call stacks, outermost frame first. In a recording without stacks, the levels are stream,
+// size class and size.
 //
-// A tree's shape belongs to a trace and is built once; what changes from instant to instant is how many bytes
-// each node has. A parent's number is below its children's, so one pass backwards sums them.
+// The tree of a trace is built once. Only the bytes of its nodes differ between instants. A parent's number is less
+// than its children's, so one backward pass sums up all nodes.
 
 import * as format from "../format.ts";
 import type { TraceSummary } from "./summary.ts";
 import type { Trace } from "./trace.ts";
 
 export interface Tree {
-  /** Of each node; the root, node 0, is its own. */
+  /** The parent of each node. The root, node 0, is its own parent. */
   parent: Uint32Array;
-  /** What each node is called: an index into `labels`. */
+  /** The label of each node: an index into `labels`. */
   label: Uint32Array;
   labels: Label[];
-  /** The node of each block. */
+  /** Returns the node of a block. */
   nodeOfBlock: (block: number) => number;
-  /** The node of all blocks that are not listed one by one; `null` where there are none. */
+  /** The node of all aggregated blocks; `null` if there are none. */
   folded: number | null;
 }
 
 export interface Label {
   text: string;
-  /** Where that is: a file and a line, or nothing. */
+  /** The file and line of a frame, or another detail; may be empty. */
   place: string;
 }
 
-/** A tree under construction: nodes are found again by their parent and label. */
+/** A tree under construction. A node is identified by its parent and label. */
 class Builder {
   readonly labels: Label[] = [{ text: "all", place: "" }];
   readonly #parent: number[] = [0];
@@ -57,7 +57,7 @@ class Builder {
 
   finish(nodeOfBlock: (block: number) => number, aggregated: TraceSummary["aggregated"] = null): Tree {
     return {
-      // Of two traces they are one box, however many they are in each.
+      // The label has no count, so that merging two traces makes one node of it.
       folded: aggregated && this.child(0, this.labelOf("aggregated blocks", "not told apart")),
       parent: Uint32Array.from(this.#parent),
       label: Uint32Array.from(this.#label),
@@ -110,7 +110,7 @@ function treeOfSizes(trace: Trace): Tree {
   return builder.finish((block) => nodes[block], trace.summary.aggregated);
 }
 
-/** Returns one tree that has the nodes of both, and where each node of either is in it. */
+/** Returns a tree with the nodes of both, and the number in it of each node of either. */
 export function merged(
   first: Tree,
   second: Tree,
@@ -130,7 +130,7 @@ export function merged(
   return { tree, nodeOfFirst, nodeOfSecond };
 }
 
-/** Returns for each node the sum over itself and all below it. */
+/** Returns for each node the sum over itself and its descendants. */
 export function totals(tree: Tree, own: Float64Array): Float64Array {
   const total = own.slice();
   for (let node = total.length - 1; node > 0; node--) total[tree.parent[node]] += total[node];

@@ -28,7 +28,7 @@ const COLORING_TEXTS: readonly (readonly [Coloring, string])[] = [
   ["stack", "Stack"],
 ];
 
-/** What decides how a block looks, and what of it is the same for every block. */
+/** The values that are the same for all blocks of a picture and determine how they look. */
 interface Brush {
   filter: Filter;
   away: Away;
@@ -53,7 +53,7 @@ export class AddressView implements View {
   });
   readonly #room = new Room(this.#scroll, () => this.#lay());
   readonly #legend = h("ul", { class: "legend still", "aria-label": "Colours" });
-  /** The legend's entry for each colour, made once for a palette. */
+  /** The legend's entry for each colour, created once for a palette. */
   #keys: { element: HTMLElement; bytes: Figure }[] = [];
   readonly #freeKey = h("li");
   readonly #pausedBytes = bytesFigure();
@@ -68,20 +68,20 @@ export class AddressView implements View {
   readonly #details = h("div", { class: "picked", "aria-live": "polite" });
   #zoom = 1;
   #layout: Layout = { lines: [], height: 0 };
-  /** How high its place is, and how far that is scrolled; `null` where the browser has to be asked. */
+  /** The height of the visible part and its scroll position; `null` if the browser has to be asked for this. */
   #height = 0;
   #scrollTop: number | null = null;
-  /** What the layout was made for. */
+  /** The values that the layout was computed for. */
   #laid: readonly unknown[] = [];
   #placedRuns: readonly Run[] = [];
-  /** The same runs in the order in which they are drawn. */
+  /** The same runs in drawing order. */
   #runs: Run[] = [];
-  /** The blocks at the instant by address, and their addresses. */
+  /** The blocks at the instant, by address, and their addresses. */
   #blocks: Uint32Array = new Uint32Array(0);
   #addresses: Float64Array = new Float64Array(0);
   #palette: Palette = { of: () => 0, names: [], colors: [] };
   #picked: number | null = null;
-  /** Where a free part of it was chosen. */
+  /** The chosen segment, if free memory in it was clicked. */
   #pickedSegment: number | null = null;
   #place = "";
   #colored = "";
@@ -140,7 +140,7 @@ export class AddressView implements View {
       if (this.#picked !== null && !this.#blocks.includes(this.#picked)) this.#picked = null;
     }
     this.#coloring.show(state.coloring, available(summary));
-    // Colours hold for a whole trace, but for those of ages.
+    // Colours are the same for a whole trace, except those of ages.
     const colored = `${state.trace} ${state.coloring} ${state.coloring === "age" ? instant : ""}`;
     if (colored !== this.#colored) {
       this.#colored = colored;
@@ -173,7 +173,7 @@ export class AddressView implements View {
   #lay(): void {
     const width = this.#room.width - 2;
     const { away, trace } = this.#model;
-    // From instant to instant, blocks come and go and segments mostly stay.
+    // Blocks change from instant to instant, but segments mostly stay, so the layout is kept.
     const laid = [trace, this.#runs, width, this.#zoom, away.bytes === 0 ? null : away];
     if (laid.some((value, i) => value !== this.#laid[i])) {
       this.#laid = laid;
@@ -187,7 +187,7 @@ export class AddressView implements View {
     this.#paint();
   }
 
-  /** Returns what stands above the segments of each pool and stream. */
+  /** Returns the heading of the segments of each pool and stream. */
   #headings(): Map<string, string> {
     const { trace } = this.#model;
     const { streams, pools } = trace.summary;
@@ -243,10 +243,10 @@ export class AddressView implements View {
       if (start >= piece.to) break;
       if (end <= start) continue;
       const [x, right] = [xOf(start), xOf(end)];
-      // Many blocks may share a pixel: the first has it.
+      // Many blocks may share a pixel. Only the first one is drawn.
       if (right < drawnTo + 0.5) continue;
       drawnTo = right;
-      // A hair of the segment's colour between neighbours, where there is room for one.
+      // Leaves a thin line of the segment's colour between neighbours that are wide enough.
       const width = Math.max(0.75, right - x - (right - x > 3 ? 0.75 : 0));
       this.#paintBlock(brush, block, x, y, width, end === blockEnd ? scale : 0);
       if (block === this.#picked) outline = { x, width };
@@ -259,7 +259,7 @@ export class AddressView implements View {
     if (outline !== null) ink.outlined(outline.x, y, outline.width);
   }
 
-  /** Returns where the chosen segment lies on a piece, if it does. */
+  /** Returns the part of the chosen segment that lies on a piece; `null` if there is none. */
   #outlineOf(piece: Piece, xOf: (address: number) => number): { x: number; width: number } | null {
     if (this.#pickedSegment === null) return null;
     const { address, size } = this.#model.trace.segments;
@@ -268,7 +268,10 @@ export class AddressView implements View {
     return from < to ? { x: xOf(from), width: xOf(to) - xOf(from) } : null;
   }
 
-  /** Paints a block; the end of it that its request left, where a byte of that is so many pixels wide. */
+  /**
+   * Paints a block, and the bytes at its end that rounding added. `roundingScale` is the pixels per byte of these; 0 if
+   * they are not on this piece.
+   */
   #paintBlock(
     { filter, away, instant, ink }: Brush,
     block: number,
@@ -433,7 +436,7 @@ export class AddressView implements View {
     }
   }
 
-  /** The blocks in the order in which the eye meets them. */
+  /** Returns the blocks in drawing order. */
   #inOrder(): number[] {
     const found: number[] = [];
     for (const run of this.#runs) {
@@ -497,7 +500,7 @@ export class AddressView implements View {
   }
 }
 
-/** Returns what of a group's bytes is paused, and with which regions, as the end of a line. */
+/** Returns the end of a heading: the paused bytes of a group and their regions. */
 function pausedText(trace: Trace, parts: Part[], bytes: number): string {
   if (parts.length === 0) return "";
   const paused = parts.reduce((sum, { from, to }) => sum + to - from, 0);

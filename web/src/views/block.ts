@@ -1,4 +1,4 @@
-// One block in words: the same wherever a block is shown.
+// The description of one block. It is the same wherever a block is shown.
 
 import type { Trace } from "../data/trace.ts";
 import { bytesOf, type Child, copyable, h } from "../dom.ts";
@@ -6,7 +6,7 @@ import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
 
-/** Returns how long a block has been there, in events and, where times are recorded, in time. */
+/** Returns the age of a block in events and, if times are recorded, in time. */
 export function ageText(trace: Trace, block: number, instant: number): string {
   return spanText(trace, trace.blocks.start[block], instant, trace.blocks.start[block] === 0);
 }
@@ -17,7 +17,7 @@ export function spanText(trace: Trace, start: number, end: number, isLonger: boo
   return `${isLonger ? "over " : ""}${format.counted(end - start, "event")}${time}`;
 }
 
-/** Returns the tag of the region that is paused. */
+/** Returns the tag of the region that a pause belongs to. */
 export function regionOf({ summary, pauses }: Trace, pause: number): string {
   return shown(summary.regions[pauses.region[pause]]) || "without a tag";
 }
@@ -29,26 +29,26 @@ export function stackList(trace: Trace, stack: number, label = "Stack"): HTMLEle
     return h("li", {}, h("b", {}, frame.function), h("span", {}, ` ${frame.file}:${frame.line}`));
   });
   if (frames.length === 0) return h("p", { class: "quiet" }, "No stack was recorded for this block.");
-  // What scrolls has to have a place in the order of focus.
+  // Elements that scroll must be able to have the focus, so that keys can scroll them.
   return h("ol", { class: "frames", tabindex: 0, "aria-label": label }, ...frames);
 }
 
-/** Returns the name of a stack, which opens to all of it. */
+/** Returns the title of a stack. A click shows all its frames. */
 export function stackCell(model: Model, stack: number): Child {
   const { trace } = model;
   if (trace.stackFrames(stack).length === 0) return "no stack";
   const details = h("details", { class: "frames-of" }, h("summary", {}, model.stackTitle(stack)));
-  // A list for each of some hundred rows is made when somebody wants it.
+  // The list is created when it is opened, because a table has hundreds of rows.
   details.addEventListener("toggle", () => details.append(stackList(trace, stack)), { once: true });
   return details;
 }
 
-/** Returns a line of a list of details. */
+/** Returns an entry of a list of details. */
 export function item(name: string, value: Child): HTMLElement {
   return h("div", {}, h("dt", {}, name), h("dd", {}, value));
 }
 
-/** Returns everything that is known of a block at an instant. */
+/** Returns all details of a block at an instant. */
 export function blockDetails(model: Model, block: number, instant: number): Child[] {
   const { trace } = model;
   const { blocks, summary } = trace;

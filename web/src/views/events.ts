@@ -1,4 +1,4 @@
-// What happened around the instant, event by event.
+// The events around the chosen instant.
 
 import { type Happening, isUnlisted, type What } from "../data/events.ts";
 import { type Trace, upperBound } from "../data/trace.ts";
@@ -11,11 +11,11 @@ import { regionOf, stackCell } from "./block.ts";
 import { type Column, Grid } from "./grid.ts";
 import type { InstantBar } from "./instant.ts";
 
-/** So many events before the instant's are listed, and as many after it. */
+/** The number of events listed before the instant, and after it. */
 const EVENTS_BESIDE = 12;
-/** So many marks between two events are named. */
+/** The maximum number of marks between two events that are named. */
 const MARKS_NAMED = 3;
-/** One event does so few things at once that each has a number of its own by event. */
+/** More than the entries of any event, so that each entry has a number of its own. */
 const AT_ONCE_MAX = 256;
 
 const TEXTS: Record<What, string> = {
@@ -44,7 +44,7 @@ export class EventsView implements View {
   #grid: Grid | null = null;
   #drawnTrace: number | null = null;
   #happened: Happening[] = [];
-  /** Of each that happened, what number it has among all of the trace. */
+  /** The number of each entry. It is unique in the trace. */
   #identities: number[] = [];
 
   constructor(model: Model, bar: InstantBar) {
@@ -78,10 +78,10 @@ export class EventsView implements View {
     this.#grid.show(rows, (row) => this.#happened[row].event === instant);
   }
 
-  /** The arrows that go from row to row have the whole page follow. */
+  /** Chooses the event of the focused row, so that the whole page follows the arrow keys. */
   #followFocus({ key }: KeyboardEvent): void {
     if (key !== "ArrowUp" && key !== "ArrowDown") return;
-    // Of a cell that is the row; a stack that is scrolled has no number beside it.
+    // The parent of a cell is its row. A stack that scrolls can have the focus, too, but its parent has no number.
     const row = document.activeElement?.parentElement;
     const event = row?.querySelector<HTMLButtonElement>("button[value]")?.value;
     if (event !== undefined) this.#bar.choose(Number(event));
@@ -99,7 +99,7 @@ export class EventsView implements View {
     return range + filter + this.#leftOutText();
   }
 
-  /** Says of which events not all is listed, and why. */
+  /** Returns which events are not listed completely, and why. */
   #leftOutText(): string {
     const { aggregated } = this.#model.trace.summary;
     const unlisted = this.#happened.filter(isUnlisted).length;
@@ -126,7 +126,7 @@ export class EventsView implements View {
   #columns(): Column[] {
     const { summary } = this.#model.trace;
     const of = (row: number) => this.#happened[row];
-    // What happened never changes, so its number tells what every cell but the first has.
+    // An entry never changes, so its number identifies the contents of its cells.
     const content = (row: number) => this.#identities[row];
     const owner = (title: string, name: "stream" | "pool", names: string[]): Column => ({
       title,
@@ -169,7 +169,7 @@ export class EventsView implements View {
 
   #eventButton({ event }: Happening): HTMLElement {
     const choose = () => {
-      // From the cell the arrows go on.
+      // Focuses the cell, so that the arrow keys continue from there.
       button.closest("td")?.focus();
       this.#bar.choose(event);
     };
@@ -187,7 +187,7 @@ export class EventsView implements View {
     return what === "asked" ? text + waitText(trace, rows[0]) : text;
   }
 
-  /** What there is to say beside what happened; "" if nothing. */
+  /** Returns the details of an entry; empty if there are none. */
   #moreText({ what, rows }: Happening): string {
     const { trace } = this.#model;
     const { summary, annotations, segments } = trace;
@@ -211,7 +211,7 @@ export class EventsView implements View {
     }
   }
 
-  /** Whose what happened is, by number, as far as the page has it. */
+  /** Returns the stream, pool and stack of an entry, by number, as far as the page has them. */
   #ownerOf({ what, rows: [row] }: Happening): { stream: number; pool?: number; stack?: number } | undefined {
     const { blocks, segments, summary } = this.#model.trace;
     const of = ({ stream, pool, stack }: typeof blocks | typeof segments) => ({
@@ -227,7 +227,7 @@ export class EventsView implements View {
   }
 }
 
-/** Says how long a block waits for the work that uses it; "" where it is freed at once. */
+/** Returns how long a block waits for events; empty if it is freed at once. */
 function waitText({ blocks, end }: Trace, block: number): string {
   const freed = blocks.end[block];
   if (freed === blocks.freed[block] + 1) return "";

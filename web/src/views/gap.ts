@@ -1,5 +1,5 @@
-// The gap between reserved and live bytes at the chosen instant: which cause has how much of it, and that it
-// adds up.
+// The fragmentation at the chosen instant: the bytes of each cause, and a check that they add up to reserved minus live
+// bytes.
 
 import { CAUSES, type Cause } from "../data/summary.ts";
 import { bytesFigure, type Child, changeFigure, fill, h, percentFigure, section } from "../dom.ts";
@@ -51,7 +51,7 @@ export class GapView implements View {
   readonly #reserved = bytesFigure();
   readonly #share = percentFigure();
   readonly #check = h("p");
-  /** What is made once for a trace, and then shows one instant after the other. */
+  /** The elements are created once for a trace and then show one instant after another. */
   #parts: Part[] = [];
   #heads: HTMLElement[] = [];
   #rows: Row[] = [];
@@ -168,12 +168,12 @@ export class GapView implements View {
     fill(this.#table, table, this.#check);
   }
 
-  /** Says how much of what is free in private pools is in which region. */
+  /** Returns a row for each region: its share of the free memory in private pools. */
   #regionRows(
     row: (kind: string, key: null, title: string, meaning: string, value: (sums: Sums) => number) => Row,
   ): Row[] {
     const { pool_regions, aggregated } = this.#model.trace.summary;
-    // Blocks that are not listed do not say in which pool they are.
+    // The pools of aggregated blocks are not known.
     if (aggregated !== null) return [];
     const regions = [...new Set(pool_regions)].filter((tag) => tag !== "");
     return regions.map((tag) => {
@@ -233,7 +233,7 @@ interface RowTexts {
 
 function rowOf({ kind, key, title, meaning, value, hasSecond }: RowTexts): Row {
   const bytes = bytesFigure();
-  // The number itself beside its short form, where there is room.
+  // The exact number beside its short form, if there is room.
   const exact = h("span", { class: "exact" });
   const share = percentFigure();
   const shareCell = h("td");

@@ -1,8 +1,8 @@
-// Pointer, wheel and keys on the chart, as what they ask for.
+// Pointer, wheel and keys on the chart, and the actions that they cause.
 
 export interface Gestures {
   readonly view: [number, number];
-  /** Where the curves are, inside the axes. */
+  /** The area of the curves, inside the axes. */
   readonly over: HTMLElement | null;
   /** Returns the instant at a distance from the left edge of `over`. */
   instantAt(x: number): number;
@@ -13,14 +13,14 @@ export interface Gestures {
   show(from: number, to: number): void;
   zoom(factor: number, around?: number): void;
   pan(by: number): void;
-  /** Tells what is at a distance from the left edge of `over`, beside the pointer. */
+  /** Shows the values at a distance from the left edge of `over`, beside the pointer. */
   hover(x: number, pointerX: number, pointerY: number): void;
   leave(): void;
-  /** Shows what a drag has covered so far. */
+  /** Shows the range that a drag has covered so far. */
   select(left: number, width: number): void;
 }
 
-/** A pointer that moved less than this has clicked. */
+/** A pointer that moved by fewer pixels than this has clicked. */
 const CLICK_PIXELS = 4;
 
 export function installGestures(place: HTMLElement, chart: Gestures): void {
@@ -68,7 +68,10 @@ function installPointer(place: HTMLElement, chart: Gestures): void {
   place.addEventListener("pointercancel", (event) => finish(event, true));
 }
 
-/** The wheel scrolls the page until the chart has been clicked: nobody is caught in it on the way down. */
+/**
+ * Makes the wheel zoom and pan the chart if the chart has the focus or Ctrl is pressed. Otherwise the wheel scrolls the
+ * page, so that scrolling does not stop at the chart.
+ */
 function installWheel(place: HTMLElement, chart: Gestures): void {
   place.addEventListener(
     "wheel",
@@ -87,7 +90,7 @@ function installWheel(place: HTMLElement, chart: Gestures): void {
   );
 }
 
-/** Does what a key asks for; returns whether it asks for anything. */
+/** Performs the action of a key. Returns whether the key has one. */
 function press(chart: Gestures, key: string, isFine: boolean): boolean {
   const [from, to] = chart.view;
   const step = isFine ? 1 : Math.max(1, Math.round((to - from) / 200));

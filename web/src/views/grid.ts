@@ -1,4 +1,5 @@
-// A table that is sorted by its headings and walked through by the arrow keys; what it does not show, it counts.
+// A table that is sorted by its headings. The arrow keys move through its cells. It says how many rows it does not
+// show.
 
 import { firstRows } from "../data/rows.ts";
 import { type Child, fill, h } from "../dom.ts";
@@ -6,10 +7,10 @@ import * as format from "../format.ts";
 
 export interface Column {
   title: string;
-  /** What rows are sorted by. */
+  /** Returns the number that rows are sorted by. */
   key: (row: number) => number;
   cell: (row: number) => Child;
-  /** What tells one cell from another; the key, if that alone does. */
+  /** Returns a value that identifies the contents of a cell. The default is `key`. */
   content?: (row: number) => number | string;
   isText?: boolean;
 }
@@ -19,7 +20,7 @@ export interface Sorting {
   isDescending: boolean;
 }
 
-/** A row as it is drawn, with what tells its cells from others. */
+/** A drawn row, and the values that identify the contents of its cells. */
 interface DrawnRow {
   element: HTMLTableRowElement;
   contents: (number | string)[];
@@ -40,17 +41,16 @@ export class Grid {
   #limit: number;
   #rows: Uint32Array = new Uint32Array(0);
   readonly #identityOf: ((row: number) => number) | null;
-  /** Which of the rows are the chosen ones. */
+  /** Returns whether a row is marked as chosen. */
   #isChosen: (row: number) => boolean = () => false;
-  /** The rows as drawn last, by what they are of. */
+  /** The rows that are drawn, by identity. */
   #drawn = new Map<number, DrawnRow>();
-  /** The cell in the page's order of focus. */
+  /** The only cell that Tab reaches. */
   #stop: HTMLElement | undefined;
 
   /**
-   * `identityOf` returns the same number for a row that is of the same thing as one that was shown before, of which
-   * then the cells with the same content are kept. Without it, all is drawn anew. `limit` is how many rows are shown at
-   * first.
+   * `identityOf` returns the same number for a row about the same thing, so that its unchanged cells are kept. Without
+   * it, all rows are drawn again. `limit` is the number of rows shown at first.
    */
   constructor(
     caption: string,
@@ -75,7 +75,7 @@ export class Grid {
     this.#drawHead();
   }
 
-  /** Shows these rows, as many as there is room for; some of them may be marked as chosen. */
+  /** Shows these rows, up to the limit. `isChosen` returns whether a row is marked as chosen. */
   show(rows: Uint32Array, isChosen: (row: number) => boolean = () => false): void {
     this.#rows = rows;
     this.#isChosen = isChosen;
@@ -115,7 +115,8 @@ export class Grid {
     const [x, y] = this.#focused();
     const before = this.#body.rows[y] as HTMLTableRowElement | undefined;
     this.#drawRows(shown);
-    // The table is one stop in the order of focus; in it, arrows go on. The focus stays with what a row is of.
+    // Tab reaches one cell of the table; the arrow keys continue from there. The focus stays on its row while that is
+    // shown.
     const place = Math.max(0, y < 0 ? shown.findIndex(this.#isChosen) : y);
     const row = before?.isConnected === true ? before : this.#body.rows[place];
     const cell = row?.cells[Math.max(0, x)];
@@ -124,10 +125,10 @@ export class Grid {
     this.#drawMore(this.#rows.length - shown.length);
   }
 
-  /** Draws rows in their order; those that were there before are kept, with the cells that are still right. */
+  /** Draws rows in their order. Rows that are already drawn are kept, and so are their unchanged cells. */
   #drawRows(rows: Uint32Array): void {
     const identities = Array.from(rows, (row) => this.#identityOf?.(row) ?? row);
-    // What goes goes first, so that what stays need not be moved.
+    // Old rows are removed first, so that the other rows need not be moved.
     this.#removeAllBut(this.#identityOf === null ? [] : identities);
     let next = this.#body.firstElementChild;
     rows.forEach((row, i) => {
@@ -169,7 +170,7 @@ export class Grid {
     this.#stop = cell;
   }
 
-  /** Returns the place of the cell that has the focus; -1 if none has. */
+  /** Returns the position of the cell that has the focus; -1 if none has. */
   #focused(): [number, number] {
     const cell = document.activeElement?.closest("td") ?? null;
     const row = cell?.parentElement;
@@ -194,7 +195,7 @@ export class Grid {
     );
   }
 
-  /** One cell is in the page's order of focus; the arrows go from cell to cell. */
+  /** Moves the focus from cell to cell with the arrow keys, Home and End. Enter clicks the button of a cell. */
   #press(event: KeyboardEvent): void {
     const cell = event.target instanceof HTMLElement ? event.target.closest("td") : null;
     const row = cell?.parentElement;

@@ -1,4 +1,4 @@
-// What grows from step to step, as `lowtide leaks` tells it.
+// The growth from step to step, as `lowtide leaks` reports it.
 
 import { filterOf, sizesText } from "../data/site.ts";
 import type { Grown, Growth, Trend } from "../data/summary.ts";
@@ -47,7 +47,7 @@ export class GrowthView implements View {
     this.#grid.show(Uint32Array.from({ length }, (_, row) => row));
   }
 
-  /** The leaks, and the other places that are told because they grew together. */
+  /** Returns the leaks, and the call sites that grew most among the others. */
   #places(): Grown[] {
     const { leaks, spread } = this.#model.trace.summary.growth;
     return [...leaks, ...(spread?.most ?? [])];
@@ -92,7 +92,7 @@ export class GrowthView implements View {
       : sizesText(place, this.#model.trace.summary);
   }
 
-  /** A button that has every other view show one place only, and all again. */
+  /** Returns a button that makes all other views show only one call site. Another click shows all again. */
   #onlyButton(place: Grown): HTMLElement {
     const { store, state, trace } = this.#model;
     const filter = filterOf(place, trace.summary);
@@ -143,7 +143,7 @@ function leaksText({ leaks, spread, found_by, steps, doubt }: Growth): Child[] {
   ];
 }
 
-/** Says what training makes in few calls and keeps, which is no leak. */
+/** Returns the text about memory that training allocates in few calls and keeps, which is no leak. */
 function trainingText({ training }: Growth): Child[] {
   const named = [
     [training.optimizer, "optimizer state"],
@@ -158,7 +158,7 @@ function trainingText({ training }: Growth): Child[] {
   return kept.length === 0 ? [] : [...parts, ": no leak. "];
 }
 
-/** Says how all else grew, where that is told. */
+/** Returns the text about the growth of everything else; empty if there is none to report. */
 function spreadText({ leaks, spread, found_by, steps, warm_up_steps }: Growth): Child[] {
   if (spread === null) return [];
   const [what, too, other] =
@@ -184,7 +184,7 @@ function stepText(found_by: Growth["found_by"], parts: number): string {
   return found_by === "parts" ? `in 1/${format.whole(parts)} of the recording` : "a step";
 }
 
-/** Says how the steps were found, and which of them were looked at. */
+/** Returns how the steps were found, and which of them were left out. */
 export function stepsText({ steps, found_by, annotation, warm_up_steps, span_steps }: Growth): string {
   const count = format.counted(steps, "step");
   const found = {

@@ -1,7 +1,7 @@
-// Who holds the bytes: an icicle of call stacks (or of streams and sizes), at one instant or between two.
+// An icicle graph of bytes by call stack, or by stream and size, at one instant or between two.
 //
-// Drawn on a canvas: d3-flame-graph 5.0.0 makes an SVG element for each box and takes 110 to 160 ms for another instant
-// with 1,900 boxes (bench/record/amd-epyc-2-cores/2026-11-23/flame_graph.txt).
+// It is drawn on a canvas. d3-flame-graph 5.0.0 makes an SVG element for each box. It takes 110 to 160 ms to show
+// another instant with 1,900 boxes (bench/record/amd-epyc-2-cores/2026-11-23/flame_graph.txt).
 
 import {
   allocatedIn,
@@ -37,7 +37,7 @@ import { CATEGORY_COLORS, color, onThemeChange } from "../theme.ts";
 
 const ROW_HEIGHT = 20;
 const HEIGHT_MAX = 480;
-/** Narrower boxes are not drawn. */
+/** The minimum width of a box in pixels. Narrower boxes are not drawn. */
 const WIDTH_MIN = 0.5;
 const TABLE_ROWS = 25;
 
@@ -81,7 +81,7 @@ export class Icicle implements View {
   readonly #tableTitle = h("summary");
   readonly #details = h("details", {}, this.#tableTitle, this.#table);
   #picture: Picture | null = null;
-  /** The picture that is in the table. */
+  /** The picture that the table shows. */
   #listed: Picture | null = null;
   #boxes: Box[] = [];
   #root = 0;
@@ -131,7 +131,7 @@ export class Icicle implements View {
       this.#drawn = wanted;
       const labels = this.#picture === null ? [] : pathOf(this.#picture.tree, this.#root);
       this.#picture = this.#make();
-      // The same box stays wide from instant to instant, if it is still there.
+      // A box stays wide from instant to instant, if it still exists.
       this.#root = find(this.#picture, labels);
       this.#focus = this.#root;
       this.#drawTitle(this.#picture);
@@ -139,7 +139,7 @@ export class Icicle implements View {
     this.#lay();
   }
 
-  /** The table is read, not watched: it is made where somebody has opened it, and not for instants that pass. */
+  /** Draws the table if it is open. It is slow, so it waits until instants stop changing. */
   drawRest(): void {
     const picture = this.#picture;
     if (picture === null || !this.#details.open || picture === this.#listed) return;
@@ -147,7 +147,7 @@ export class Icicle implements View {
     this.#drawTable(picture);
   }
 
-  // ---- what is drawn ----
+  // ---- the picture ----
 
   #make(): Picture {
     const { trace, instant, second, state } = this.#model;
@@ -227,7 +227,7 @@ export class Icicle implements View {
       for (const node of picture.childrenOf(box.node)) {
         const child = { node, x, y: box.y + ROW_HEIGHT, width: picture.width[node] * scale };
         x += child.width;
-        // The widest come first.
+        // Children are sorted by width, so the remaining ones are narrower.
         if (child.width < WIDTH_MIN) break;
         this.#boxes.push(child);
         open.push(child);
@@ -252,7 +252,7 @@ export class Icicle implements View {
     }
   }
 
-  /** Returns what tells whether the filter finds a node: by its text or, where the filter has numbers, its blocks. */
+  /** Returns a function that returns whether the filter finds a node: by its text or, if `isExact`, by its blocks. */
   #finder({ labels, label, parent, nodeOfBlock }: Tree): (node: number) => boolean {
     const { filter, state, trace, instant } = this.#model;
     if (filter.isEmpty) return () => true;
@@ -290,7 +290,7 @@ export class Icicle implements View {
     const text = node === 0 ? `${picture.isDifference ? "change" : "all"}  ${bytes}` : shown(label.text);
     context.fillText(shortened(context, text, width - 10), x + 5, y + ROW_HEIGHT / 2);
     if (node === 0) return;
-    // Where there is room, also where that is, and how much.
+    // Adds the bytes and the file, if there is room.
     context.globalAlpha *= 0.65;
     let room = width - widthOf(context, text) - 30;
     const needed = widthOf(context, bytes);
@@ -354,7 +354,7 @@ export class Icicle implements View {
     const isAll = this.#focus === 0;
     const name = isAll ? label.text : copyable(shown(label.text), label.text);
     const place = isAll ? " " : ` ${shown(label.place)} `;
-    // All of all is no news.
+    // The share of the root is always 100 %, so it is not shown.
     const isShort = isAll && !picture.isDifference;
     fill(this.#path, h("b", {}, name), place, ...(isShort ? figures.slice(0, 1) : figures));
   }
@@ -389,7 +389,7 @@ export class Icicle implements View {
     this.#tableTitle.textContent = isDifference ? "The largest changes as a table" : "The largest as a table";
   }
 
-  /** The leaves with most bytes, or with the largest change: what the picture says, in words. */
+  /** Draws the nodes with the most bytes, or with the largest changes, as a table. Bytes of children do not count. */
   #drawTable(picture: Picture): void {
     const { tree } = picture;
     const own = (total: Float64Array) => {
@@ -447,10 +447,10 @@ function pathDetails(tree: Tree, path: number[]): HTMLElement {
   );
 }
 
-/** The colours of labels, by name. */
+/** The name of each label's colour. */
 const colors = new WeakMap<Label, string>();
 
-/** Boxes of the same place in the sources have the same colour. */
+/** Returns the colour of a box. Boxes of sources in the same directory have the same colour. */
 function boxColor(tree: Tree, node: number): string {
   if (node === 0) return color("--box-root");
   const label = tree.labels[tree.label[node]];
@@ -479,9 +479,9 @@ function shortened(context: CanvasRenderingContext2D, text: string, width: numbe
   return `${text.slice(0, length)}…`;
 }
 
-/** How wide texts are in the one font of boxes. */
+/** The widths of texts in the font of boxes. */
 const widths = new Map<string, number>();
-/** So many are remembered: names stay the same from instant to instant, bytes do not. */
+/** The maximum number of widths that are kept. Names repeat from instant to instant, but bytes do not. */
 const WIDTHS_MAX = 10_000;
 
 function widthOf(context: CanvasRenderingContext2D, text: string): number {

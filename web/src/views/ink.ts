@@ -1,20 +1,20 @@
-// How the address space is painted: what looks the same in one go.
+// The painting of the address space, with everything of one style painted together.
 
 import { LINE_HEIGHT } from "../data/layout.ts";
 import { h } from "../dom.ts";
 import { color } from "../theme.ts";
 
-/** How far apart the lines are that what is paused is hatched with. */
+/** The distance between the hatching lines of paused memory, in pixels. */
 const HATCH_STEP = 6;
 
 /**
- * Everything that is to be painted, by what it is painted with: a canvas paints what looks the same in one go much
- * faster than one by one.
+ * The rectangles to be painted, grouped by style. A canvas paints all rectangles of one style much faster together than
+ * one by one.
  */
 export class Ink {
   readonly #colors: string[];
   readonly #free: number[] = [];
-  /** By colour, then as found or not and as there or not. */
+  /** The blocks by colour, then by whether the filter found them, then by whether they are faint. */
   readonly #blocks: number[][];
   readonly #roundings: number[] = [];
   readonly #hatched: number[] = [];
@@ -45,7 +45,7 @@ export class Ink {
     this.#outlined.push(x, y, width);
   }
 
-  /** Paints all of it, what lies above last; `hatch` is only made where something is hatched. */
+  /** Paints everything, the top layers last. `hatch` is called only if something is hatched. */
   paint(context: CanvasRenderingContext2D, hatch: () => CanvasPattern | string): void {
     const paint = (places: number[], alpha: number, style: () => CanvasPattern | string) => {
       if (places.length === 0) return;
@@ -61,7 +61,7 @@ export class Ink {
       paint(places, alpha, () => color(this.#colors[i >> 2]));
     });
     paint(this.#roundings, 0.55, () => color("--free"));
-    // Lines are seen without colours, too.
+    // The hatching is visible without colours, too.
     paint(this.#hatched, 0.7, hatch);
     context.globalAlpha = 1;
     context.strokeStyle = color("--ink");
@@ -73,7 +73,7 @@ export class Ink {
   }
 }
 
-/** Returns the lines that what is paused is hatched with: they go with the picture when it is scrolled. */
+/** Returns the hatching of paused memory. It moves with the picture when that is scrolled. */
 export function hatchOf(context: CanvasRenderingContext2D, scrollTop: number): CanvasPattern | string {
   const ratio = window.devicePixelRatio || 1;
   const size = Math.round(HATCH_STEP * ratio);
@@ -82,7 +82,7 @@ export function hatchOf(context: CanvasRenderingContext2D, scrollTop: number): C
   if (pen !== null) {
     pen.strokeStyle = color("--ink");
     pen.lineWidth = ratio;
-    // Once through the middle, and the corners of the lines beside it.
+    // One line through the middle, and the corners of the lines beside it.
     for (const shift of [-size, 0, size]) {
       pen.moveTo(shift - 1, size + 1);
       pen.lineTo(shift + size + 1, -1);

@@ -1,4 +1,4 @@
-// The bar that stays at the top: which instant everything shows, and which it is compared with.
+// The bar at the top of the page: the chosen instant, and the second one that it is compared with.
 
 import { bytesFigure, changeFigure, type Figure, fill, h } from "../dom.ts";
 import * as format from "../format.ts";
@@ -85,7 +85,7 @@ export class InstantBar implements View {
     );
   }
 
-  /** Makes an instant of the chosen trace the one that everything shows; the chart follows it. */
+  /** Makes all views show an instant of the chosen trace. The chart moves if the instant is outside of it. */
   choose(instant: number): void {
     const { state, trace, store } = this.#model;
     const chosen = within(Number.isFinite(instant) ? instant : this.#model.instant, trace.end);
@@ -167,7 +167,7 @@ export class InstantBar implements View {
   }
 }
 
-/** Returns the stretch of a trace of so many events that has an instant in its middle, or nearly. */
+/** Returns a range of `span` events around an instant. It is moved as needed to lie within the trace. */
 function centered(span: number, instant: number, end: number): [number, number] {
   const from = Math.max(0, Math.min(end - span, Math.round(instant - span / 2)));
   return [from, from + span];

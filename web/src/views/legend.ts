@@ -7,13 +7,13 @@ import type { Model } from "../model.ts";
 import { CATEGORY_COLORS } from "../theme.ts";
 import { CAUSE_TEXTS } from "./gap.ts";
 
-/** Curves of all other traces, behind those of the chosen one. */
+/** The curves of all other traces. They are drawn behind those of the chosen trace. */
 export const OTHERS = [
   { key: "others/live", name: "live", title: "Live of all others" },
   { key: "others/reserved", name: "reserved", title: "Reserved of all others" },
 ];
 
-/** What the device had at each instant: `paused` is what it would have had besides. */
+/** The curves of the job as it was recorded. */
 const RECORDED = ["live", "reserved", "paused"];
 
 export class Legend {
@@ -84,7 +84,7 @@ export function nameOf(name: string): string {
   return name.slice(0, name.lastIndexOf("/"));
 }
 
-/** Returns the style sheet's name for a curve's colour. */
+/** Returns the name of a curve's colour in the style sheet. */
 export function colorOf(model: Model, name: string): string {
   if (name === "live") return "--live";
   if (name === "reserved") return "--reserved";
@@ -93,6 +93,6 @@ export function colorOf(model: Model, name: string): string {
   const cause = (CAUSES as readonly string[]).indexOf(name);
   if (cause >= 0) return `--cause-${cause}`;
   const strategy = model.trace.summary.strategies.findIndex(({ label }) => `${label}/reserved` === name);
-  // The first colour looks like that of live bytes.
+  // `--c0` looks like the colour of live bytes.
   return `--c${1 + (strategy % (CATEGORY_COLORS - 1))}`;
 }

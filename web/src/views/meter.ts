@@ -1,4 +1,4 @@
-// A bar of two parts in a table: live within reserved, each as a share of the longest.
+// A bar in a table: live bytes within reserved bytes, both as a share of the most reserved bytes.
 
 import { h } from "../dom.ts";
 

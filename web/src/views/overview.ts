@@ -1,5 +1,4 @@
-// What a trace comes to: its name, its highest points, what other strategies would have needed, and what is to
-// be known about the numbers.
+// The overview of a trace: its name, its peaks, its out-of-memory errors, and notes on the numbers.
 
 import type { Failure, Frames, Growth, TraceSummary } from "../data/summary.ts";
 import { bytesOf, type Child, countOf, fill, h, percentOf, ratioOf } from "../dom.ts";
@@ -75,7 +74,7 @@ export class Overview implements View {
     ];
   }
 
-  /** Says of the first requests that failed what each was and what there was for it. */
+  /** Returns a list of the first out-of-memory errors: each request, and the memory that was free for it. */
   #failures(): Child {
     const { summary } = this.#model.trace;
     const { ooms } = summary;
@@ -122,7 +121,7 @@ export class Overview implements View {
   }
 }
 
-/** Says in which steps frames moved to other addresses. */
+/** Returns in which steps frames moved to other addresses. */
 function movesText({ moved, moving_steps, busiest }: Frames, { found_by, steps }: Growth): string {
   if (busiest === null) return moved === 0 ? "none" : "in no whole step";
   const step = found_by === "parts" ? "part" : "step";
@@ -136,7 +135,7 @@ function subtitle(summary: TraceSummary): string {
     ...(summary.device === null
       ? ["pinned memory of the host, as cudaHostAlloc gave it"]
       : [`cuda:${summary.device}`, summary.strategy]),
-    // Its settings in force may be others than what it was told.
+    // The settings in force may differ from those that the job was given.
     ...(summary.settings === "" ? [] : [`PYTORCH_CUDA_ALLOC_CONF=${summary.settings}`]),
     format.counted(summary.events, "event"),
     summary.duration_us === null ? "no times recorded" : format.duration(summary.duration_us),
@@ -148,7 +147,7 @@ function subtitle(summary: TraceSummary): string {
   ].join(" · ");
 }
 
-/** Says what the numbers leave open; nothing if they leave nothing open. */
+/** Returns notes on the limits of the numbers; empty if there are none. */
 function notes(summary: TraceSummary, isWithoutSegments: boolean): Child[] {
   const { aggregated } = summary;
   const lines: string[] = [];

@@ -1,4 +1,4 @@
-// One segment in words: the same wherever a segment is shown.
+// The description of one segment. It is the same wherever a segment is shown.
 
 import { type Content, contentOf, kindOf } from "../data/segments.ts";
 import type { Trace } from "../data/trace.ts";
@@ -8,7 +8,7 @@ import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
 import { item, spanText, stackList } from "./block.ts";
 
-/** Returns how long a segment has been there: what is left of a longer one is as old as that. */
+/** Returns the age of a segment. The remaining part of a longer segment is as old as that. */
 export function segmentAge(trace: Trace, segment: number, instant: number): string {
   const made = trace.segments.made[segment];
   return spanText(trace, made, instant, made === 0);
@@ -20,7 +20,7 @@ export function requestsText(model: Model, segment: number): string {
   return kindOf(model.trace, segment) + (isPaused ? "; paused" : "");
 }
 
-/** Returns a segment in a few lines. */
+/** Returns a short description of a segment, line by line. */
 export function segmentLines(model: Model, segment: number): string[] {
   const { trace, instant } = model;
   const { segments, summary } = trace;
@@ -35,7 +35,7 @@ export function segmentLines(model: Model, segment: number): string[] {
   ];
 }
 
-/** Returns everything that is known of a segment at the chosen instant. */
+/** Returns all details of a segment at the chosen instant. */
 export function segmentDetails(model: Model, segment: number): Child[] {
   const { trace, instant } = model;
   const { segments, summary } = trace;

@@ -1,4 +1,4 @@
-// What other strategies would have reserved for the same job.
+// The memory that other strategies would have reserved for the same job.
 
 import { bytesOf, changeOf, fill, h, ratioOf, section } from "../dom.ts";
 import * as format from "../format.ts";

@@ -1,4 +1,4 @@
-// The largest holders, the most frequent sizes, the longest-lived blocks and the blocks at the instant.
+// The tables: largest holders, most frequent sizes, longest-lived blocks, and the blocks and segments at the instant.
 
 import { type Group, grouped } from "../data/rows.ts";
 import { type Content, contentOf, placedOf } from "../data/segments.ts";
@@ -32,7 +32,7 @@ const TABLE_TEXTS: readonly (readonly [TableName, string])[] = [
   ["segments", "Segments"],
 ];
 
-/** Whose something is, by number. */
+/** The stream, pool, tag and stack of each row, by number. */
 interface Owners {
   stream: Uint32Array;
   pool: Uint32Array;
@@ -56,9 +56,9 @@ export class Tables implements View {
   #grid: Grid | null = null;
   #kind = "";
   #groups: Group[] = [];
-  /** What lies in each segment. */
+  /** The contents of each segment. */
   #contents = new Map<number, Content>();
-  /** What the second instant has of each group. */
+  /** The live bytes of each group at the second instant. */
   #later = new Map<number, number>();
 
   constructor(model: Model) {
@@ -119,7 +119,7 @@ export class Tables implements View {
     return texts[state.table];
   }
 
-  /** Says which words of the filter mean nothing. */
+  /** Returns a text about the words of the filter that are not understood. */
   #unknownText(): Child[] {
     const { unknown } = this.#model.filter;
     if (unknown.length === 0) return [];
@@ -131,7 +131,7 @@ export class Tables implements View {
     ];
   }
 
-  /** Says what the filter leaves of a table, and what that comes to. */
+  /** Returns how many rows pass the filter, and their bytes. */
   #leftText(rows: Uint32Array): Child[] {
     const { blocks, segments } = this.#model.trace;
     const ofGroup = (row: number) => this.#groups[row].live;
@@ -159,7 +159,7 @@ export class Tables implements View {
     return ` ${format.counted(aggregated.blocks, "aggregated block")} not listed, with ${live} live at the instant.`;
   }
 
-  /** Works out what the chosen table has, and returns its rows: blocks, or places in `#groups`. */
+  /** Computes the contents of the chosen table. Returns its rows: blocks, segments, or indices into `#groups`. */
   #rows(): Uint32Array {
     const { state, trace, instant, second, filter } = this.#model;
     switch (state.table) {
@@ -184,7 +184,7 @@ export class Tables implements View {
     }
   }
 
-  /** The segments at an instant in which the filter finds a block; all of them without a filter. */
+  /** Returns the segments at an instant in which a block passes the filter; all segments if there is no filter. */
   #segmentsAt(instant: number): Uint32Array {
     const { trace, filter } = this.#model;
     const placed = this.#model.placedAt(instant);
@@ -206,7 +206,7 @@ export class Tables implements View {
     );
   }
 
-  /** The second instant's holders are listed too where the first has nothing of them. */
+  /** Adds the holders at the second instant, including those that do not exist at the first. */
   #addLater(second: number): void {
     const known = new Set(this.#groups.map(({ key }) => key));
     for (const group of this.#holdersAt(second)) {
@@ -447,7 +447,7 @@ export class Tables implements View {
     };
   }
 
-  /** Whose a row's block is: what is the same for all blocks of the trace is left out. */
+  /** Returns the columns that show where a row's block belongs: its request, if `isBySize`, and its owners. */
   #whereColumns(blockOf: (row: number) => number, isBySize: boolean): Column[] {
     const { blocks } = this.#model.trace;
     const owners = this.#ownerColumns(blocks, blockOf);
@@ -456,7 +456,10 @@ export class Tables implements View {
     return [{ title: "Request", key: size, cell: (row) => bytesOf(size(row)) }, ...owners];
   }
 
-  /** The stream, the pool, the tag and the stack of a block or of a segment, which has no tag. */
+  /**
+   * Returns the columns of stream, pool, tag and stack, without those that are the same for all rows of the trace.
+   * Segments have no tag.
+   */
   #ownerColumns(of: Owners, placeOf: (row: number) => number): Column[] {
     const { summary } = this.#model.trace;
     const text = (title: string, column: Uint32Array, name: (value: number) => Child): Column => ({

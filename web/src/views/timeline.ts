@@ -1,4 +1,4 @@
-// Memory over the trace's instants: from the whole recording down to single events.
+// The chart of memory over a trace's instants, from the whole recording down to single events.
 
 import uPlot from "uplot";
 import { everyFitting, type Steps, stepsWithin } from "../data/curves.ts";
@@ -15,14 +15,17 @@ import { colorOf, Legend, nameOf, OTHERS } from "./legend.ts";
 
 const HEIGHT = 340;
 const AXIS_FONT = "12px system-ui, sans-serif";
-/** So near the pointer, in pixels, a line of another trace is named. */
+/** The maximum distance in pixels from the pointer at which the curve of another trace is named. */
 const OTHER_PIXELS_MAX = 12;
 
-/** More annotations than this are marked at the top only: lines would hide the curves. */
+/**
+ * The most annotations that are marked by full lines. More lines would hide the curves, so they are marked at the top
+ * only.
+ */
 const WHOLE_MARKS_MAX = 8;
-/** No closer than this many events from edge to edge. */
+/** The minimum number of events that the chart shows. */
 const SPAN_MIN = 8;
-/** Marks of steps are no closer than this many pixels, and their numbers than this many. */
+/** The minimum distances in pixels between the marks of steps, and between their numbers. */
 const STEP_PIXELS_MIN = 4;
 const STEP_NUMBER_PIXELS = 64;
 
@@ -90,7 +93,10 @@ export class Timeline implements View, Gestures {
     });
   }
 
-  /** Where it is not zoomed in, the chart needs no blocks. */
+  /**
+   * Whether the chart can be drawn before the blocks are read. It can if all its curves come from buckets and its table
+   * is closed.
+   */
   get isEarly(): boolean {
     const steps = this.#steps();
     return !this.#details.open && this.#shown().every((name) => this.#model.curves.isEarly(name, steps));
@@ -135,7 +141,7 @@ export class Timeline implements View, Gestures {
     return this.#model.curves.steps(...this.view, Math.max(200, this.#plotPlace.clientWidth));
   }
 
-  // ---- what gestures and keys ask for ----
+  // ---- gestures and keys ----
 
   get view(): [number, number] {
     return this.#model.state.view ?? [0, Math.max(1, this.#model.trace.end)];
@@ -211,7 +217,7 @@ export class Timeline implements View, Gestures {
     this.#tooltip.show(pointerX, pointerY, h("b", {}, title), ...lines);
   }
 
-  /** Returns which other trace's line is near the pointer, and what it is there; `null` if none is. */
+  /** Returns the name and value of another trace's curve near the pointer; `null` if none is near. */
   #otherNear(x: number, pointerY: number): HTMLDivElement | null {
     const plot = this.#plot;
     if (plot === null) return null;
@@ -219,7 +225,7 @@ export class Timeline implements View, Gestures {
     const y = pointerY - plot.over.getBoundingClientRect().top;
     let nearest = OTHER_PIXELS_MAX;
     let found: HTMLDivElement | null = null;
-    // Their lines are drawn first: they are the first of the data behind the instants.
+    // The other traces are the first series after the instants.
     this.#others().forEach(({ index, name }, i) => {
       const value = plot.data[1 + i][row];
       if (value == null) return;
@@ -255,7 +261,7 @@ export class Timeline implements View, Gestures {
       const stroke = () => color(colorOf(this.#model, name));
       const paths = uPlot.paths.stepped?.({ align: 1 });
       const common = { stroke, points: { show: false }, ...(paths === undefined ? {} : { paths }) };
-      // Under live there is only memory that is in use.
+      // All memory under the live curve is in use.
       const area = name === "live" ? { fill: () => `${color("--live")}22` } : {};
       series.push({ ...common, width: name === "live" ? 1.5 : 1.25 });
       series.push({ ...common, ...area, width: 0 });
@@ -303,7 +309,7 @@ export class Timeline implements View, Gestures {
   }
 
   #shown(): string[] {
-    // Live is drawn last, over those that would hide it.
+    // Live is drawn last, so that no other curve hides it.
     const shown = this.#model.curves.names.filter((name) => this.#model.state.curves.includes(name));
     return shown.reverse();
   }
@@ -317,13 +323,13 @@ export class Timeline implements View, Gestures {
     ];
     for (const name of this.#shown()) {
       const { min, max } = this.#model.curves.envelope(name, steps);
-      // The last value holds to the right edge.
+      // Repeats the last value, so that it extends to the right edge.
       data.push(extended(max), extended(min));
     }
     return data as uPlot.AlignedData;
   }
 
-  /** The same curve of every other trace, if that is asked for. */
+  /** Returns the curves of all other traces that are shown. */
   #others(): { index: number; name: string }[] {
     const { state, summary } = this.#model;
     const indices = [...summary.traces.keys()].filter((index) => index !== state.trace);
@@ -348,7 +354,7 @@ export class Timeline implements View, Gestures {
     for (const name of this.#shown()) {
       for (const value of this.#model.curves.envelope(name, steps).max) if (value > highest) highest = value;
     }
-    // Names of moments stand above the curves.
+    // Leaves room for the names of marks above the curves.
     const { annotations, summary } = this.#model.trace;
     return highest * (annotations.length + summary.ooms.length > 0 ? 1.12 : 1.04);
   }
@@ -358,7 +364,7 @@ export class Timeline implements View, Gestures {
     return format.whole(instant) + (time === null ? "" : `\n${format.duration(time)}`);
   }
 
-  /** Returns how far the label under the chart's right edge reaches beyond it. */
+  /** Returns how far the last label of the instants extends beyond the chart's right edge. */
   #halfLabel(): number {
     const context = h("canvas").getContext("2d");
     if (context === null) return 0;
@@ -367,7 +373,7 @@ export class Timeline implements View, Gestures {
     return Math.ceil(Math.max(...lines.map((line) => context.measureText(line).width)) / 2) + 2;
   }
 
-  /** Marks at the bottom where steps begin, or every tenth or hundredth where more would not fit. */
+  /** Draws marks at the bottom where steps begin. If they are too close, only every tenth or hundredth is marked. */
   #drawSteps({ ctx, bbox, valToPos }: uPlot): void {
     const [from, to] = this.view;
     const boundaries = this.#model.trace.stepBoundaries;
@@ -389,14 +395,14 @@ export class Timeline implements View, Gestures {
       if (step % marked !== 0) return;
       const x = valToPos(event, "x", true);
       ctx.fillRect(x, bottom - 7 * ratio, ratio, 7 * ratio);
-      // The last boundary is where the last step ends.
+      // The last boundary is the end of the last step and has no number.
       const isNumbered = step % numbered === 0 && step < boundaries.length - 1;
       if (isNumbered) ctx.fillText(`step ${format.whole(step)}`, x + 4 * ratio, bottom - ratio);
     });
     ctx.restore();
   }
 
-  /** Marks failures and annotations, those that have the room. */
+  /** Draws marks of out-of-memory errors and annotations, and their names if there is room. */
   #drawMoments(plot: uPlot): void {
     const { ctx, bbox } = plot;
     const { summary, annotations } = this.#model.trace;
@@ -418,7 +424,7 @@ export class Timeline implements View, Gestures {
       ctx.globalAlpha = 1;
       const width = ctx.measureText(text).width;
       const isWithin = x + width + 8 * ratio <= bbox.left + bbox.width;
-      // A failure is mostly the end of a recording, where there is room on the other side only.
+      // An out-of-memory error is mostly at the end of a recording, where only the left side has room.
       const left = isWithin || name !== "--bad" ? x + 4 * ratio : x - width - 4 * ratio;
       const right = left + width;
       const fits = isWithin || right <= bbox.left + bbox.width;
@@ -474,7 +480,7 @@ export class Timeline implements View, Gestures {
         : "");
   }
 
-  /** The same as numbers: every curve at the chosen instant and at the highest point of what is shown. */
+  /** Draws the curves as a table: their values at the chosen instant, and their minimum and maximum in the view. */
   #drawTable(): void {
     if (!this.#details.open || !this.#model.isWhole) return;
     const { curves, instant } = this.#model;

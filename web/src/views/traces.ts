@@ -1,4 +1,4 @@
-// All traces of the report beside each other: ranks, or before and after.
+// All traces of the report side by side: the ranks of a job, or before and after a change.
 
 import type { Growth } from "../data/summary.ts";
 import { bytesOf, type Child, copyable, countOf, h, ratioOf, section } from "../dom.ts";
@@ -80,7 +80,7 @@ export class Traces implements View {
   }
 }
 
-/** What grows steadily in a trace, all together, and how sure the surest of it is. */
+/** Returns the sum of all steady growth in a trace, and the highest confidence in any of it. */
 function grown({ leaks, spread }: Growth): { bytes_per_step: number; confidence: number } {
   const steady = [...leaks, ...(spread?.is_steady === true ? [spread] : [])];
   return {
