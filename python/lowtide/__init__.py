@@ -1,12 +1,12 @@
 """lowtide: a GPU memory allocator for PyTorch.
 
-`python -m lowtide run train.py` runs a script on it. From within a program it is
+`python -m lowtide run train.py` runs a script on it. A program installs it itself, before it uses the GPU:
 
     import lowtide
     lowtide.install()
 
-before anything is on the GPU. After either, everything that `torch.cuda` says about memory keeps working, and memory
-that is allocated in a `lowtide.region` can leave the card and come back: `pause` and `resume`.
+The memory functions of `torch.cuda` keep working. `pause` and `resume` move memory that was allocated in a
+`lowtide.region` off the GPU and back.
 """
 
 from ._errors import (

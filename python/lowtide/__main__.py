@@ -5,7 +5,7 @@ import sys
 from . import _run
 from ._doctor import doctor
 from ._errors import Error
-from ._install import first_line, tell
+from ._install import first_line, report_line
 
 USAGE = """\
 usage: python -m lowtide COMMAND
@@ -25,7 +25,7 @@ doctor.
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a command and returns the exit code: 2 for what is wrong with the arguments or the machine."""
+    """Runs a command and returns the exit code: 2 for an error in the arguments or on the machine."""
     command, rest = (arguments or ["--help"])[0], arguments[1:]
     if command in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -43,12 +43,12 @@ def main(arguments: list[str]) -> int:
             return build() if command == "build" else doctor(as_json)
         raise Error(f"unknown command `{command}`; `python -m lowtide --help` lists them")
     except Error as error:
-        tell(str(error))
+        report_line(str(error))
         return 2
 
 
 def build() -> int:
-    """Builds the shim and prints where it lies."""
+    """Builds the shim and prints its path."""
     from .torch.build import build
 
     try:

@@ -1,6 +1,6 @@
-"""`python -m lowtide doctor`: what lowtide finds on this machine, and what to do about what is missing.
+"""`python -m lowtide doctor`: checks this machine, and says how to fix problems.
 
-The `lowtide` command looks at the driver and the cards; here is what needs Python.
+The `lowtide` command checks the driver and the cards. The checks that need Python are here.
 """
 
 import json
@@ -19,7 +19,7 @@ from ._memory import version
 
 WITHOUT_SHIM = "lowtide works, but torch.cuda knows nothing about memory, and MemPool is not there"
 
-# What can be done, and the checks that have to be well for it.
+# The features, and the checks that each needs.
 _ANY = ("lowtide", "configuration", "command", "driver", "cards")
 _JOB = (*_ANY, "PyTorch", "PyTorch's cards")
 FEATURES = (
@@ -37,7 +37,7 @@ FEATURES = (
 
 @dataclass
 class Check:
-    """What was looked at, and what was found: as the `lowtide` command says it."""
+    """The result of a check, with the fields of the `lowtide` command's checks."""
 
     name: str
     state: Literal["ok", "limited", "missing"]
@@ -47,14 +47,14 @@ class Check:
 
 @dataclass
 class Feature:
-    """Something that can be done with lowtide here, or cannot for what these checks found."""
+    """A feature of lowtide, and the checks that prevent it here."""
 
     name: str
     obstacles: list[str]
 
 
 def doctor(as_json: bool) -> int:
-    """Prints every check, and what can be done; returns 1 if lowtide does not work here, else 0."""
+    """Prints every check and feature. Returns 1 if lowtide does not work here, else 0."""
     checks = [*_package(), *_machine(), *_pytorch()]
     known = list(features(checks))
     works = all(check.state != "missing" for check in checks)
@@ -67,7 +67,7 @@ def doctor(as_json: bool) -> int:
 
 
 def features(checks: list[Check]) -> Iterator[Feature]:
-    """Returns what can be done on all cards where these checks were made, and what cannot."""
+    """Returns the features, each with the checks that prevent it on some card."""
     for name, needs in FEATURES:
         yield Feature(name, [check.name for check in checks if check.state != "ok" and _concerns(check, needs)])
 
@@ -88,7 +88,7 @@ def text_of_features(known: list[Feature]) -> str:
 
 
 def text(checks: list[Check]) -> str:
-    """Returns one line for each check, and one more for what to do."""
+    """Returns one line for each check, and a second line if it has advice."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -99,7 +99,7 @@ def text(checks: list[Check]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Returns a text, such as a path, with escapes for what breaks a line or its order."""
+    """Returns a text, such as a path, with escapes for characters that are not printable."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
@@ -134,7 +134,7 @@ def _machine() -> Iterator[Check]:
 
 
 def _command() -> Path:
-    """Returns where `lowtide` is: beside Python, or where `pip install --target` puts it."""
+    """Returns the path of `lowtide`: in `bin` beside this package, else in Python's scripts directory."""
     beside = Path(__file__).resolve().parents[1] / "bin" / "lowtide"
     return beside if beside.exists() else Path(sysconfig.get_path("scripts")) / "lowtide"
 
@@ -160,13 +160,13 @@ def _pytorch() -> Iterator[Check]:
 
 
 def _pytorch_on_cards(torch: Any) -> Check:
-    # PyTorch says why there is no card in a warning.
-    with warnings.catch_warnings(record=True) as told:
+    # If PyTorch sees no card, its reason is in a warning.
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         is_available = torch.cuda.is_available()
     if is_available:
         return Check("PyTorch's cards", "ok", str(torch.cuda.device_count()))
-    reasons = [first_line(warning.message) for warning in told if isinstance(warning.message, Warning)]
+    reasons = [first_line(warning.message) for warning in caught if isinstance(warning.message, Warning)]
     advice = "PyTorch must see a card: its version must fit the driver, and CUDA_VISIBLE_DEVICES the cards"
     return Check("PyTorch's cards", "missing", next(iter(reasons), "none"), advice)
 

@@ -1,4 +1,4 @@
-"""What lowtide raises. A message is one line, but where a request ran out of memory: lines below it say why."""
+"""The exceptions of lowtide. A message is one line; an out-of-memory error has more lines, which say why."""
 
 
 class Error(RuntimeError):
@@ -10,11 +10,11 @@ class ConfigError(Error, ValueError):
 
 
 class StartedError(Error):
-    """It is too late: CUDA is in use."""
+    """CUDA is in use already."""
 
 
 class NoDriverError(Error):
-    """NVIDIA's driver is not there, does not start, or is too old."""
+    """NVIDIA's driver is missing, does not start, or is too old."""
 
 
 class TorchError(Error):
@@ -22,15 +22,15 @@ class TorchError(Error):
 
 
 class OutOfMemoryError(Error):
-    """The device has too little memory for what is to come back. Nothing is lost by it: free some, and try again.
+    """The device has too little free memory for a resume. Nothing is lost: free some, and try again.
 
     PyTorch's requests for memory raise `torch.OutOfMemoryError`, as they do without lowtide.
     """
 
 
 class PausedError(Error):
-    """The memory is away: its region is paused."""
+    """The memory is in a region that is paused."""
 
 
 class BackupError(Error):
-    """Contents could not be kept or brought back. Nothing is lost by it, and the next attempt may work."""
+    """A region's contents could not be saved or restored. Nothing is lost, and the next attempt may work."""

@@ -1,7 +1,7 @@
-"""Files that lowtide writes, and directories that nobody else can change.
+"""Safe writing of files, and directories that no other user can change.
 
-A new file is new: it is created under a name that nobody can guess, for this user alone, and renamed. Only a regular
-file of this user is replaced. Code is loaded only from directories that nobody else can change.
+A file is created under a random name, with access for this user only, and then renamed. Only a regular file of this
+user is replaced. Code is loaded only from directories that no other user can change.
 """
 
 import ctypes
@@ -16,24 +16,24 @@ from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_SEARCH = stat.S_IXGRP | stat.S_IXOTH
-# As many as Linux follows.
+# The limit of Linux.
 _LINKS_MAX = 40
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# Of <linux/magic.h>.
+# From <linux/magic.h>.
 _PROC_SUPER_MAGIC = 0x9FA0
 
 
 class UnsafeError(OSError):
-    """Another user may have put something there. The message is one line, which begins with the path."""
+    """Another user may have changed a file or directory. The message is one line, which begins with the path."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} {why}")
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Makes `content` the file at `path`, for this user alone.
+    """Writes `content` to the file at `path`, with access for this user only.
 
-    Raises `UnsafeError` where anything but a regular file of this user is there.
+    Raises `UnsafeError` if anything but a regular file of this user is there.
     """
     path = Path(path)
     name = path.name or "."
@@ -43,14 +43,14 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
         try:
             with open(descriptor, "wb") as file:
-                # NFS gives the files of a machine's root to another user.
+                # NFS may map root's files to another user.
                 users = {os.geteuid(), os.fstat(descriptor).st_uid}
                 with suppress(FileNotFoundError):
                     there = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     _check_file(path, there, users, ": choose another name")
                 file.write(content)
                 file.flush()
-                # A machine that loses its power afterwards has the old file, or all of the new one.
+                # After a power failure, the path has the old file or all of the new one.
                 os.fsync(file.fileno())
             os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         except BaseException:
@@ -59,27 +59,28 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def make_directory(path: str | os.PathLike[str]) -> None:
-    """Makes a directory and those above it that are missing, for this user alone."""
+    """Creates a directory and its missing parents, with access for this user only."""
     with _opened(Path(path), is_made=True):
         pass
 
 
 def private_directory(path: Path) -> Path:
-    """Returns a directory without symbolic links in its path, once nobody else can change anything on the way to it.
+    """Returns a directory's path without symbolic links. No other user can change anything in that path.
 
-    Whatever is missing is made, for this user alone. Raises `UnsafeError` where another user owns or may write to one
-    of its directories; `/tmp` and its like may be among them, in which nobody renames what is another's.
+    Creates missing directories, with access for this user only. Raises `UnsafeError` if another user owns or may write
+    to one of them. Directories with the sticky bit, such as `/tmp`, are allowed: nobody can rename another user's files
+    there.
     """
     with _opened(path, is_private=True, is_made=True) as (_, way):
         return way
 
 
 def read_own(path: Path) -> bytes | None:
-    """Returns what is in a file of this user, or of root, that nobody else may write to; `None` if none is there.
+    """Returns the content of a file that only this user or root may write to; `None` if there is no file.
 
-    Raises `UnsafeError` where the file is another's.
+    Raises `UnsafeError` if another user owns the file or may write to it.
     """
-    # Nothing that is planted is waited for.
+    # Do not block on a FIFO that another user may have put there.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         _check_file(path, os.lstat(path), {os.geteuid(), 0})
@@ -96,9 +97,9 @@ def read_own(path: Path) -> bytes | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file in a private directory, which is made if it is missing."""
+    """Holds the lock of a file in a private directory. Creates the file if it is missing."""
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-        # On a file system without locks two may come in at once.
+        # On a file system without locks, two processes may enter at once.
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -106,9 +107,9 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path, is_private: bool = False, is_made: bool = False) -> Iterator[tuple[int, Path]]:
-    """Opens a directory, past no symbolic link that another user may have planted.
+    """Opens a directory. Follows no symbolic link that another user may have created.
 
-    Returns its descriptor, which is that directory's whatever others rename, and a way there without symbolic links.
+    Returns its descriptor, which stays valid if others rename it, and its path without symbolic links.
     """
     here, way = os.open("/", _DIRECTORY), Path("/")
     try:
@@ -122,7 +123,7 @@ def _opened(path: Path, is_private: bool = False, is_made: bool = False) -> Iter
                     _check_planted(step, there, os.stat(here))
                 here, way = _go(here, step.name, os.O_NOFOLLOW), step
             elif (target := _read_link(here, step)) is None:
-                # Others may get there by another way.
+                # Other users may reach this directory by another path.
                 here, way, is_closed = _go(here, step.name), step, False
             else:
                 links += 1
@@ -141,27 +142,27 @@ def _opened(path: Path, is_private: bool = False, is_made: bool = False) -> Iter
 
 
 def _look(here: int, name: str, is_made: bool) -> os.stat_result:
-    """Returns what has a name in a directory, once a directory is made where nothing has it."""
+    """Returns the status of a name in a directory. With `is_made`, creates a directory if the name is missing."""
     try:
         return os.stat(name, dir_fd=here, follow_symlinks=False)
     except FileNotFoundError:
         if not is_made:
             raise
-    # Another process may be first.
+    # Another process may have created it first.
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=here)
     return os.stat(name, dir_fd=here, follow_symlinks=False)
 
 
 def _go(here: int, name: str, flags: int = 0) -> int:
-    """Opens a directory in another one, and closes that."""
+    """Opens a directory inside another one, and closes the outer one."""
     there = os.open(name, _DIRECTORY | flags, dir_fd=here)
     os.close(here)
     return there
 
 
 def _read_link(here: int, step: Path) -> Path | None:
-    """Returns the target of a symbolic link; `None` in `/proc`, whose links lead elsewhere than their text."""
+    """Returns the target of a symbolic link; `None` in `/proc`, whose links do not follow their text."""
     link = os.open(step.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
     try:
         _check_planted(step, os.stat(link), os.stat(here))
@@ -171,7 +172,7 @@ def _read_link(here: int, step: Path) -> Path | None:
 
 
 def _is_of_processes(directory: int) -> bool:
-    """Returns whether a directory is in `/proc`, of whatever processes."""
+    """Returns whether a directory is in a `/proc` file system."""
     # The kernel's `struct statfs` is shorter, and begins with the file system's type.
     found = (ctypes.c_long * 64)()
     if ctypes.CDLL(None, use_errno=True).fstatfs(directory, found):
@@ -186,7 +187,7 @@ def _check_planted(step: Path, there: os.stat_result, directory: os.stat_result)
 
 
 def _check_private(directory: Path, found: os.stat_result, is_closed: bool, may_be_shared: bool) -> None:
-    # Only on the way may it be a user without a number here.
+    # A parent directory may belong to a user without an id in this container.
     if found.st_uid not in (_trusted() if may_be_shared else (0, os.geteuid())):
         raise UnsafeError(directory, f"belongs to another user (uid {found.st_uid})")
     is_safe = is_closed or (may_be_shared and found.st_mode & stat.S_ISVTX)
@@ -202,9 +203,9 @@ def _check_file(path: Path, there: os.stat_result, users: set[int], advice: str 
 
 
 def _trusted() -> set[int]:
-    """Returns whose directories lie on the way to a private one: this user's and root's.
+    """Returns the users that may own the parents of a private directory: this user and root.
 
-    In a container without root, the machine's root is among those users who have no number of their own there.
+    In a container with a user namespace, the host's root has the overflow id, as all users without an id there.
     """
     users = {0, os.geteuid()}
     with suppress(OSError):

@@ -1,19 +1,19 @@
-"""Where a thread's requests come from: what it has entered, and in which order."""
+"""The regions and `disable` contexts that a thread has entered, in order."""
 
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 
 from ._errors import Error
-from ._install import check_served, first_line, tell
+from ._install import check_served, first_line, report_line
 from ._library import Status, check, library
 
 End = Callable[[], object]
-"""Ends that something is in force."""
+"""A function that leaves what was entered."""
 
 
 class Inside(ContextDecorator):
-    """While a thread is in it, its requests come from a region, or from none. Many may be in it, and one twice."""
+    """A context that takes a thread's requests from a region, or from none. Many threads may enter it, also twice."""
 
     def __init__(self, tag: bytes | None, kind: int) -> None:
         self._tag, self._kind = tag, kind
@@ -26,13 +26,13 @@ class Inside(ContextDecorator):
         _THREAD.leave(self)
 
     def put_in_force(self) -> End:
-        """Lets the thread's requests come from it, and returns what ends that. Where it fails nothing has changed."""
+        """Enters the region and returns the function that leaves it. Changes nothing if it fails."""
         check(library().lowtide_region_enter(self._tag, self._kind))
         return _leave
 
 
 class _Entry:
-    """Something that a thread has entered."""
+    """A context that a thread has entered."""
 
     def __init__(self, inside: Inside) -> None:
         self.inside = inside
@@ -40,20 +40,21 @@ class _Entry:
 
 
 class _Thread(threading.local):
-    """What a thread has entered, all of it in force, the innermost last.
+    """The contexts that a thread has entered, all of them in force, the innermost last.
 
-    Generators and coroutines leave in another order than they entered: what is entered later is ended for that, and put
-    in force again. And garbage is collected at any time, in the middle of this, too, with a generator that leaves then.
-    That is done at the end of what is under way; what a finalizer enters and leaves itself is at once.
+    Generators and coroutines may leave in another order than they entered. Then the later entries are ended and put in
+    force again. The garbage collector may run at any time, also in the middle of this, and end a generator that leaves
+    a region. Such an exit waits until the operation under way has ended. A context that a finalizer itself enters and
+    leaves takes effect at once.
     """
 
     def __init__(self) -> None:
         self._entered: list[_Entry] = []
-        # How many of those stay as they are while something is under way.
+        # The number of entries that must not change while an operation is under way.
         self._kept = 0
-        # What has left meanwhile.
+        # The entries whose exit waits for that operation.
         self._late: list[_Entry] = []
-        # In a child of a fork there is nothing to put in force, nor to end.
+        # A forked child has no CUDA: there is nothing to put in force or to end.
         self.is_forked = False
 
     def enter(self, inside: Inside) -> None:
@@ -106,7 +107,7 @@ class _Thread(threading.local):
             if error is not None:
                 raise error
         finally:
-            # It has this frame, and what is in it.
+            # The exception refers to this frame: break the reference cycle.
             del error
 
     def _leave_late(self) -> None:
@@ -116,8 +117,8 @@ class _Thread(threading.local):
                 self._kept = len(self._entered)
                 self._remove(self._entered.index(entry))
             except Exception as error:
-                # It is not for whoever does that.
-                tell(f"a generator that was collected has left a region: {first_line(error)}")
+                # The code that runs now did not cause this error.
+                report_line(f"a generator that was collected has left a region: {first_line(error)}")
             finally:
                 self._kept = 0
 

@@ -1,7 +1,7 @@
 """Makes lowtide PyTorch's allocator.
 
-Nothing in the package starts the driver before the program does, so that a process can still fork: `run` and `install`
-open the driver's library to see that it is there, and call nothing in it.
+The package does not start the driver before the program does, so that a process can still fork. `run` and `install`
+open the driver's library to check that it exists, and call nothing in it.
 """
 
 import ctypes
@@ -16,24 +16,24 @@ from ._errors import ConfigError, Error, NoDriverError, StartedError, TorchError
 from ._library import PATH, Mempool, Status, address, check, error_of, library
 
 TORCH_MIN = (2, 6)
-"""The oldest PyTorch whose pluggable interface is known to be what is used here."""
+"""The oldest PyTorch that has the pluggable interface used here."""
 
 SHIM_MIN, SHIM_MAX = (2, 8), (2, 15)
-"""The PyTorch that the shim can be built for."""
+"""The oldest and the newest PyTorch that the shim can be built for."""
 
 _PYTORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 _REGISTRATION = ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
-"""The variables with which PyTorch registers all memory with NCCL. It reads them for its first process group."""
+"""Variables that make PyTorch register all memory with NCCL. PyTorch reads them for its first process group."""
 
 _TRUE = {"1", "t", "true", "y", "yes"}
 
 RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
-"""The variable in which `run` says for which environment of Python (`sys.prefix`) it was meant."""
+"""The variable with the Python environment (`sys.prefix`) that `run` was started in."""
 
 _OTHER_BACKEND = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\s*(,|$)")
 
-# Setters of PyTorch's pluggable allocator, and what is handed to each. Those of `_PYTHON_HOOKS` are written here.
+# Setters of PyTorch's pluggable allocator, each with the C function that it gets. `_PYTHON_HOOKS` has those in Python.
 _HOOKS = {
     "set_init_fn": "lowtide_init",
     "set_reset_fn": "lowtide_reset",
@@ -52,49 +52,48 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
 
     `strategy` is a name, or a name and its options as `lowtide replay` prints them:
     `"caching:expandable_segments:True"`. `config` has the options alone, in the syntax of
-    `PYTORCH_CUDA_ALLOC_CONF`. What is `None` is decided by `LOWTIDE_STRATEGY` and `LOWTIDE_CONF`, for the
-    strategy `caching` then by PyTorch's own `PYTORCH_CUDA_ALLOC_CONF`. Options without a strategy are for `caching`.
-    Without either it is `tide`, which has no options: if a variable of PyTorch's is set, a line on standard error says
-    that it is not read.
+    `PYTORCH_CUDA_ALLOC_CONF`. `LOWTIDE_STRATEGY` and `LOWTIDE_CONF` replace an argument that is `None`. Without
+    options, `caching` reads PyTorch's `PYTORCH_CUDA_ALLOC_CONF`. Options without a strategy are for `caching`. Without
+    either, the strategy is `tide`, which has no options. If a variable of PyTorch's is set then, a line on standard
+    error says that it is not read.
 
-    A later call changes the choice, as long as CUDA is not in use; one without arguments does nothing. Where lowtide
-    has served others already, as in a program of `lowtide run --preload`, one without arguments keeps the choice.
+    A later call changes the choice, as long as CUDA is not in use; without arguments it does nothing. If lowtide has
+    served requests already, as in a program of `lowtide run --preload`, a call without arguments keeps the choice.
 
-    The first call for a version of PyTorch builds the shim, which takes half a minute. Where that is not
-    possible, a line on standard error says why, and PyTorch's pluggable interface is used: memory works,
-    but what `torch.cuda` knows about it does not. `memory_stats` and `snapshot` of this module do.
+    The first call for a version of PyTorch builds the shim, which takes half a minute. If that fails, a line on
+    standard error says why, and PyTorch's pluggable interface is used. Memory works then, but the memory statistics of
+    `torch.cuda` do not: use `memory_stats` and `snapshot` of this module.
 
-    Raises `ConfigError`, `TorchError`, `NoDriverError` or `StartedError`; PyTorch's allocator is then what
-    it was.
+    Raises `ConfigError`, `TorchError`, `NoDriverError` or `StartedError`; PyTorch's allocator has then not changed.
     """
     global _is_installed
-    # In a program of `run` that installs it, by the environment's choice.
+    # In a program of `run`, the import installs lowtide, with the environment's choice.
     torch = import_torch()
     if _is_installed and strategy is None and config is None:
         return
-    is_settled = False
+    has_started = False
     try:
         configure(strategy, config)
     except StartedError:
         if strategy is not None or config is not None:
             raise
-        is_settled = True
+        has_started = True
     if _is_installed:
         adapt_registration()
         return
     if torch.cuda.is_initialized():
         raise _started()
-    # First, as a program that can do without a driver can do with any PyTorch.
+    # Check the driver first: a program that runs without a driver runs with any PyTorch.
     find_driver()
     check_torch(torch)
-    if not is_settled:
+    if not has_started:
         if RUN_PREFIX not in os.environ:
             report_unread_settings(strategy, config)
         check(library().lowtide_set_torch_version(*torch_version(torch)))
     reason = _install_shim(torch)
     if reason is not None:
         _install_pluggable(torch)
-        tell(f"without the shim torch.cuda knows nothing about memory: {reason}")
+        report_line(f"without the shim torch.cuda knows nothing about memory: {reason}")
     adapt_registration()
     _is_installed = True
 
@@ -102,14 +101,14 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
 def is_installed() -> bool:
     """Returns whether lowtide is PyTorch's allocator in this process.
 
-    `False`, too, once a program has put another in its place (`torch.cuda.memory.change_current_allocator`), which
-    PyTorch allows until CUDA is in use.
+    It is `False`, too, once a program has installed another one (`torch.cuda.memory.change_current_allocator`). PyTorch
+    allows that until CUDA is in use.
     """
     return _is_installed and (_shim is None or bool(_shim.lowtide_torch_is_installed()))
 
 
 def check_served() -> None:
-    """Raises `Error` where PyTorch's memory is not lowtide's: a region would hold nothing, and nobody would know."""
+    """Raises `Error` if lowtide is not PyTorch's allocator: a region would silently hold nothing."""
     if "torch" in sys.modules and not is_installed():
         raise Error(
             "lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
@@ -118,7 +117,7 @@ def check_served() -> None:
 
 
 def pause(tag: bytes | None, keep: bool) -> None:
-    """Pauses regions; takes from PyTorch what it keeps for cuBLAS in their memory."""
+    """Pauses regions, and detaches PyTorch's cuBLAS workspaces in their memory."""
     if _shim is None:
         check(library().lowtide_pause(tag) if keep else library().lowtide_pause_and_drop(tag))
     else:
@@ -126,7 +125,7 @@ def pause(tag: bytes | None, keep: bool) -> None:
 
 
 def resume(tag: bytes | None) -> None:
-    """Resumes regions; gives that back."""
+    """Resumes regions, and reattaches the workspaces."""
     if _shim is None:
         check(library().lowtide_resume(tag))
     else:
@@ -139,7 +138,7 @@ def _check_change(shim: ctypes.CDLL, status: int) -> None:
 
 
 def configure(strategy: str | None, config: str | None) -> None:
-    """Chooses strategy and options; raises `ConfigError` or `StartedError`, and has then changed nothing."""
+    """Chooses strategy and options. Raises `ConfigError` or `StartedError`, and then changes nothing."""
     message = other_backend()
     if message is not None:
         raise ConfigError(f"{message}: take that out")
@@ -147,17 +146,17 @@ def configure(strategy: str | None, config: str | None) -> None:
 
 
 def report_unread_settings(strategy: str | None, config: str | None) -> None:
-    """Says which variable of PyTorch's is not read, if one is set."""
+    """Reports a variable of PyTorch's that is set and not read, if there is one."""
     variable = unread_variable(strategy, config)
     if variable is not None:
-        tell(f"tide has no options and does not read {variable}; LOWTIDE_STRATEGY=caching does")
+        report_line(f"tide has no options and does not read {variable}; LOWTIDE_STRATEGY=caching does")
 
 
 _removed: dict[str, str] = {}
 
 
 def adapt_registration() -> None:
-    """Turns NCCL's registration off if lowtide maps other memory at the same addresses, and on again if it does not.
+    """Turns NCCL's registration off if lowtide maps other memory at the same addresses, else on again.
 
     NCCL would keep using the memory that it registered. PyTorch does the same for its expandable segments.
     """
@@ -169,24 +168,24 @@ def adapt_registration() -> None:
     for name in _REGISTRATION:
         if os.environ.get(name, "").lower() in _TRUE:
             _removed[name] = os.environ.pop(name)
-            tell(f"{name} is off, because {config} maps other memory at the same addresses; caching does not")
+            report_line(f"{name} is off, because {config} maps other memory at the same addresses; caching does not")
 
 
 def unread_variable(strategy: str | None, config: str | None) -> str | None:
-    """Returns the variable with PyTorch's settings, where nothing names a strategy or options, and so it is `tide`."""
+    """Returns the variable with PyTorch's settings if nothing names a strategy or options: `tide` does not read it."""
     ours = (os.environ.get("LOWTIDE_STRATEGY"), os.environ.get("LOWTIDE_CONF"))
     return None if any((strategy, config, *ours)) else pytorch_variable()
 
 
 def pytorch_variable() -> str | None:
     """Returns the variable with PyTorch's settings, if there are any."""
-    # PyTorch reads the first that is set, be it to nothing.
+    # PyTorch reads the first one that is set, even to an empty text.
     variable = next((name for name in _PYTORCH_VARIABLES if name in os.environ), None)
     return variable if variable is not None and os.environ[variable] != "" else None
 
 
 def other_backend() -> str | None:
-    """Returns which variable asks PyTorch for another allocator than its caching one, if one does."""
+    """Returns a text with the variable that asks PyTorch for cudaMallocAsync, or `None`."""
     variable = pytorch_variable()
     if variable is None or _OTHER_BACKEND.search(os.environ[variable]) is None:
         return None
@@ -194,7 +193,7 @@ def other_backend() -> str | None:
 
 
 def choose(strategy: str | None, config: str | None) -> None:
-    """As `configure`, for a program whose PyTorch, if it has one, keeps its own allocator."""
+    """Like `configure`, for a program whose PyTorch, if any, keeps its own allocator."""
     name, colon, options = (strategy or "").partition(":")
     if colon and config is not None:
         raise ConfigError(f"the options are given twice: in the strategy '{strategy}' and as '{config}'")
@@ -202,15 +201,15 @@ def choose(strategy: str | None, config: str | None) -> None:
 
 
 def find_driver() -> None:
-    """Raises `NoDriverError` where there is no driver. Does not start it: a process may still fork."""
+    """Raises `NoDriverError` if there is no driver. Does not start it: the process may still fork."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise NoDriverError(f"NVIDIA's driver cannot be loaded: {error}") from None
 
 
-def tell(message: str) -> None:
-    """Writes one line to standard error."""
+def report_line(message: str) -> None:
+    """Prints a message as one line to standard error."""
     print(f"lowtide: {message}", file=sys.stderr, flush=True)
 
 
@@ -221,7 +220,7 @@ def torch_version(torch: Any) -> tuple[int, int]:
 
 
 def shim_obstacle(torch: Any) -> str | None:
-    """Returns why there is no shim for this PyTorch, whatever else is installed; `None` where there is."""
+    """Returns why there is no shim for this version of PyTorch, or `None` if there is one."""
     if SHIM_MIN <= torch_version(torch) <= SHIM_MAX:
         return None
     lowest, highest = (".".join(map(str, version)) for version in (SHIM_MIN, SHIM_MAX))
@@ -229,7 +228,7 @@ def shim_obstacle(torch: Any) -> str | None:
 
 
 def check_torch(torch: Any) -> None:
-    """Raises `TorchError` for a PyTorch that lowtide cannot serve."""
+    """Raises `TorchError` for a PyTorch that lowtide does not support."""
     if torch_version(torch) < TORCH_MIN:
         needed = ".".join(map(str, TORCH_MIN))
         raise TorchError(f"PyTorch {torch.__version__} is too old: lowtide needs {needed} or newer")
@@ -238,7 +237,7 @@ def check_torch(torch: Any) -> None:
 
 
 def import_torch() -> Any:
-    """Returns PyTorch. Raises `TorchError` where it cannot be imported."""
+    """Returns PyTorch. Raises `TorchError` if it cannot be imported."""
     try:
         import torch
     except ImportError as error:
@@ -247,12 +246,12 @@ def import_torch() -> Any:
 
 
 def _install_shim(torch: Any) -> str | None:
-    """Returns why not, if the shim could not be installed."""
+    """Installs the shim. Returns the reason if that fails, else `None`."""
     global _shim
     obstacle = shim_obstacle(torch)
     if obstacle is not None:
         return obstacle
-    # Everything between here and a loaded shim is somebody else's: compilers, headers, ninja, disks.
+    # Anything may fail here: compilers, headers, disks. Memory works without the shim.
     try:
         from .torch.install import install_shim
 
@@ -275,38 +274,38 @@ def _install_pluggable(torch: Any) -> None:
     try:
         memory.change_current_allocator(allocator)
     except RuntimeError:
-        # The only reason that it has for refusing.
+        # PyTorch has no other reason to refuse.
         raise _started() from None
 
 
 def _begin_allocate_to_pool(device: int, pool: Mempool, _filter: int) -> None:
-    """PyTorch's hook. Its filter is a C++ `std::function`, which cannot be called from here, so requests of
-    all streams go to the pool: more than need to, but none that must goes elsewhere.
+    """PyTorch's hook. Its filter is a C++ `std::function`, which cannot be called from here. So requests of all streams
+    go to the pool: some need not, but none that must is missing.
 
-    Through this interface only captures of graphs do this, as it has no `torch.cuda.MemPool`, and it announces them
-    in no other way. An event that is queried during a capture would spoil it."""
-    with _failure_told():
+    The interface has no `torch.cuda.MemPool`, so only graph captures call this. It announces a capture in no other way.
+    An event that is queried during a capture would invalidate it."""
+    with _report_errors():
         check(library().lowtide_begin_allocate_to_pool(device, pool, None, None, None))
         check(library().lowtide_capture_begin(device))
 
 
 def _end_allocate_to_pool(device: int, pool: Mempool) -> None:
     """PyTorch's hook."""
-    with _failure_told():
+    with _report_errors():
         check(library().lowtide_capture_end(device))
         check(library().lowtide_end_allocate_to_pool(device, pool))
 
 
 @contextmanager
-def _failure_told() -> Iterator[None]:
+def _report_errors() -> Iterator[None]:
     try:
         yield
     except Error as error:
-        # There is no way to raise through PyTorch's C++.
-        tell(str(error))
+        # An exception cannot pass through PyTorch's C++.
+        report_line(str(error))
 
 
-# What C calls; it must live as long as the process.
+# The callbacks for C. They must live as long as the process.
 _PYTHON_HOOKS = {
     "set_begin_allocate_to_pool": ctypes.CFUNCTYPE(None, ctypes.c_int, Mempool, ctypes.c_void_p)(
         _begin_allocate_to_pool
@@ -316,7 +315,7 @@ _PYTHON_HOOKS = {
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error says, or is, in one line."""
+    """Returns the first line of an error's message, or its type if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""liblowtide.so, by ctypes. `lowtide.h` has every function's contract."""
+"""liblowtide.so, called by ctypes. `lowtide.h` documents every function."""
 
 import ctypes
 import enum
@@ -10,13 +10,13 @@ from pathlib import Path
 from ._errors import BackupError, ConfigError, Error, NoDriverError, OutOfMemoryError, PausedError, StartedError
 
 PATH = Path(__file__).parent / "liblowtide.so"
-"""Where the library is: what PyTorch loads by path, too."""
+"""The path of the library. PyTorch loads it from there, too."""
 
 INCLUDE = Path(__file__).parent / "include"
 """The directory with `lowtide.h`."""
 
 ABI_VERSION = 3
-"""The interface that is spoken here: `LOWTIDE_ABI_VERSION` of `lowtide.h`."""
+"""The version of the C interface that this package uses: `LOWTIDE_ABI_VERSION` of `lowtide.h`."""
 
 
 class Status(enum.IntEnum):
@@ -83,10 +83,10 @@ class Region(ctypes.Structure):
 
 
 RegionVisitor = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Region))
-"""What `lowtide_visit_regions` calls."""
+"""The type of the callback of `lowtide_visit_regions`."""
 
 
-# What each function that is called here returns and takes. Those that PyTorch calls are only looked up.
+# The result and argument types of each function that Python calls. Functions that PyTorch calls are only looked up.
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_abi_version": (c_uint32, []),
     "lowtide_allocate": (c_int, [c_size_t, c_int, c_void_p, POINTER(c_void_p)]),
@@ -155,9 +155,9 @@ _ERRORS: dict[int, type[Error]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Returns the library, loaded for everything in the process that looks for its functions.
+    """Returns the library, loaded with RTLD_GLOBAL.
 
-    Raises `Error` if it is not there, or is of another version than this package.
+    Raises `Error` if it is missing, or its version is not this package's.
     """
     try:
         loaded = ctypes.CDLL(str(PATH), mode=ctypes.RTLD_GLOBAL)
@@ -173,18 +173,18 @@ def library() -> ctypes.CDLL:
 
 
 def check(status: int) -> None:
-    """Raises the error that a function's answer stands for, with the library's own words."""
+    """Raises the exception of a status, with the library's message. Does nothing for `OK`."""
     if status != Status.OK:
         raise error_of(status, library().lowtide_last_error())
 
 
 def error_of(status: int, text: bytes) -> Error:
-    """Returns the error that a function's answer stands for, with these words."""
+    """Returns the exception of a status, with this message."""
     return _ERRORS.get(status, Error)(text.decode())
 
 
 def path_to_c(path: str | os.PathLike[str]) -> bytes:
-    """Returns a path for a function of the library. Raises `ValueError` for one with a zero byte, as `open` does."""
+    """Returns a path as C takes it. Raises `ValueError` for a path with a zero byte, as `open` does."""
     encoded = os.fsencode(path)
     if b"\0" in encoded:
         raise ValueError(f"a zero byte in the path {path!r}")
@@ -192,7 +192,7 @@ def path_to_c(path: str | os.PathLike[str]) -> bytes:
 
 
 def address(name: str) -> int:
-    """Returns where a function of the library lies."""
+    """Returns the address of a function of the library."""
     function = ctypes.cast(getattr(library(), name), c_void_p).value
     assert function is not None
     return function

@@ -1,4 +1,4 @@
-"""What lowtide holds and for whom."""
+"""Memory statistics and snapshots."""
 
 import ctypes
 import os
@@ -16,21 +16,21 @@ Device = int | str | Any
 
 
 def memory_stats(device: Device | None = None) -> MemoryStats:
-    """Returns what `torch.cuda.memory_stats` says, under the same keys: bytes and counts.
+    """Returns the figures of `torch.cuda.memory_stats`, under the same keys: bytes and counts.
 
-    With them are the figures of each region, under keys like `region.kv_cache.paused_bytes`, and how fast its contents
-    were copied, like `region.kv_cache.saved_bytes_per_second`; `regions` has them one by one, and says what they are.
-    `kept_host_bytes` is the host's memory that a resume has left for the next pause of any region of the device.
+    They include each region's figures, under keys like `region.kv_cache.paused_bytes`, and its copy speeds, like
+    `region.kv_cache.saved_bytes_per_second`; `regions` documents them. `kept_host_bytes` is the host memory that a
+    resume keeps for the next pause of any region of the device.
 
-    `None` is PyTorch's current device. Asking for a device that is not in use starts neither it nor the driver;
-    until something does, any number is one's. In a notebook the answer shows itself as a table.
+    `None` is PyTorch's current device. The call starts neither the device nor the driver; before the driver has
+    started, any device number is accepted. In a notebook, the result is shown as a table.
     """
     function = library().lowtide_memory_stats
     number = _number(device)
     room = ctypes.c_size_t()
     status = function(number, None, 0, ctypes.byref(room))
     while status == Status.TOO_SMALL:
-        # A pool that another thread makes in between takes more room.
+        # Another thread may create a pool in between, which takes more room.
         stats = (MemoryStat * room.value)()
         status = function(number, stats, len(stats), ctypes.byref(room))
     check(status)
@@ -41,23 +41,22 @@ def memory_stats(device: Device | None = None) -> MemoryStats:
 def snapshot() -> Any:
     """Returns every segment and block of the devices in use, as `torch.cuda.memory._snapshot` does.
 
-    It has no history: PyTorch's function has, where lowtide stands behind it. Under `regions` it has what
-    the function of that name returns, and, if there are any, under `region_pools` which pools have the memory of
-    regions, and under `pauses` the segments that are paused.
+    It has no history: use PyTorch's function for that. `regions` has the result of the function of that name. If there
+    are any, `region_pools` lists the pools with memory of regions, and `pauses` the paused segments.
     """
     return {**pickle.loads(_snapshot_pickle()), "regions": regions()}
 
 
 def dump_snapshot(path: str | os.PathLike[str] = "dump_snapshot.pickle") -> None:
-    """Writes `snapshot()` to a file of this user alone, for `lowtide` and for PyTorch's viewer, pytorch.org/memory_viz.
+    """Writes `snapshot()` to a file, for `lowtide` and for PyTorch's viewer, pytorch.org/memory_viz.
 
-    Replaces a regular file of this user, and raises `OSError` where anything else is there.
+    Only this user can read the file. Replaces a regular file of this user; raises `OSError` if anything else is there.
     """
     write(path, pickle.dumps(snapshot()))
 
 
 def empty_cache() -> None:
-    """Releases everything that is not in use to the driver, on every device."""
+    """Releases all cached memory to the driver, on every device."""
     check(library().lowtide_empty_cache(-1))
 
 
@@ -78,7 +77,7 @@ def _snapshot_pickle() -> bytes:
 
 def _number(device: Device | None) -> int:
     if isinstance(device, int):
-        # Of a number that is too large C would see a part.
+        # C would truncate a larger number.
         if device.bit_length() >= 8 * ctypes.sizeof(ctypes.c_int):
             raise ValueError(f"there is no device {device}")
         return device

@@ -1,4 +1,4 @@
-"""Recordings: everything that happens to the memory of every device, in a file."""
+"""Recordings: files with all memory events of every device."""
 
 import contextlib
 import os
@@ -10,17 +10,17 @@ from ._library import check, library, path_to_c
 
 
 class Recording:
-    """A recording that is being made, until `stop` or the end of the `with` block or of the process."""
+    """A recording in progress, until `stop`, or the end of the `with` block or of the process."""
 
     def __init__(self, path: str, is_made: bool = True) -> None:
         self.path = path
-        """The file as it was named; a rank of several puts its number before the extension."""
+        """The path as given. In a job with several ranks, the file's name has the rank before its extension."""
         self._is_made = is_made
 
     def stop(self) -> None:
         """Ends the recording and completes its file. A second call does nothing.
 
-        Raises `Error` where the recording had ended before because the file could not be written to.
+        Raises `Error` if the recording had ended before, because the file could not be written.
         """
         if self._is_made:
             self._is_made = False
@@ -35,31 +35,31 @@ class Recording:
         if error is None:
             self.stop()
         else:
-            # What the program raised says more, and what became of the file was told.
+            # The program's own exception matters more. A failure of the file was reported already.
             with contextlib.suppress(Error):
                 self.stop()
 
 
 def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = False) -> Recording:
-    """Records everything that happens on every device from now on to a file. An earlier recording there is replaced.
+    """Records all memory events of every device to a file, from now on. Replaces an earlier recording there.
 
-    What is held already is recorded as such. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read
-    the file, also while it is written, and after the process was killed. In a rank of several (`RANK`, `WORLD_SIZE`)
-    the rank's number goes before the extension of the name, as in `recording.rank3.lowtide`.
+    The recording begins with the blocks that are allocated already. `lowtide replay`, `advise`, `report`, `leaks`,
+    `diff` and `convert` read the file, also while it is written, and after the process was killed. In a job with
+    several ranks (`RANK`, `WORLD_SIZE`), the name has the rank before its extension, as in `recording.rank3.lowtide`.
 
         with lowtide.record("step.lowtide"):
             step()
 
-    With `stacks`, each request is recorded with the functions of Python that led to it, which needs Python 3.11, and
-    in threads that are in none, such as those in which PyTorch works backward, with those of C++.
+    With `stacks`, each request is recorded with its Python call stack, which needs Python 3.11. Threads without Python
+    frames, such as PyTorch's backward threads, are recorded with their C++ stack.
 
-    Where the environment (`LOWTIDE_RECORD`, as `lowtide record` sets it) has the whole process recorded already, this
-    records nothing of its own, and a line on standard error says so.
+    If `LOWTIDE_RECORD` is set, as by `lowtide record`, the whole process is recorded already. Then this records
+    nothing, and a line on standard error says so.
 
-    Where the file cannot be written to any more, a line on standard error says so, and the program goes on.
+    If the file cannot be written any more, a line on standard error says so, and the program goes on.
 
-    Raises `StartedError` while another recording is made, and `Error` where the file cannot be created, or is one
-    already that is no recording.
+    Raises `StartedError` while another recording is in progress. Raises `Error` if the file cannot be created, or if
+    there is a file that is no recording.
     """
     name = os.fspath(path)
     if whole := os.environ.get("LOWTIDE_RECORD"):

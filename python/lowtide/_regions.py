@@ -1,12 +1,11 @@
-"""Regions: memory that leaves the card and comes back at the same address.
+"""Regions: memory that leaves the GPU and comes back at the same address.
 
 with lowtide.region("kv_cache"):
     cache = torch.empty(size, device="cuda")
-lowtide.pause("kv_cache")  # its memory is for others
-lowtide.resume("kv_cache")  # at the same address, with what `backup` says of its contents
+lowtide.pause("kv_cache")  # releases its memory for other uses
+lowtide.resume("kv_cache")  # at the same address, with its contents if it has a `backup`
 
-liblowtide.so alone knows which region serves a thread's requests and what is paused, so that C, Python and the packages
-of `lowtide.compat` see the same.
+The state of regions is in liblowtide.so alone, so that C, Python and the packages of `lowtide.compat` see the same.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ from ._inside import Inside
 from ._library import Mempool, Region, RegionVisitor, Status, check, library, path_to_c
 
 Backup = Literal["host", "disk"]
-"""Where the contents of a region are kept while it is paused."""
+"""The place that keeps a region's contents while it is paused."""
 
 _KINDS: tuple[Backup | None, ...] = (None, "host", "disk")
 _STATES = ("mapped", "pausing", "paused", "resuming")
@@ -29,23 +28,22 @@ _SUMS = ("pauses", "resumes", "saved_bytes", "restored_bytes", "pause_ns", "resu
 _LATEST = tuple(f"last_{name}" for name in _SUMS[2:])
 _CURRENT = ("live_bytes", "mapped_bytes", "paused_bytes", "host_bytes", "disk_bytes")
 FIGURES = (*_CURRENT, *_SUMS, *_LATEST)
-"""What is counted of each region, in bytes, nanoseconds and calls."""
+"""The figures of each region, in bytes, nanoseconds and calls."""
 
 _SPEEDS = (("saved", "save"), ("restored", "restore"), ("last_saved", "last_save"), ("last_restored", "last_restore"))
-"""Of which bytes and nanoseconds a speed is told."""
+"""The prefixes of the figures that a speed is computed from: bytes, and nanoseconds."""
 
 
 def region(tag: str, backup: Backup | None = None) -> Inside:
     """Returns a context, or a decorator of a function, in which this thread's memory comes from a region.
 
-    A region is a tag and where contents are kept while it is paused: nowhere, in the host's memory, or in
-    a file. Blocks of two regions share no page. Regions nest, and the innermost counts. A `MemPool` or a
-    capture goes before it, whichever began first.
+    A region is a tag and a backup, which keeps contents while the region is paused: none, host memory, or a file.
+    Blocks of two regions share no page. Regions nest, and the innermost one counts. A `MemPool` or a capture takes
+    precedence, whichever began first.
 
-    Other threads are not in the region, and PyTorch's threads of a backward pass are others, too: what they
-    allocate on a GPU, like gradients, comes from no region. Nor is the body of a generator or a coroutine
-    that is decorated: use `with` inside it, and mind that the thread stays in the region where it yields or
-    awaits.
+    Other threads are not in the region. PyTorch runs a backward pass in threads of its own, so gradients on a GPU come
+    from no region. A decorated generator or coroutine does not run in the region: use `with` inside it. The thread
+    stays in the region while such a body yields or awaits.
     """
     return Inside(region_tag_to_c(tag), kind_to_c(backup))
 
@@ -58,19 +56,20 @@ def disable() -> Inside:
 def pause(tag: str | None = None, *, keep: bool = True) -> None:
     """Takes the memory of the regions with this tag off every device, or that of all regions.
 
-    With `keep` false nothing is kept of it, whatever the regions' backup is.
+    With `keep` false no contents are saved, whatever the regions' backup is.
 
-    Waits for the work of the devices, as any stream may use the memory. What is paused already stays so.
-    What is freed from now on is not brought back. Until the region is resumed, a request of PyTorch's in it raises
-    `RuntimeError`, and one of lowtide's own functions `PausedError`; without the shim (`python -m lowtide doctor`)
-    PyTorch makes a tensor of a null pointer then. Garbage is not collected before: tensors in cycles are kept as if
-    they lived.
+    Waits for the work of the devices, because any stream may use the memory. Regions that are paused already stay
+    paused. Blocks that are freed from now on are not resumed. Python's garbage is not collected before: tensors in
+    reference cycles are saved, too.
 
-    Not while a graph is captured on one of the devices: that fails, and the capture with it.
+    Until the resume, a request of PyTorch in the region raises `RuntimeError`, and one of lowtide's own functions
+    `PausedError`. Without the shim (`python -m lowtide doctor`), PyTorch makes a tensor with a null pointer instead.
 
-    Raises `BackupError` where contents could not be kept, else `Error`; that region's memory is then mapped as
-    before. It keeps no other region from being paused: those that were stay so, and another attempt does the rest.
-    A tag that no region has is an error.
+    Do not pause while a graph is captured on one of the devices: both the pause and the capture fail.
+
+    Raises `BackupError` if contents could not be saved, else `Error`; that region's memory is then mapped as before.
+    Other regions are paused all the same, and stay so; another attempt pauses the rest. A tag that no region has is
+    an error.
     """
     _install.pause(tag_to_c(tag), keep)
 
@@ -78,11 +77,12 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
 def resume(tag: str | None = None) -> None:
     """Brings the memory of the regions with this tag back, or that of all, at the addresses that it had.
 
-    Contents are those of the pause where the region keeps them, else undefined. What is not paused stays as
-    it is. Raises `OutOfMemoryError` where the device has too little memory, also once what is cached was given back;
-    `BackupError` where contents could not be read; else `Error`. That region is then paused as before, nothing is
-    lost, and another attempt may work. It keeps no other region from coming back: those that did stay so, on devices
-    and of tags that had room, and `regions` says which they are.
+    Contents are those of the pause if the region has a backup, else undefined. Regions that are not paused do not
+    change.
+
+    Raises `OutOfMemoryError` if the device has too little memory even after cached memory was released, `BackupError`
+    if contents could not be read, else `Error`. That region then stays paused, nothing is lost, and another attempt
+    may work. Other regions are resumed all the same; `regions` lists the state of each.
     """
     _install.resume(tag_to_c(tag))
 
@@ -97,14 +97,14 @@ def cuda_graph(
     tag: str,
     backup: Backup | None = None,
 ) -> Iterator[None]:
-    """Captures as `torch.cuda.graph` does, into a pool whose memory is a region's.
+    """Captures a graph like `torch.cuda.graph`, into a pool whose memory is in a region.
 
-    The graph can be replayed whenever the region is not paused. `pool` may be shared by graphs of the same
-    region; one that holds other memory already is an error.
+    The graph can be replayed whenever the region is not paused. Graphs of the same region may share a `pool`; a pool
+    that holds other memory already is an error.
 
-    PyTorch's workspaces for cuBLAS are cleared before and after, so that those that the graph uses are its
-    pool's, and nobody else uses them. A graph that `torch.cuda.graph` captured before, on a stream that had
-    multiplied matrices already, may use one of those that are cleared, and must not be replayed after this.
+    PyTorch's cuBLAS workspaces are cleared before and after, so that the graph's workspaces are in its pool and are not
+    used elsewhere. An earlier graph of `torch.cuda.graph` may use a cleared workspace, if its stream had multiplied
+    matrices before the capture. Such a graph must not be replayed after this.
     """
     name, kind = region_tag_to_c(tag), kind_to_c(backup)
     import torch
@@ -113,7 +113,7 @@ def cuda_graph(
     device = torch.cuda.current_device()
     pool = torch.cuda.graph_pool_handle() if pool is None else pool
     mempool = Mempool(*pool)
-    # The graph holds the pool only from its capture on.
+    # The graph holds a reference to the pool only from its capture on.
     check(library().lowtide_retain_pool(device, mempool))
     try:
         check(library().lowtide_region_pool(device, mempool, name, kind))
@@ -130,10 +130,11 @@ def cuda_graph(
 def get_backup(tensor: Any) -> Any:
     """Returns a CPU tensor over the host's copy of a tensor's memory, without copying it.
 
-    It has the tensor's type, shape and strides, and is valid until the region is resumed or the tensor is
-    freed; where backups are retained (`retain_backups`), until the region is paused again or `release_backups`.
-    Raises `Error` unless the tensor is in a region with the backup `"host"` that is paused, or that retained a copy;
-    of what was allocated after the pause there is none.
+    It has the tensor's type, shape and strides. It is valid until the region is resumed or the tensor is freed; with
+    `retain_backups`, until the next pause of the region or `release_backups`.
+
+    Raises `Error` unless the tensor is in a region with the backup `"host"` that is paused or retained a copy. Blocks
+    that were allocated after the pause have no copy.
     """
     copy = find_backup(tensor)
     if copy is None:
@@ -144,7 +145,7 @@ def get_backup(tensor: Any) -> Any:
 
 
 def find_backup(tensor: Any) -> Any | None:
-    """Returns what `get_backup` does, or `None` where there is no copy."""
+    """Returns the same as `get_backup`, or `None` if there is no copy."""
     import torch
 
     storage = tensor.untyped_storage()
@@ -156,60 +157,62 @@ def find_backup(tensor: Any) -> Any | None:
         return None
     check(status)
     if storage.nbytes() > size.value:
-        # It goes on behind the block, as memory that another library describes may.
+        # The tensor goes on after the block, as a tensor of another library may.
         return None
     assert copy.value is not None
     bytes_of_host = (ctypes.c_uint8 * storage.nbytes()).from_address(copy.value)
     kept = torch.frombuffer(bytes_of_host, dtype=torch.uint8).untyped_storage()
     empty = torch.empty(0, dtype=tensor.dtype)
     found = empty.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
-    # Views of which PyTorch notes the sign, and leaves the memory as it is.
+    # PyTorch marks conjugate and negative views, and does not change their memory.
     found = found.conj() if tensor.is_conj() else found
     return torch._neg_view(found) if tensor.is_neg() else found
 
 
 def set_backup_directory(path: str | os.PathLike[str]) -> None:
-    """Keeps contents of regions with the backup `"disk"` in files of this directory from the next pause on.
+    """Sets the directory for files of regions with the backup `"disk"`, from the next pause on.
 
-    Without it, it is `LOWTIDE_BACKUP_DIR`, or the system's directory for temporary files.
+    The default is `LOWTIDE_BACKUP_DIR`, else the system's directory for temporary files.
     """
     check(library().lowtide_set_backup_directory(path_to_c(path)))
 
 
 def retain_backups(retain: bool = True) -> None:
-    """Keeps the host's memory of backups for the next pause, which is faster for it, until it is released.
+    """Keeps the host memory of backups until the next pause, which is then faster, or until `release_backups`.
 
-    Until that pause `get_backup` still reads what the last one kept. The host's memory then has the copies of all
-    regions at once. Where it is short, the pause of another region ends those that `get_backup` did not return, on
-    every device, and raises `BackupError` if that is too little. Otherwise a resume ends the backup, and its memory
-    goes back 30 seconds after it was last used. Files are never kept.
+    Until that pause, `get_backup` still reads the copies of the last one. Host memory then has the copies of all
+    regions at once. If it runs short, the pause of another region releases the copies that `get_backup` did not return,
+    on every device. If that is not enough, it raises `BackupError`.
+
+    With `retain` false, a resume ends the backup, and its memory is released 30 seconds after its last use. Files are
+    never kept.
     """
     check(library().lowtide_retain_backups(retain))
 
 
 def release_backups() -> None:
-    """Gives the host's memory back that waits for the next pause, retained or not.
+    """Releases the host memory that is kept for the next pause, retained or not.
 
-    Tensors that `get_backup` returned of regions that are not paused must not be used any more.
+    Tensors that `get_backup` returned must not be used any more if their region is not paused.
     """
     check(library().lowtide_release_backups())
 
 
 def release_idle_backups() -> None:
-    """As `release_backups`, and leaves alone what `get_backup` reads."""
+    """Like `release_backups`, but keeps the copies that `get_backup` reads."""
     check(library().lowtide_release_idle_backups())
 
 
 def page_lock_backups() -> None:
-    """Returns once the host's memory of backups is page-locked, which is done beside the program."""
+    """Waits until the host memory of backups is page-locked, which a background thread does."""
     check(library().lowtide_page_lock_backups())
 
 
 def trim(tag: str, backup: Backup | None, device: int) -> bool:
-    """Gives back what a region has on a device and no block uses, and where that is all of it, its copy, too.
+    """Releases a region's memory on a device that no block uses. If that is all of it, its copy is released, too.
 
-    A region that was paused is then not any more. Does nothing for one that was never on the device. Returns whether
-    this process can have regions: one that was forked from another with CUDA has none of its memory.
+    Then the region is not paused any more. Does nothing for a region that was never on the device. Returns whether
+    this process can have regions: a process that was forked from one with CUDA cannot.
     """
     status = library().lowtide_region_trim(device, tag_to_c(tag), kind_to_c(backup))
     if status == Status.FORKED:
@@ -221,14 +224,14 @@ def trim(tag: str, backup: Backup | None, device: int) -> bool:
 def regions() -> list[dict[str, Any]]:
     """Returns each region of each device: its `tag`, `device`, `backup` and `state`, and its figures.
 
-    Bytes: `live_bytes` of blocks that are held, `mapped_bytes` on the card, `paused_bytes` that a resume would take
-    now, `host_bytes` and `disk_bytes` of its contents. Memory that a resume leaves for the next pause is no region's:
-    `memory_stats` has it as `kept_host_bytes`. Calls, nanoseconds and bytes copied: `pauses`, `resumes`,
-    `pause_ns`, `resume_ns`, `saved_bytes`, `restored_bytes`, all summed up; with `last_` before them, of the last.
+    - `live_bytes` of allocated blocks, `mapped_bytes` on the GPU, `paused_bytes` that a resume would take now.
+    - `host_bytes` and `disk_bytes` of saved contents. Host memory that a resume keeps for the next pause belongs to no
+      region: see `kept_host_bytes` of `memory_stats`.
+    - Sums over all calls: `pauses`, `resumes`, `pause_ns`, `resume_ns`, `saved_bytes`, `restored_bytes`.
+    - `save_ns` and `restore_ns`: the time spent copying contents, without the wait for the device.
+    - `saved_bytes_per_second` and `restored_bytes_per_second`: the speed of these copies; 0 if nothing was copied.
 
-    `save_ns` and `restore_ns` are the parts of these times in which contents were copied, without the wait for the
-    device, and `saved_bytes_per_second` and `restored_bytes_per_second` are how fast that was: 0 where nothing was
-    copied, as by a pause that keeps nothing. With `last_` before them, all four are of the last.
+    The times, bytes and speeds also exist with `last_` in front, for the last call.
     """
     found: list[dict[str, Any]] = []
 
@@ -251,10 +254,10 @@ def regions() -> list[dict[str, Any]]:
 
 
 def region_stats(device: int) -> dict[str, int]:
-    """Returns a device's figures by keys like `region.kv_cache.mapped_bytes`, each tag's added up.
+    """Returns a device's figures by keys like `region.kv_cache.mapped_bytes`, summed over a tag's regions.
 
-    Of those that begin with `last_` it is the largest: what the slowest of a tag's regions took. Speeds are those of
-    all that was copied, one region after the other.
+    A figure that begins with `last_` is the largest one of the tag's regions. Speeds are the bytes of all copies over
+    their total time.
     """
     by_tag: dict[str, list[dict[str, Any]]] = {}
     for seen in regions():
@@ -271,14 +274,14 @@ def region_stats(device: int) -> dict[str, int]:
 
 
 def kept_host_bytes(device: int) -> int:
-    """Returns how much of the host's memory ended backups of a device have left for the next ones."""
+    """Returns the bytes of host memory that a device's ended backups keep for the next ones."""
     kept = ctypes.c_uint64()
     check(library().lowtide_kept_host_bytes(device, ctypes.byref(kept)))
     return kept.value
 
 
 def _speeds(figures: list[dict[str, Any]]) -> dict[str, int]:
-    """Returns how fast contents were copied in some regions: 0 where none were."""
+    """Returns the copy speeds of some regions; 0 if nothing was copied."""
     speeds: dict[str, int] = {}
     for copied, copying in _SPEEDS:
         copied_bytes = sum(each[f"{copied}_bytes"] for each in figures)
@@ -288,14 +291,14 @@ def _speeds(figures: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def kind_to_c(backup: Backup | None) -> int:
-    """Returns the number of `enum lowtide_backup`; raises `ValueError` for what is none."""
+    """Returns the value of `enum lowtide_backup`. Raises `ValueError` for anything else."""
     if backup not in _KINDS:
         raise ValueError(f'a backup is None, "host" or "disk", not {backup!r}')
     return _KINDS.index(backup)
 
 
 def region_tag_to_c(tag: str) -> bytes:
-    """As `tag_to_c`, and raises `TypeError` for `None`: nobody would know that they are in no region."""
+    """Like `tag_to_c`, but raises `TypeError` for `None`, which would silently mean no region."""
     as_c = tag_to_c(tag)
     if as_c is None:
         raise TypeError("a tag is a text: not None")
@@ -303,7 +306,7 @@ def region_tag_to_c(tag: str) -> bytes:
 
 
 def tag_to_c(tag: str | None) -> bytes | None:
-    """Returns a tag as C takes it. Raises `TypeError` for what is no text, `ValueError` for what C would cut off."""
+    """Returns a tag as C takes it. Raises `TypeError` if it is no text, `ValueError` if C would truncate it."""
     if not isinstance(tag, str | None):
         raise TypeError(f"a tag is a text: not {tag!r}")
     if tag is not None and (not tag or "\0" in tag):

@@ -1,4 +1,4 @@
-"""`lowtide report` from Python: a page about recordings, or about this process, that shows itself in a notebook."""
+"""`lowtide report` from Python: a page about recordings, or about this process, which a notebook shows."""
 
 import html
 import os
@@ -13,11 +13,11 @@ from ._memory import dump_snapshot
 
 
 class Report:
-    """A page: one file that needs no other. In a notebook it is shown, where it can reach nothing of the notebook's."""
+    """A page in one file. A notebook shows it in a sandbox that cannot access the notebook."""
 
     def __init__(self, path: Path, owner: object = None) -> None:
         self.path = path
-        """The file, which goes with this object if no name was given for it."""
+        """The file. It is deleted with this object if `output` was not given."""
         self._owner = owner
 
     def _repr_html_(self) -> str:
@@ -27,13 +27,13 @@ class Report:
 
 
 def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Report:
-    """Returns a page about recordings, one or several, or without any about what this process holds now.
+    """Returns a page about recordings, or about this process's memory if none is given.
 
-    It is what the command `lowtide report` writes. A recording is a snapshot of PyTorch's or a file of `record`.
-    `output` is where the page is kept; without it, the page is there as long as the answer is.
+    The command `lowtide report` writes the same page. A recording is a snapshot of PyTorch or a file of `record`.
+    `output` is the path of the page; without it, the page is deleted with the returned object.
 
-    Raises `Error` in the command's words where a recording cannot be read, where the command is not there, and where
-    this process has no memory to report on.
+    Raises `Error` with the command's message if a recording cannot be read. Also raises it if the command is missing,
+    or if this process has no memory to report on.
     """
     temporary = tempfile.TemporaryDirectory(prefix="lowtide-report-")
     directory = Path(temporary.name)
@@ -47,7 +47,7 @@ def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] |
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        # The path of the page is among it, which may be any bytes.
+        # The output has the path of the page, which may be any bytes.
         errors="replace",
         check=False,
     )
@@ -60,7 +60,7 @@ def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] |
 
 
 def find_command() -> str:
-    """Returns the `lowtide` command that was installed with this package; else the one on the path."""
+    """Returns the `lowtide` command that was installed with this package, else the one on `PATH`."""
     places = [Path(sysconfig.get_path("scripts")), Path(__file__).parent.parent / "bin"]
     found = (place / "lowtide" for place in places if os.access(place / "lowtide", os.X_OK))
     command = next(map(str, found), None) or shutil.which("lowtide")

@@ -1,14 +1,13 @@
 """`python -m lowtide run`: a script, unmodified, on lowtide.
 
-The script is run by a new Python in place of this one, so that everything about it is Python's own doing:
-`__main__`, `sys.argv`, `sys.path`, tracebacks, the exit code. That Python, and every one that is started
-from it with its environment (by torchrun, `spawn`, a shell), finds `_startup/sitecustomize.py` on its
-`PYTHONPATH`, which Python imports by itself, and which waits for `import torch`: a process without PyTorch
-pays a few milliseconds, and a child that was forked has what its parent had.
+A new Python replaces this process and runs the script, so `__main__`, `sys.argv`, `sys.path`, tracebacks and the exit
+code are Python's own. Its `PYTHONPATH` has `_startup/sitecustomize.py`, which Python imports by itself, and which
+installs lowtide at `import torch`. Children that inherit the environment (torchrun, `spawn`, a shell) do the same. A
+process without PyTorch pays a few milliseconds. A forked child has its parent's state.
 
-`--preload` is for programs that know nothing of Python or PyTorch: the program is run with liblowtide.so in
-front of NVIDIA's driver, by the loader's `LD_PRELOAD`. PyTorch keeps its own allocator there, unless
-`LOWTIDE_COMPAT` names packages that are to be lowtide's: these take what a script does.
+`--preload` is for programs without Python or PyTorch. The program runs with liblowtide.so in front of NVIDIA's driver,
+by the loader's `LD_PRELOAD`. PyTorch keeps its own allocator there, unless `LOWTIDE_COMPAT` names packages. Then the
+environment is the same as a script's.
 """
 
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ._errors import Error, NoDriverError
-from ._install import RUN_PREFIX, choose, configure, find_driver, report_unread_settings, tell
+from ._install import RUN_PREFIX, choose, configure, find_driver, report_line, report_unread_settings
 from ._library import PATH
 from .compat._aliases import check_environment, names_of_environment
 
@@ -31,7 +30,10 @@ usage: python -m lowtide run [--strategy NAME[:CONF]] [--config CONF] SCRIPT [AR
 
 
 def run(arguments: list[str]) -> NoReturn:
-    """Becomes a Python that runs a script on lowtide, or any program. `arguments` is what follows `run`."""
+    """Replaces this process by a Python that runs a script on lowtide, or by any program with `--preload`.
+
+    `arguments` are the arguments after `run`.
+    """
     preload, strategy, config, program = parse(arguments)
     if preload:
         run_preloaded(strategy, config, program)
@@ -44,21 +46,21 @@ def run(arguments: list[str]) -> NoReturn:
         find_driver()
         report_unread_settings(strategy, config)
     except NoDriverError as error:
-        # A script that can do without a GPU can do without lowtide, and not without the packages that it is to have by
-        # other names: it is told there, when it imports PyTorch.
+        # A script that runs without a GPU runs without lowtide. If `LOWTIDE_COMPAT` names packages, the script still
+        # needs those: then the error is reported when it imports PyTorch.
         if not names_of_environment():
-            tell(f"{error}: the script runs without lowtide")
+            report_line(f"{error}: the script runs without lowtide")
             environment = dict(os.environ)
     python = sys.executable
     os.execve(python, [python, *interpreter_options(sys.orig_argv, len(sys.argv)), *program], environment)
 
 
 def run_preloaded(strategy: str | None, config: str | None, program: list[str]) -> NoReturn:
-    """Becomes a program that has lowtide in front of the driver, as its children do.
+    """Replaces this process by a program with lowtide in front of the driver, in its children, too.
 
-    Where `LOWTIDE_COMPAT` names packages, those are lowtide's in every Python among them, and so is PyTorch's memory.
+    If `LOWTIDE_COMPAT` names packages, every Python among them uses lowtide's packages and installs lowtide in PyTorch.
     """
-    # Without options there are none but lowtide's own, whatever PyTorch's variables say.
+    # Without options, use lowtide's defaults and ignore PyTorch's variables.
     has_options = config is not None or ":" in (strategy or "")
     has_options |= strategy is None and os.environ.get("LOWTIDE_CONF", "") != ""
     choose(strategy, config if has_options else "")
@@ -70,20 +72,20 @@ def run_preloaded(strategy: str | None, config: str | None, program: list[str]) 
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:
-        tell(f"{program[0]}: {error.strerror}")
-        # As shells have it.
+        report_line(f"{program[0]}: {error.strerror}")
+        # The exit codes of shells.
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def preload_list(library: str, present: str | None) -> str:
-    """Returns the loader's list with the library in front of what the user has in it."""
+    """Returns the value of `LD_PRELOAD` with the library in front of the user's own."""
     if " " in library or ":" in library:
         raise Error(f"{library}: LD_PRELOAD takes no path with a space or a colon in it; install lowtide elsewhere")
     return f"{library}:{present}" if present else library
 
 
 def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]]:
-    """Returns whether to preload, strategy, options, and what is to run: `["train.py", "--epochs", "3"]`."""
+    """Returns whether to preload, the strategy, the options, and the command: `["train.py", "--epochs", "3"]`."""
     values: dict[str, str] = {}
     rest = list(arguments)
     preload = False
@@ -102,7 +104,7 @@ def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]
         values[name] = value if equals else rest.pop(0)
     if not rest or not rest[0]:
         raise Error(f"no {'program' if preload else 'script'} given; `python -m lowtide run --help` has the usage")
-    # `-` is standard input, and what `-m` and `-c` take may follow in the same word.
+    # `-` is standard input. The value of `-m` or `-c` may be in the same word.
     if rest[0].startswith("-") and rest[0] != "-" and not rest[0].startswith(("-m", "-c")):
         raise Error(f"unknown option `{rest[0]}`; Python's own come before `-m lowtide`")
     return preload, values.get("--strategy"), values.get("--config"), rest
@@ -116,7 +118,7 @@ def interpreter_options(original: list[str], argument_count: int) -> list[str]:
     options = original[1 : len(original) - argument_count + 1]
     if options and options[-1] == "lowtide":
         options.pop()
-    # What is left ends with `-m`, `-mlowtide`, or `-um` for `-u -m`.
+    # The rest ends with `-m`, `-mlowtide`, or `-um` for `-u -m`.
     if options:
         letters = options.pop().removesuffix("lowtide").removesuffix("m")
         if letters != "-":
@@ -125,12 +127,12 @@ def interpreter_options(original: list[str], argument_count: int) -> list[str]:
 
 
 def with_choice(environment: Mapping[str, str], strategy: str | None, config: str | None) -> dict[str, str]:
-    """Returns the environment in which lowtide is used with this choice."""
+    """Returns the environment with this strategy and these options for lowtide."""
     changed = dict(environment)
     if strategy is not None:
         name, colon, options = strategy.partition(":")
         changed["LOWTIDE_STRATEGY"] = name
-        # Options in the environment are for the strategy that is named there.
+        # Options in the environment belong to the strategy in the environment.
         changed.pop("LOWTIDE_CONF", None)
         if colon:
             config = options
@@ -140,7 +142,7 @@ def with_choice(environment: Mapping[str, str], strategy: str | None, config: st
 
 
 def script_environment(environment: Mapping[str, str], strategy: str | None, config: str | None) -> dict[str, str]:
-    """Returns the environment in which a Python and its children install lowtide with this choice."""
+    """Returns the environment that makes a Python and its children install lowtide with this strategy and options."""
     changed = with_choice(environment, strategy, config)
     changed[RUN_PREFIX] = sys.prefix
     path = changed.get("PYTHONPATH")

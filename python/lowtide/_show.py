@@ -1,11 +1,11 @@
-"""How figures show themselves in a notebook."""
+"""Memory statistics as tables in a notebook."""
 
 import html
 from collections.abc import Iterable, Mapping
 
 
 class MemoryStats(dict[str, int]):
-    """The figures of a device, under PyTorch's keys. In a notebook, a table of those that matter most."""
+    """The figures of a device, under PyTorch's keys. A notebook shows a table of the most important ones."""
 
     def _repr_html_(self) -> str:
         reserved, live = self._bytes("reserved"), self._bytes("requested")
@@ -44,7 +44,7 @@ class MemoryStats(dict[str, int]):
 
 
 def _row(name: str, note: str, now: int, most: int, full: int) -> str:
-    """Returns a row with a bar: what there is now, and the outline of what there was at most."""
+    """Returns a row with a bar: the current value, and the peak as its outline."""
     now_width, most_width = (100 * value / full if full else 0 for value in (now, most))
     bar = (
         f"<div style='width:12em;height:0.8em;position:relative' role='img' aria-label='{now_width:.0f} percent'>"
@@ -70,7 +70,7 @@ _REGION_CHANGES = {
 
 
 def _regions(stats: Mapping[str, int]) -> str:
-    """Returns a table of the regions, empty where there are none."""
+    """Returns a table of the regions, or an empty text without regions."""
     tags = _tags(stats)
     if not tags:
         return ""
@@ -90,7 +90,7 @@ def _region_row(tag: str, stats: Mapping[str, int]) -> str:
 
 
 def _changes(count: int, ns: int, bytes_per_second: int) -> str:
-    """Returns how often a region was paused or resumed, how long that took, and how fast contents were copied."""
+    """Returns a text with the number of pauses or resumes, their time and their copy speed."""
     took = f" in {ns / 1e6:.1f} ms" if count else ""
     copied = f", copied at {bytes_per_second / 1e9:.1f} GB/s" if bytes_per_second else ""
     return f"{count}{took}{copied}"
@@ -103,7 +103,7 @@ def _tags(keys: Iterable[str]) -> list[str]:
 
 
 def size(count: int) -> str:
-    """Returns a number of bytes as people read it, like `1.50 GiB`."""
+    """Returns a number of bytes as text, like `1.50 GiB`."""
     value = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if value < 1024:

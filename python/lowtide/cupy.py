@@ -14,17 +14,17 @@ from ._memory import memory_stats
 
 
 def install() -> None:
-    """Takes CuPy's memory from lowtide from now on, and without CuPy's own pool, which would keep it from PyTorch."""
+    """Makes lowtide CuPy's allocator, without CuPy's memory pool, which would keep memory from PyTorch."""
     cupy.cuda.set_allocator(allocator().malloc)
 
 
 def allocator() -> Any:
-    """Returns an allocator of `cupy.cuda.memory` that takes memory from lowtide.
+    """Returns an allocator for `cupy.cuda.memory` that allocates from lowtide.
 
-    As with CuPy's own, memory that was asked for in one stream may be reused in that stream as soon as it is freed.
+    Like CuPy's own, it may reuse a block in the block's stream as soon as it is freed.
 
-    Its functions are Python's and not C's: CuPy tells a `CFunctionAllocator` neither the stream, without which another
-    stream's memory would be handed out, nor takes its word for having run out of memory.
+    It is in Python, because CuPy does not pass the stream to a `CFunctionAllocator`: it could return another stream's
+    block. It also could not raise an out-of-memory error.
     """
     return cupy.cuda.memory.PythonFunctionAllocator(_allocate, _free)
 

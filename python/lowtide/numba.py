@@ -17,15 +17,15 @@ from ._library import Status, check, library
 
 
 def install() -> None:
-    """Takes Numba's device memory from lowtide from now on."""
+    """Makes lowtide Numba's allocator for device memory."""
     cuda.set_memory_manager(MemoryManager)
 
 
 class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
-    """A plugin by Numba's interface for external memory. Memory for the host stays Numba's.
+    """A plugin for Numba's external memory interface. Numba allocates host memory itself.
 
-    Numba does not say which streams use what it frees, so that a free waits for the device, as `cuMemFree` does. It
-    collects its frees, and does that for some at a time.
+    Numba does not say which streams use a block, so a free waits for the device, like `cuMemFree`. Numba collects its
+    frees, and does several at a time.
     """
 
     @property
@@ -34,11 +34,11 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         return 1
 
     def initialize(self) -> None:
-        """Lets frees be collected, up to a part of the device's memory that Numba sets."""
+        """Sets the memory of the device, of which Numba's limit for collected frees is a fraction."""
         self.deallocations.memory_capacity = self.get_memory_info().total
 
     def memalloc(self, size: int) -> Any:
-        """Returns `size` bytes of the device. Raises `MemoryError`."""
+        """Returns `size` bytes of device memory. Raises `MemoryError` if the device has too little."""
         memory = ctypes.c_void_p()
 
         def allocate() -> int:
@@ -56,23 +56,23 @@ class MemoryManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # 
         return cuda.MemoryPointer(context, memory, size, finalizer=self._finalizer(memory.value, size))
 
     def get_memory_info(self) -> Any:
-        """Returns what the driver could still hand out, and all that the device has."""
+        """Returns the free and the total memory of the device."""
         free, total = ctypes.c_uint64(), ctypes.c_uint64()
         check(library().lowtide_memory_info(self.context.device.id, ctypes.byref(free), ctypes.byref(total)))
         return cuda.MemoryInfo(free=free.value, total=total.value)
 
     def _finalizer(self, memory: int | None, size: int) -> Callable[[], None]:
-        # Not the manager, which the pointer would keep alive.
+        # Do not refer to the manager: the pointer would keep it alive.
         context, deallocations = weakref.ref(self.context), self.deallocations
 
-        def release(memory: int | None) -> None:
+        def free(memory: int | None) -> None:
             used_in = context()
             if used_in is not None:
                 used_in.synchronize()
             check(library().lowtide_deallocate(memory))
 
-        return lambda: deallocations.add_item(release, memory, size)
+        return lambda: deallocations.add_item(free, memory, size)
 
 
-# What Numba looks for in a module that NUMBA_CUDA_MEMORY_MANAGER names.
+# Numba reads this name from the module in NUMBA_CUDA_MEMORY_MANAGER.
 _numba_memory_manager = MemoryManager

@@ -88,7 +88,7 @@ def test_what_another_thread_entered_is_no_matter_of_who_collects_it(machine: Ma
         f"{REGIONS[package]}\n",
         GARBAGE,
         """\
-sys.unraisablehook = lambda told: print(told.exc_value) if number == 1 else None
+sys.unraisablehook = lambda raised: print(raised.exc_value) if number == 1 else None
 gc.disable()
 for number in itertools.count(1):
     thread = threading.Thread(target=make_garbage)
@@ -215,5 +215,5 @@ def test_a_child_of_a_fork_leaves_in_any_order(machine: Machine, package: str) -
     )
     done = machine.run("-u", "script.py")
     assert done.stdout == "this process was forked from one that had started CUDA\n0\n"
-    told = [line for line in done.stderr.splitlines() if "shim" not in line]
-    assert len(told) <= 1, told
+    reported = [line for line in done.stderr.splitlines() if "shim" not in line]
+    assert len(reported) <= 1, reported

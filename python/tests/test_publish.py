@@ -59,7 +59,7 @@ def job(machine: Machine, program: str = PROGRAM, **variables: str) -> Iterator[
             process.kill()
 
 
-def tell(process: "subprocess.Popen[str]") -> None:
+def send_line(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("x\n")
@@ -99,7 +99,7 @@ def eventually(look: Callable[[], Any]) -> Any:
 
 def test_top_shows_what_a_process_holds(gpu: Machine) -> None:
     with job(gpu) as first, job(gpu, LOWTIDE_STRATEGY="buddy") as second, job(gpu, LOWTIDE_PUBLISH="0") as hidden:
-        tell(first)
+        send_line(first)
         shown = top(gpu)
         assert hidden.pid not in shown
         assert shown[second.pid]["config"] == "buddy"
@@ -175,13 +175,13 @@ def test_metrics_are_served_to_this_machine(gpu: Machine) -> None:
         assert 'lowtide_allocations_total{device="0"} 2\n' in text
         assert 'lowtide_region_pauses_total{device="0",region="kv cache",backup="host"} 1\n' in text
         assert "python" not in text, "the command line is nobody's business"
-        tell(process)
+        send_line(process)
         assert 'lowtide_allocations_total{device="0"} 3\n' in page(port)
         with pytest.raises(urllib.error.HTTPError, match="404"):
             page(port, "/other")
         # Connections that say nothing hold nobody up, and least of all the job.
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
-        tell(process)
+        send_line(process)
         for connection in silent:
             connection.close()
         assert eventually(lambda: _served(port))
@@ -275,7 +275,7 @@ def test_prometheus_scrapes_it(gpu: Machine) -> None:
         ) as prometheus,
     ):
         try:
-            tell(process)
+            send_line(process)
             lint = subprocess.run(
                 ["promtool", "check", "metrics"], input=page(port), capture_output=True, text=True, check=False
             )

@@ -64,7 +64,7 @@ TRACKER = """
       });
     }
 
-    extern "C" void give_back(void* memory) {
+    extern "C" void free_block(void* memory) {
       caching::get()->raw_deleter()(memory);
     }
 """
@@ -85,7 +85,7 @@ def test_what_a_tracker_throws_reaches_the_caller_who_gave_memory_back(gpu: Mach
         print("warns:", flush=True)
         sys.stderr = sys.stdout
         os.dup2(1, 2)
-        tracker.give_back(warned)
+        tracker.free_block(warned)
         print(allocate(1000).value == raised.value)
         """,
     )

@@ -1,4 +1,4 @@
-"""Python imports this when it starts, because `python -m lowtide run` put its directory on `PYTHONPATH`."""
+"""Installs lowtide at Python's start: `python -m lowtide run` puts this directory on `PYTHONPATH`."""
 
 import importlib
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def _import_hidden() -> None:
-    """Imports the `sitecustomize` that would have been found without this one."""
+    """Imports the `sitecustomize` that Python would have imported without this one."""
     this = sys.modules.pop(__name__)
     try:
         importlib.import_module(__name__)
@@ -18,12 +18,12 @@ def _import_hidden() -> None:
 
 def _start() -> None:
     directory = Path(__file__).resolve().parent
-    # The script sees the path that it would see without lowtide. Its children look at the environment.
+    # The script gets the `sys.path` that it has without lowtide. Its children read `PYTHONPATH`.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != directory]
-    # Programs that the script starts may be of any Python. This file is all that an older one reads of lowtide.
+    # The script may start programs with any Python. An older one reads no other file of lowtide.
     if sys.version_info < (3, 10):  # noqa: UP036
         return
-    # Where the package was found may be nowhere on this path, like the directory of the first Python.
+    # The package's directory may be missing from `sys.path`, as in a child with another environment.
     package_parent = str(directory.parent.parent)
     sys.path.insert(0, package_parent)
     try:

@@ -1,4 +1,4 @@
-"""Modules of this package by the names of others."""
+"""Aliases: modules of this package under the names of other packages."""
 
 import importlib
 import os
@@ -13,7 +13,7 @@ from .._errors import ConfigError, Error
 from ._variables import read_variables
 
 VARIABLE = "LOWTIDE_COMPAT"
-"""The variable that names packages, like `torch_memory_saver,vllm`, that are lowtide's in processes that have it."""
+"""The variable with the packages that lowtide replaces, like `torch_memory_saver,vllm`."""
 
 TORCH_MEMORY_SAVER = "torch_memory_saver"
 CUMEM = "vllm.device_allocator.cumem"
@@ -30,9 +30,9 @@ _SUBMODULES = (
 
 
 def install_as_torch_memory_saver() -> None:
-    """Lets `import torch_memory_saver`, and its submodules, be `lowtide.compat.torch_memory_saver` from now on.
+    """Makes `import torch_memory_saver`, and its submodules, import `lowtide.compat.torch_memory_saver` from now on.
 
-    Raises `Error` if the other package has been imported: whoever did that would go on with it.
+    Raises `Error` if the other package has been imported, because its importers would keep using it.
     """
     ours = f"{__package__}.{TORCH_MEMORY_SAVER}"
     _alias(TORCH_MEMORY_SAVER, ours)
@@ -41,29 +41,29 @@ def install_as_torch_memory_saver() -> None:
 
 
 def install_as_vllm_cumem() -> None:
-    """Lets `import vllm.device_allocator.cumem` be `lowtide.compat.vllm` from now on.
+    """Makes `import vllm.device_allocator.cumem` import `lowtide.compat.vllm` from now on.
 
-    Raises `Error` if vLLM's module has been imported: whoever did that would go on with it.
+    Raises `Error` if vLLM's module has been imported, because its importers would keep using it.
     """
     _alias(CUMEM, f"{__package__}.vllm")
 
 
 def is_installed_as_torch_memory_saver() -> bool:
-    """Returns whether `import torch_memory_saver` is lowtide's in this process."""
+    """Returns whether `import torch_memory_saver` imports lowtide's in this process."""
     return sys.modules.get(TORCH_MEMORY_SAVER) is sys.modules.get(f"{__package__}.{TORCH_MEMORY_SAVER}")
 
 
 def install_those_of_environment() -> None:
-    """Lets the packages that `LOWTIDE_COMPAT` names be lowtide's when they are imported, and imports none.
+    """Makes imports of the packages in `LOWTIDE_COMPAT` import lowtide's. Imports nothing itself.
 
-    Raises `ConfigError` for one that is not known.
+    Raises `ConfigError` for an unknown package.
     """
     for name in names_of_environment():
         sys.meta_path.insert(0, _Finder(*_BY_NAME[name]))
 
 
 def names_of_environment() -> list[str]:
-    """Returns what `LOWTIDE_COMPAT` names. Raises `ConfigError` for what is not known."""
+    """Returns the packages in `LOWTIDE_COMPAT`. Raises `ConfigError` for an unknown one."""
     names = list(filter(None, os.environ.get(VARIABLE, "").split(",")))
     for name in names:
         if name not in _BY_NAME:
@@ -73,7 +73,7 @@ def names_of_environment() -> list[str]:
 
 
 def check_environment() -> None:
-    """Raises `ConfigError` where that names what is not known, and for variables of a package that it names."""
+    """Raises `ConfigError` for an unknown package in `LOWTIDE_COMPAT`, or an invalid variable of a package in it."""
     if TORCH_MEMORY_SAVER in names_of_environment():
         read_variables()
 
@@ -86,7 +86,7 @@ def _alias(name: str, ours: str) -> None:
 
 
 class _Finder:
-    """Finds a module under another's name, until that was imported."""
+    """A finder of one module under another package's name, until its import has succeeded."""
 
     def __init__(self, name: str, install: Callable[[], None]) -> None:
         self._name, self._install = name, install
@@ -98,15 +98,15 @@ class _Finder:
 
     def _import(self) -> ModuleType:
         self._install()
-        # Not before: an import that failed may be tried again, and would find the other package. One that was looked up
-        # before may come after.
+        # Only now: a failed import may be tried again, and would find the other package. A second look-up may have come
+        # before the first import ended.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         return sys.modules[self._name]
 
 
 class _Loader(Loader):
-    """Imports a module by its own name, and leaves it as that does."""
+    """A loader that imports a module by its own name, and keeps its own spec."""
 
     def __init__(self, import_: Callable[[], ModuleType]) -> None:
         self._import = import_
@@ -117,7 +117,7 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # Python has set that of the other name.
+        # Python has set the spec of the other name.
         module.__spec__ = self._own_spec
 
 

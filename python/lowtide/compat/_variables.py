@@ -1,4 +1,4 @@
-"""The variables by which torch_memory_saver is told what a whole process does."""
+"""The environment variables of torch_memory_saver that configure a whole process."""
 
 import os
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from .._errors import ConfigError
 
 CpuBackupBackend = Literal["mmap", "pinned"]
-"""A kind of the host's memory that backups may be in."""
+"""A kind of host memory for backups."""
 
 BACKENDS: tuple[str, ...] = get_args(CpuBackupBackend)
 
@@ -20,7 +20,7 @@ _CPU, _DISK = "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP"
 
 @dataclass(frozen=True)
 class Variables:
-    """What they say that is done here; the library reads the others."""
+    """The settings in these variables that Python uses; the library reads the others."""
 
     is_process_in_region: bool
     keeps_on_cpu: bool
@@ -28,7 +28,7 @@ class Variables:
 
 
 def read_variables() -> Variables:
-    """Returns what they say. Raises `ConfigError` for a value of any to guess at: contents may depend on it."""
+    """Returns the settings. Raises `ConfigError` for an invalid value: a wrong guess could lose contents."""
     variables = Variables(_is_true("TMS_INIT_ENABLE"), _is_true(_CPU), _is_true(_DISK))
     _is_true("TMS_RETAIN_CPU_BACKUP")
     if variables.keeps_on_cpu and variables.keeps_on_disk:

@@ -1,11 +1,15 @@
 """lowtide with the interface of `vllm.device_allocator.cumem`: the memory of vLLM's sleep mode.
 
-Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
-says why. What is different from the module whose interface this is: sleeping twice does nothing; a tag that fails to
-sleep or to wake up keeps its contents and no other from it, so that another attempt does the rest; and expandable
-segments need not be turned off. `get_current_usage` counts what tensors hold, and not what is mapped for them. What it
-is made of (handles that Python maps and unmaps, noted in `pointer_to_data` and `allocator_and_pools`) is not there:
-importing that is an `ImportError` that says what to do.
+Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; if that fails, the first use says why.
+
+Differences from the original module:
+
+- Sleeping twice does nothing.
+- A tag that fails to sleep or wake up keeps its contents and does not stop other tags. Another attempt does the rest.
+- Expandable segments may stay on.
+- `get_current_usage` counts the bytes of tensors, not the mapped bytes.
+- The original's internals are missing: handles that Python maps and unmaps, `pointer_to_data`, `allocator_and_pools`.
+  Importing such a name raises an `ImportError` that says what to do.
 """
 
 import gc
@@ -18,18 +22,18 @@ from .._errors import Error
 from .._install import install
 
 cumem_available = True
-"""Whether there is such an allocator. vLLM asks before it uses it."""
+"""Whether the allocator is available. vLLM checks this before it uses it."""
 
 
 class CuMemAllocator:
-    """Memory with tags, which sleeps and wakes up. There is one: `get_instance`."""
+    """An allocator of tagged memory that sleeps and wakes up. `get_instance` returns the only one."""
 
     instance: "CuMemAllocator | None" = None
     default_tag: str = "default"
 
     @staticmethod
     def get_instance() -> "CuMemAllocator":
-        """Returns the one that there is."""
+        """Returns the only instance."""
         if CuMemAllocator.instance is None:
             CuMemAllocator.instance = CuMemAllocator()
         return CuMemAllocator.instance
@@ -40,14 +44,14 @@ class CuMemAllocator:
 
     @contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """While in it, memory that this thread asks for has a tag, and sleeps when the allocator does."""
+        """A context in which this thread's memory has a tag, and sleeps when the allocator does."""
         tag = CuMemAllocator.default_tag if tag is None else tag
         with _regions.region(tag, _BACKUP):
             self._tags.add(tag)
             yield
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
-        """Takes all memory off the devices. The contents of these tags are kept in the host's memory.
+        """Takes all memory off the devices. Saves the contents of these tags in host memory.
 
         `None` is the default tag.
         """
@@ -63,24 +67,24 @@ class CuMemAllocator:
             torch.cuda.empty_cache()
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
-        """Takes the memory of these tags off the devices and keeps none of its contents.
+        """Takes the memory of these tags off the devices without saving its contents.
 
-        What is asleep already stays as it is, with what was kept of it.
+        Memory that is asleep already stays asleep, with its saved contents.
         """
         named = {tags} if isinstance(tags, str) else set(tags)
         _for_each(self._tags & named, lambda tag: _regions.pause(tag, keep=False))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Brings memory of these tags back, or all, at the addresses that it had."""
+        """Brings the memory of these tags, or all, back at the addresses that it had."""
         _for_each({tag for tag in self._tags if tags is None or tag in tags}, _regions.resume)
 
     def get_current_usage(self) -> int:
-        """Returns how many bytes tensors hold of this memory, asleep or not, on all devices."""
+        """Returns the bytes of tensors in this memory, asleep or not, on all devices."""
         return sum(seen["live_bytes"] for seen in _regions.regions() if seen["tag"] in self._tags)
 
 
 def _for_each(tags: set[str], act: Callable[[str], None]) -> None:
-    """Does something with each tag, of which one that fails keeps no other from it; raises the first error."""
+    """Calls `act` with each tag, even after a failure. Then raises the first error."""
     errors = []
     for tag in sorted(tags):
         try:
@@ -101,10 +105,10 @@ _PARTS = (
 
 
 def __getattr__(name: str) -> Any:
-    """Raises an error for what the other module is made of.
+    """Raises an error for the original module's internals.
 
-    Who imports it replaces `sleep` and `wake_up` by loops over `pointer_to_data`. On lowtide's memory these would do
-    nothing, and never call what they imported, so that it is too late to say so there.
+    A program that imports them replaces `sleep` and `wake_up` by loops over `pointer_to_data`. With lowtide, these
+    loops would do nothing and never call the imported functions, so the import must fail.
     """
     if name not in _PARTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

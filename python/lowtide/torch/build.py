@@ -1,8 +1,8 @@
-"""The shim for the PyTorch at hand: built once for each, and kept.
+"""The shim for the installed PyTorch: built once for each version, and cached.
 
-No two versions of PyTorch share the layout of the class that the shim is, so it is built where it is used. It
-takes a C++ compiler and CUDA's headers, which PyTorch's own wheels bring with them, but neither ninja nor
-Python's headers, as `torch.utils.cpp_extension` would.
+Every version of PyTorch lays out the allocator class differently, so the shim is built where it is used. The build
+needs a C++ compiler and CUDA's headers, which PyTorch's wheels depend on. Unlike `torch.utils.cpp_extension`, it needs
+neither ninja nor Python's headers.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from .._files import locked, private_directory, read_own, write
 from .._library import INCLUDE, library
 
 SOURCES = Path(__file__).parent / "csrc"
-"""Where the C++ of the shim is."""
+"""The directory of the shim's C++ sources."""
 
 
 class BuildError(Error):
@@ -30,17 +30,17 @@ class BuildError(Error):
 
 
 def build() -> ctypes.CDLL:
-    """Returns the shim for the PyTorch of this process, loaded. Builds it if no process of this user has.
+    """Returns the loaded shim for this process's PyTorch. Builds it if no process of this user has.
 
     Installs nothing. Takes ten seconds to a minute the first time, and is safe in many processes at once.
-    Raises `BuildError` where there is no compiler, where headers are missing, where it does not compile, or where
-    another user could have put code in its place.
+    Raises `BuildError` if there is no compiler, headers are missing, the compilation fails, or another user could have
+    replaced the code.
     """
-    # Its functions are what the shim looks for when it is loaded.
+    # The shim's undefined symbols are found in this library.
     library()
     arguments, shim = _plan()
     try:
-        # From here on nobody else can change what lies there: what is checked is what is loaded.
+        # No other user can change this directory, so the checked file is the loaded file.
         shim = private_directory(shim.parent) / shim.name
         if not is_whole(shim):
             _build_once(arguments, shim)
@@ -59,9 +59,9 @@ def build() -> ctypes.CDLL:
 
 
 def find() -> Path | None:
-    """Returns where the shim for the PyTorch of this process is, if it is built.
+    """Returns the path of the shim for this process's PyTorch, or `None` if it is not built.
 
-    Raises `BuildError` where headers are missing, or there is no place for it.
+    Raises `BuildError` if headers are missing or the cache directory is unusable.
     """
     _, shim = _plan()
     try:
@@ -71,30 +71,30 @@ def find() -> Path | None:
 
 
 def is_whole(shim: Path) -> bool:
-    """Returns whether a shim is as it was built, by the SHA-256 in the file beside it.
+    """Returns whether a shim has the SHA-256 in the file beside it.
 
-    A machine that lost its power, or a disk that was full, leaves less, or zeros, and to load that may end the process.
-    Raises `UnsafeError` where one of the two is another user's.
+    A power failure or a full disk may leave a truncated file, or zeros. Loading such a file may end the process.
+    Raises `UnsafeError` if another user owns one of the two files.
     """
     content, expected = read_own(shim), read_own(_checksum_file(shim))
     return content is not None and expected is not None and _checksum(content) == expected
 
 
 def cache_directory() -> Path:
-    """Returns the directory in which shims are kept: `lowtide` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+    """Returns the cache directory for shims: `lowtide` in `$XDG_CACHE_HOME`, else in `~/.cache`.
 
     Raises `BuildError` for a user without a home directory, as some containers have.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        # By its specification one that is not absolute, which would be another in each directory, is none.
+        # Its specification says to ignore a path that is not absolute.
         return (base if base.is_absolute() else Path.home() / ".cache") / "lowtide"
     except RuntimeError as error:
         raise BuildError(f"there is no place for the shim ({error}): set XDG_CACHE_HOME to one") from None
 
 
 def compiler() -> list[str]:
-    """Returns the command of the C++ compiler: `$CXX`, or the first of the usual ones that is there."""
+    """Returns the command of the C++ compiler: `$CXX`, else the first of the usual ones on `PATH`."""
     try:
         named = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
@@ -108,10 +108,10 @@ def compiler() -> list[str]:
 
 
 def cuda_includes() -> list[Path]:
-    """Returns the directories to look for CUDA's headers in, first the one that the user names."""
+    """Returns the include directories for CUDA's headers, the user's own first."""
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     wheels = [path for root in _package_roots("nvidia") for path in (*root.glob("cu[0-9]*"), root / "cuda_runtime")]
-    # Those of NVIDIA's wheels lack some that all others include, and Triton has.
+    # NVIDIA's wheels lack some headers that the others include. Triton's package has those.
     triton = [root / "backends" / "nvidia" for root in _package_roots("triton")]
     roots = [*homes, *sorted(wheels, reverse=True), *_conda_roots(), Path("/usr/local/cuda"), *triton]
     found = [root / "include" for root in roots if (root / "include").is_dir()]
@@ -122,16 +122,16 @@ def cuda_includes() -> list[Path]:
 
 
 def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
-    """Returns what the compiler is given for a PyTorch's headers.
+    """Returns the compiler's arguments for the headers of a PyTorch.
 
-    `root` is the directory of the package `torch`, `abi` whether its C++ strings are those of C++11.
+    `root` is the directory of the package `torch`, `abi` whether it uses the C++11 ABI of strings.
     """
     major, minor = (int(number) for number in version.split(".")[:2])
     return [
-        # What PyTorch's headers are written in.
+        # The C++ version of PyTorch's headers.
         "-std=c++20" if (major, minor) >= (2, 14) else "-std=c++17",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}",
-        # Hidden, so that the shim's own functions call each other directly.
+        # With hidden symbols, the shim's functions call each other directly.
         *("-O2", "-fPIC", "-fvisibility=hidden"),
         *(argument for path in [root / "include", *cuda_includes()] for argument in ("-isystem", str(path))),
         *("-I", str(INCLUDE)),
@@ -140,13 +140,13 @@ def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
 
 
 def _link_arguments(root: Path) -> list[str]:
-    # CUDA's runtime is found through PyTorch's libraries, lowtide's functions in what is loaded.
+    # CUDA's runtime is found through PyTorch's libraries, lowtide's functions in the loaded liblowtide.so.
     return ["-shared", "-L", str(root / "lib"), "-lc10", "-lc10_cuda", "-ltorch_cuda"]
 
 
 def _conda_roots() -> list[Path]:
-    # CUDA of conda-forge is in the environment itself, what is for a platform apart. Not in any: a compiler that is
-    # told of /usr/include no longer finds its own headers.
+    # conda-forge installs CUDA into the environment, with platform-specific headers in `targets`. Only conda
+    # environments count: with -isystem /usr/include, a compiler no longer finds its own headers.
     prefix = Path(sys.prefix)
     if not (prefix / "conda-meta").is_dir():
         return []
@@ -159,7 +159,7 @@ def _package_roots(name: str) -> list[Path]:
 
 
 def _plan() -> tuple[list[str], Path]:
-    """Returns the compiler's arguments for the PyTorch of this process, and where the shim is to be."""
+    """Returns the compiler's arguments for this process's PyTorch, and the path of the shim."""
     import torch
 
     root, abi = Path(torch.__file__).parent, torch.compiled_with_cxx11_abi()
@@ -168,7 +168,7 @@ def _plan() -> tuple[list[str], Path]:
 
 
 def _fingerprint(torch: Any, arguments: list[str]) -> str:
-    """Returns what tells apart shims of one version of PyTorch."""
+    """Returns a hash of everything that the shim of a PyTorch version depends on."""
     digest = hashlib.sha256()
     for text in (torch.version.git_version, torch.version.cuda, os.uname().machine, *arguments):
         digest.update(f"{text}\0".encode())
@@ -193,7 +193,7 @@ def _unkept(error: OSError) -> BuildError:
 
 
 def _build_once(arguments: list[str], shim: Path) -> None:
-    """Builds the shim unless another process does meanwhile."""
+    """Builds the shim, unless another process has built it meanwhile."""
     with locked(shim.parent / "lock"):
         if not is_whole(shim):
             _compile(arguments, shim)
@@ -211,6 +211,6 @@ def _compile(arguments: list[str], shim: Path) -> None:
             first = next((line for line in lines if "error" in line), lines[0])
             raise BuildError(f"the shim does not compile with {command[0]}: {first} (the rest is in {log})")
         content = output.read_bytes()
-    # Whoever does not wait for the lock sees the two fit, or builds.
+    # Write the checksum last: a process without the lock sees a matching pair, or builds.
     write(shim, content)
     write(_checksum_file(shim), _checksum(content))

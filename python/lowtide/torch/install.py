@@ -10,16 +10,16 @@ from .._errors import StartedError
 from .._library import Status, library
 from .build import build
 
-# PyTorch's functions for changing settings at run time, by whichever name a version has.
+# PyTorch's functions that change settings at run time. The name depends on the version.
 _SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
 
 
 def install_shim(changed: Callable[[], None]) -> ctypes.CDLL:
-    """Puts lowtide in the place of PyTorch's CUDA allocator, for the rest of the process, and returns the shim.
+    """Makes lowtide PyTorch's CUDA allocator for the rest of the process, and returns the shim.
 
-    `changed` is called whenever PyTorch's functions for that have changed the settings.
-    Builds the shim if need be. Raises `BuildError` where it cannot be built, and `StartedError` where CUDA
-    is in use already; nothing has changed then. A second call does nothing.
+    Calls `changed` whenever one of PyTorch's functions has changed the settings. Builds the shim if it is not built
+    yet. Raises `BuildError` if that fails, and `StartedError` if CUDA is in use already; then nothing has changed. A
+    second call does nothing.
     """
     import torch
 
@@ -35,7 +35,7 @@ def install_shim(changed: Callable[[], None]) -> ctypes.CDLL:
 
 
 def _and_reconfigure(setter: Callable[[str | bytes], Any], changed: Callable[[], None]) -> Callable[[str | bytes], Any]:
-    """Returns a setter after which lowtide has the settings too. What PyTorch refuses, lowtide never sees."""
+    """Returns a setter that also passes the settings to lowtide, if PyTorch accepts them."""
 
     @functools.wraps(setter)
     def change(settings: str | bytes) -> Any:
@@ -55,5 +55,5 @@ def _reconfigure(settings: bytes) -> None:
     reason = library().lowtide_last_error().decode()
     if (describe() or b"").startswith(b"caching"):
         raise ValueError(reason)
-    # The settings are for PyTorch's strategy. A script that makes them runs all the same with another.
+    # The settings are for PyTorch's strategy. With another strategy, the script still runs.
     warnings.warn(f"lowtide goes on without `{settings.decode(errors='replace')}`: {reason}", stacklevel=4)

@@ -316,12 +316,12 @@ def test_running_out_says_what_other_processes_have_in_use(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, *how, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
-    told = re.search(r"is free\. (.*?)Of the allocated memory", done.stderr)
-    assert told is not None, done.stderr
+    found = re.search(r"is free\. (.*?)Of the allocated memory", done.stderr)
+    assert found is not None, done.stderr
     others = "".join(f"Process {i} has {i * 0.5:.2f} GiB memory in use. " for i in range(3, 10))
     first = "Process 1 has 512.00 MiB memory in use. Process 2 has 1024.00 MiB memory in use. "
     this = "Including non-PyTorch memory, this process has 5.00 GiB memory in use. "
-    assert told[1] == first + others + this
+    assert found[1] == first + others + this
 
 
 def hold_weights() -> Any:
@@ -394,18 +394,18 @@ def test_running_out_reads_as_in_this_release(is_expandable: bool) -> None:
     assert re.fullmatch(figures + re.escape(advice(is_expandable)), text), text
 
 
-def test_observers_are_told_of_memory_that_ran_out() -> None:
-    told: list[tuple[int, int, int, int]] = []
+def test_observers_are_notified_of_memory_that_ran_out() -> None:
+    notified: list[tuple[int, int, int, int]] = []
 
     def observe(device: int, allocated: int, total: int, free: int) -> None:
         # Without a lock: it may use the allocator.
         torch.cuda.memory_stats()
-        told.append((device, allocated, total, free))
+        notified.append((device, allocated, total, free))
 
     torch._C._cuda_attach_out_of_memory_observer(observe)
     with pytest.raises(torch.OutOfMemoryError):
         bytes_of(1 << 50)
-    ((device, size, total, free),) = told
+    ((device, size, total, free),) = notified
     assert (device, size, total) == (0, 1 << 50, torch.cuda.get_device_properties(0).total_memory)
     assert 0 < free <= total
 

@@ -2,33 +2,34 @@
 
     from lowtide.compat.torch_memory_saver import torch_memory_saver
 
-Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; where that is not possible, the first use
-says why. Both hook modes are served, by the same means: memory that PyTorch asks for in a region comes from a region
-of lowtide. What is different from the package whose interface this is:
+Importing it makes lowtide PyTorch's allocator, if CUDA is not in use yet; if that fails, the first use says why. Both
+hook modes work the same way: memory that PyTorch requests in a region comes from a region of lowtide.
 
-- What other libraries take by `cudaMalloc` is in a region only in a program that `python -m lowtide run --preload`
-  started. `hook_mode` "preload" needs no LD_PRELOAD, and `cuda_graph` works with "torch", too.
-- Errors are exceptions, and nothing ends the process. Pausing or resuming twice does nothing.
-- Graphs that name one pool share its memory where they are of one region: each region has a pool of its own there,
-  which `graph.pool()` says.
-- A `torch.cuda.MemPool` or the pool of a plain `torch.cuda.graph` goes before a region even where the region begins
-  inside of it, but for the pool of `disable`: what is in it stays on the card. With `TMS_INIT_ENABLE` it is in the
-  process's region where it was begun outside of `region` and `disable`.
-  `cuda_graph` is for graphs whose memory is to leave.
-- A request in a region that is paused is an error. Only blocks that are held are copied by a backup.
-- A thread that PyTorch started, as for a backward pass, is in no region, but with `TMS_INIT_ENABLE`.
-- `TMS_INIT_ENABLE` is in force from the process's first request on where `LOWTIDE_COMPAT` names torch_memory_saver,
-  else from the import of this on: what was allocated before that is in no region.
-- lowtide always copies through page-locked memory into ordinary memory, which is page-locked beside the program.
-  `cpu_backup_backend` says whether that goes back at once with a resume ("mmap") or after half a minute, as the next
-  backup is faster with it ("pinned"); with the latter, `get_cpu_backup(zero_copy=True)` waits until it is page-locked.
-  A copy that is retained can be read after a resume, as there, until its region is paused again; a block that was
-  handed out since then has none. `TMS_DISK_BACKUP_CHUNK_MB` changes nothing.
-- Regions take no pools of PyTorch's. For programs that end one to be rid of a region, `_impl._mem_pools` has an object
-  for each, by the other's keys: when nobody has it any more, what no block of the region uses goes back, its backup
-  with the last block. It does not wait for blocks that are freed later.
-- A directory for backups on disk shows a file for each block, by names of one file for each region.
-- `expandable_segments:True` is no obstacle.
+Differences from the original package:
+
+- Memory that other libraries allocate with `cudaMalloc` is in a region only under `python -m lowtide run --preload`.
+  `hook_mode` "preload" needs no LD_PRELOAD, and `cuda_graph` works with "torch", too.
+- Errors are exceptions and never end the process. Pausing or resuming twice does nothing.
+- Graphs that name one pool share its memory only within one region: each region has its own pool for it, which
+  `graph.pool()` returns.
+- A `torch.cuda.MemPool`, or the pool of a plain `torch.cuda.graph`, takes precedence over a region, even if the region
+  begins inside of it. The pool of `disable` does not. The memory of such a pool stays on the GPU. With
+  `TMS_INIT_ENABLE`, it is in the process's region if the pool began outside of `region` and `disable`.
+  Use `cuda_graph` for graphs whose memory must be paused.
+- A request in a paused region is an error. A backup copies only allocated blocks.
+- A thread that PyTorch started, as for a backward pass, is in no region, except with `TMS_INIT_ENABLE`.
+- `TMS_INIT_ENABLE` is in force from the process's first request on if `LOWTIDE_COMPAT` names torch_memory_saver, else
+  from the import of this package on. Memory that was allocated before is in no region.
+- lowtide always copies through page-locked memory into ordinary memory, which a background thread then page-locks.
+  `cpu_backup_backend` says when a resume releases that memory: at once ("mmap"), or after half a minute, which makes
+  the next backup faster ("pinned"). With "pinned", `get_cpu_backup(zero_copy=True)` waits until it is page-locked.
+- A retained copy can be read after a resume until the region's next pause. A block that was allocated since has none.
+- `TMS_DISK_BACKUP_CHUNK_MB` has no effect.
+- Regions use no pools of PyTorch. For programs that delete a pool to free its region, `_impl._mem_pools` has an object
+  for each region, with the original's keys. When it is deleted, the region's memory without blocks is released, and the
+  backup if no block is left. It does not wait for blocks that are freed later.
+- A directory for backups on disk has one file for each block, with the original's names of one file for each region.
+- `expandable_segments:True` is allowed.
 """
 
 from ..._errors import Error
@@ -42,14 +43,14 @@ __all__ = ["TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
 
 torch_memory_saver = TorchMemorySaver()
 
-# What is not clear in the environment is refused whether or not lowtide can be installed.
+# Reject invalid variables even if lowtide cannot be installed.
 _variables = read_variables()
 try:
     install()
 except Error:
-    # A program that imports this and does not use it may run anywhere. The first use tries again, and says why not.
+    # A program that imports this without using it may run anywhere. The first use tries again, and raises the error.
     pass
 else:
     if _variables.is_process_in_region:
-        # Whatever is asked first puts the process there.
+        # The first call of any function puts the process in its region.
         library().tms_get_interesting_region()

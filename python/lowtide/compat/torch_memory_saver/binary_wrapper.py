@@ -10,7 +10,7 @@ from ..._library import PATH, library
 
 
 class Config(TypedDict):
-    """What a thread's requests are to be."""
+    """The settings of a thread's requests."""
 
     tag: str
     interesting_region: bool
@@ -20,7 +20,7 @@ class Config(TypedDict):
 
 
 class Library(ctypes.CDLL):
-    """liblowtide.so with what its functions take, and CUDA's runtime, to which the other's library is linked."""
+    """liblowtide.so with argument types, and CUDA's runtime, because the original library is linked to it."""
 
     def __init__(self) -> None:
         ours = library()
@@ -38,7 +38,7 @@ class Library(ctypes.CDLL):
 
 @functools.cache
 def cuda_runtime() -> ctypes.CDLL | None:
-    """Returns CUDA's runtime that PyTorch has loaded, or `None` where it has none of its own file."""
+    """Returns CUDA's runtime that PyTorch has loaded, or `None` if it is no separate file."""
     torch = import_torch()
     major, _, _ = (torch.version.cuda or "").partition(".")
     try:
@@ -48,28 +48,28 @@ def cuda_runtime() -> ctypes.CDLL | None:
 
 
 def cuda_runtime_file() -> str | None:
-    """Returns where that runtime is, or `None` where there is none."""
+    """Returns the path of that runtime, or `None` if there is none."""
     runtime = cuda_runtime()
     if runtime is None:
         return None
     found = ctypes.POINTER(LinkMap)()
-    # By the name that it was found by: another file may stand in for it.
+    # Ask for the path that was loaded: another file may have replaced it.
     failed = ctypes.CDLL(None).dlinfo(ctypes.c_void_p(runtime._handle), DLINFO_LINK_MAP, ctypes.byref(found))
     return None if failed else os.fsdecode(found.contents.name)
 
 
 class LinkMap(ctypes.Structure):
-    """The beginning of what the system's loader knows of a library."""
+    """The first members of the loader's `struct link_map`."""
 
     _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
-# Has `dlinfo` say where a library's `LinkMap` is.
+# Makes `dlinfo` return a library's `LinkMap`.
 DLINFO_LINK_MAP = 2
 
 
 class BinaryWrapper:
-    """The library, as `cdll`. Wherever it is said to be, there is one."""
+    """The library, as `cdll`. It is always lowtide's, whatever the path."""
 
     def __init__(self, path_binary: str = str(PATH)) -> None:
         self.cdll = Library()
@@ -83,8 +83,8 @@ class BinaryWrapper:
         cpu_backup_backend: str | None = None,
         enable_disk_backup: bool = False,
     ) -> None:
-        """Says what this thread's requests are from now on."""
-        # Out of any region first: a region of the new tag with the old backup is nobody's.
+        """Sets the settings of this thread's requests."""
+        # Leave the region first: otherwise a region with the new tag and the old backup would be entered in between.
         self.cdll.tms_set_interesting_region(False)
         self.cdll.tms_set_current_tag(tag.encode())
         self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
@@ -94,7 +94,7 @@ class BinaryWrapper:
         self.cdll.tms_set_interesting_region(interesting_region)
 
     def get_config(self) -> Config:
-        """Returns what this thread's requests are."""
+        """Returns the settings of this thread's requests."""
         return {
             "tag": self.cdll.tms_get_current_tag().decode(),
             "interesting_region": self.cdll.tms_get_interesting_region(),

@@ -20,7 +20,7 @@ _TAG_DEFAULT = "default"
 
 
 class TorchMemorySaver:
-    """Regions of memory that are paused and resumed. The module has the one that programs use."""
+    """The interface for regions. Programs use the one object in the module."""
 
     def __init__(self) -> None:
         self._memory_margin_bytes = 0
@@ -37,7 +37,7 @@ class TorchMemorySaver:
         enable_disk_backup: bool = False,
         cpu_backup_backend: CpuBackupBackend | None = None,
     ) -> Iterator[None]:
-        """While in it, memory that this thread asks for can be paused."""
+        """A context in which this thread's memory comes from a region, which can be paused."""
         _check_backend(enable_cpu_backup, cpu_backup_backend)
         assert not (enable_cpu_backup and enable_disk_backup), "a region has a backup on the CPU or on disk, not both"
         with self._started().region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend):
@@ -54,7 +54,7 @@ class TorchMemorySaver:
         enable_cpu_backup: bool = False,
         cpu_backup_backend: CpuBackupBackend | None = None,
     ) -> Iterator[None]:
-        """Captures as `torch.cuda.graph` does, into memory that can be paused."""
+        """Captures a graph like `torch.cuda.graph`, into memory that can be paused."""
         _check_backend(enable_cpu_backup, cpu_backup_backend)
         graph_pools = self._started().graph_pools
         backup: _regions.Backup | None = "host" if enable_cpu_backup else None
@@ -64,23 +64,23 @@ class TorchMemorySaver:
 
     @contextmanager
     def disable(self) -> Iterator[None]:
-        """While in it, memory comes from no region. What is free when it ends goes back to the driver."""
+        """A context in which memory comes from no region. Its free memory is released to the driver at the end."""
         with self._started().disable():
             yield
 
     def pause(self, tag: str | None = None) -> None:
-        """Takes the memory of a tag off the devices, or all; a tag that was never used has none."""
+        """Takes the memory of a tag, or all, off the devices. Does nothing for a tag that was never used."""
         self._started().pause(tag or None)
 
     def resume(self, tag: str | None = None) -> None:
-        """Brings the memory of a tag back, or all, at the addresses that it had."""
+        """Brings the memory of a tag, or all, back at the addresses that it had."""
         self._started().resume(tag or None)
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        """Returns what a tensor held when its region was paused, a copy or the very backup; `None` where there is none.
+        """Returns a copy of the backup of a tensor, or with `zero_copy` the backup itself; `None` if there is none.
 
-        There is one while the region is paused, and after a resume as long as it is retained. The very backup is
-        page-locked, which is waited for, where any region is to have it so (`cpu_backup_backend` "pinned").
+        There is one while the region is paused, and after a resume as long as it is retained. If any region has the
+        `cpu_backup_backend` "pinned", `zero_copy` waits until the backup is page-locked.
         """
         impl = self._started()
         assert x.is_cuda, f"the tensor is on {x.device}"
@@ -102,7 +102,7 @@ class TorchMemorySaver:
 
     @property
     def hook_mode(self) -> HookMode:
-        """Can be set, before the first use, and not be read."""
+        """The hook mode. It can be set before the first use, and not be read."""
         raise AttributeError("hook_mode can be set, and not be read")
 
     @hook_mode.setter
@@ -112,7 +112,7 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Regions grow only while that much of the device stays free."""
+        """The free bytes that regions leave on the device when they grow."""
         return self._memory_margin_bytes
 
     @memory_margin_bytes.setter
@@ -122,7 +122,7 @@ class TorchMemorySaver:
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """Whether a resume leaves the backup as it is, to be read, and its memory for the next pause."""
+        """Whether a resume keeps the backup, to be read, and its memory for the next pause."""
         return bool(self._started().cdll.tms_get_retain_cpu_backup())
 
     @retain_cpu_backup.setter
@@ -130,12 +130,12 @@ class TorchMemorySaver:
         self._started().cdll.tms_set_retain_cpu_backup(value)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """Sets the directory for backups on disk, and makes it if need be."""
+        """Sets the directory for backups on disk. Creates it if it is missing."""
         impl = self._started()
         make_directory(path)
         impl.cdll.tms_set_disk_backup_dir(os.fsencode(path))
 
-    # ---- the beginning ----
+    # ---- initialization ----
 
     def _ensure_initialized(self) -> None:
         self._started()
@@ -148,18 +148,18 @@ class TorchMemorySaver:
 
 
 class _TorchMemorySaverImpl:
-    """What there is from the first use on."""
+    """The state from the first use on."""
 
     def __init__(self, hook_mode: HookMode) -> None:
         self._process = ProcessRegion.asked_for()
         self._hook_util = HookUtilBase.create(hook_mode=hook_mode)
         self._binary_wrapper = BinaryWrapper(self._hook_util.get_path_binary())
-        # What a program looks at that ends a pool of the other's.
+        # Programs for the original package delete its pools here.
         self._mem_pools: dict[Key, MemPool] = {}
         self.graph_pools = GraphPools()
         self._route = Route()
-        # Whether any backup was to be in memory that goes back at each resume, and whether any in page-locked memory.
-        self._gives_host_memory_back = self._process is not None and self._uses_mmap()
+        # Whether any backup used "mmap" memory, which each resume releases, and whether any used "pinned" memory.
+        self._releases_host_memory = self._process is not None and self._uses_mmap()
         self._page_locks_backups = self._process is not None and not self._uses_mmap()
 
     @property
@@ -191,7 +191,7 @@ class _TorchMemorySaverImpl:
             "enable_disk_backup": enable_disk_backup,
         }
         with _Inside(self._binary_wrapper, self._route, config):
-            self._gives_host_memory_back |= enable_cpu_backup and self._uses_mmap()
+            self._releases_host_memory |= enable_cpu_backup and self._uses_mmap()
             self._page_locks_backups |= enable_cpu_backup and not self._uses_mmap()
             yield
 
@@ -202,7 +202,7 @@ class _TorchMemorySaverImpl:
         config = self._binary_wrapper.get_config()
         assert config["interesting_region"], "disable() is for the inside of a region"
         config["interesting_region"] = False
-        # Its memory goes back when the pool ends, with this function, and not into a cache.
+        # The pool ends with this function, and its memory is then released to the driver, not cached.
         pool = torch.cuda.MemPool()
         with _Inside(self._binary_wrapper, self._route, config, (pool, torch.cuda.current_device())):
             yield
@@ -216,7 +216,7 @@ class _TorchMemorySaverImpl:
     def resume(self, tag: str | None) -> None:
         if self._has(tag):
             _regions.resume(tag)
-            if self._gives_host_memory_back and not self.cdll.tms_get_retain_cpu_backup():
+            if self._releases_host_memory and not self.cdll.tms_get_retain_cpu_backup():
                 _regions.release_idle_backups()
             if self._process is not None:
                 self._process.fill()
@@ -232,12 +232,12 @@ class _TorchMemorySaverImpl:
         return str(self._binary_wrapper.get_config()["cpu_backup_backend"])
 
     def _has(self, tag: str | None) -> bool:
-        """Returns whether there is anything of this tag."""
+        """Returns whether there is a region with this tag; true for `None`."""
         return tag is None or any(seen["tag"] == tag for seen in _regions.regions())
 
 
 class _Inside(Inside):
-    """As lowtide's, with what the other's functions say of the thread's requests, and the pool that they come from."""
+    """Like lowtide's, with the thread's settings in the `tms_*` functions, and the pool of its requests."""
 
     def __init__(self, binary_wrapper: BinaryWrapper, route: Route, config: Config, pool: Pool | None = None) -> None:
         if config["interesting_region"]:
@@ -252,7 +252,7 @@ class _Inside(Inside):
             stack.callback(partial(self._binary_wrapper.set_config, **self._binary_wrapper.get_config()))
             self._binary_wrapper.set_config(**self._config)
             stack.enter_context(self._route.to(self._pool))
-            # Else what the thread is in already would be taken for this, with a region of lowtide's in between.
+            # Enter last: otherwise `tms_*` could mistake the thread's present region for this one.
             end = super().put_in_force()
             return partial(_end_before, stack.pop_all(), end)
 
@@ -270,7 +270,7 @@ def _check_backend(enable_cpu_backup: bool, backend: CpuBackupBackend | None) ->
 
 
 def _current_device() -> int:
-    """Returns the thread's device, without starting CUDA, which does so with the first."""
+    """Returns the thread's device without initializing CUDA; 0 if CUDA is not initialized."""
     import torch
 
     return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0

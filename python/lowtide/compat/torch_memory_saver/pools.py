@@ -1,4 +1,4 @@
-"""What stands for a region's memory: the other has a pool of PyTorch's there, and programs end it to be rid of both."""
+"""Objects in place of the original's PyTorch pools, which programs delete to free a region."""
 
 import threading
 import weakref
@@ -9,18 +9,18 @@ from typing import Any, TypeAlias
 from ... import _regions
 
 Key: TypeAlias = tuple[str, bool, bool, str, int]
-"""What tells the other's pools apart: the tag, whether the backup is on the CPU, whether it is on disk, in which kind
-of host memory ("" without one on the CPU), and the device."""
+"""The key of the original's pools: the tag, whether the backup is on the CPU, whether it is on disk, its kind of host
+memory ("" without a backup on the CPU), and the device."""
 
 
 Pool: TypeAlias = tuple[Any, int]
-"""A pool of PyTorch's, and on which device."""
+"""A pool of PyTorch, and its device."""
 
 
 class Route(threading.local):
-    """Which pool of PyTorch's, and on which device, a thread's requests come from because it is in `disable`.
+    """The pool of PyTorch that serves a thread's requests in `disable`, and its device.
 
-    Such a pool goes before every region, and the other's regions before what is around them.
+    Such a pool takes precedence over every region. The original's inner regions take precedence over outer contexts.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Route(threading.local):
 
     @contextmanager
     def to(self, of: Pool | None) -> Iterator[None]:
-        """While in it, they come from another, or from none."""
+        """A context in which the requests come from another pool, or from none."""
         before = self._of
         try:
             self._set(of)
@@ -50,16 +50,16 @@ class Route(threading.local):
 
 
 class GraphPools:
-    """The pools of captures by the other's interface, where a pool may be of several regions, and of none in part.
+    """The pools of captures in the original's interface, where several regions may share a pool.
 
-    A pool of lowtide's is one region's: for each there is one, which stands for the one that the program named.
+    A pool of lowtide belongs to one region, so each region has its own pool in place of the program's.
     """
 
     def __init__(self) -> None:
         self._own: dict[tuple[Any, ...], Any] = {}
 
     def find(self, pool: Any, tag: str, backup: "_regions.Backup | None") -> Any:
-        """Returns the pool of a region that stands for a pool, or a new one for `None`."""
+        """Returns a region's own pool in place of `pool`, or a new pool for `None`."""
         import torch
 
         region = (tag, backup, torch.cuda.current_device())
@@ -67,7 +67,7 @@ class GraphPools:
         if known is not None:
             return known
         own = torch.cuda.graph_pool_handle()
-        # What a graph says that was captured into it is it, too.
+        # `graph.pool()` returns the own pool: it stands for itself, too.
         for named in (own, pool):
             if named is not None:
                 self._own[(tuple(named), region)] = own
@@ -75,17 +75,17 @@ class GraphPools:
 
 
 class MemPool:
-    """Stands for a region on a device. When nobody has it any more, what no block of the region uses goes back.
+    """An object for a region on a device. When it is deleted, the region's memory that no block uses is released.
 
-    Where that is all of it, its backup goes, too, retained or not, and a region that was paused is not any more.
+    If that is all of it, its backup is released, too, retained or not, and the region is not paused any more.
     """
 
     def __init__(self, tag: str, backup: _regions.Backup | None, device: int) -> None:
-        # Not at the end of the process, which gives back everything.
+        # Do nothing at the end of the process, which frees everything.
         weakref.finalize(self, _end, tag, backup, device).atexit = False
 
 
 def _end(tag: str, backup: _regions.Backup | None, device: int) -> None:
     if _regions.trim(tag, backup, device) and backup == "host":
-        # Else it would wait for another backup.
+        # Otherwise its host memory would be kept for the next backup.
         _regions.release_idle_backups()

@@ -11,26 +11,26 @@ TAG = "default"
 
 
 class ProcessRegion:
-    """Has what was cached back when it is resumed: the program goes on at once, and would ask for all of it again."""
+    """The process's region. A resume refills its cache, because the program is going to request that memory again."""
 
     def __init__(self, backup: "_regions.Backup | None") -> None:
         self._backup: _regions.Backup | None = backup
-        # By device, in bytes, before the pause.
+        # The mapped bytes of each device before the pause.
         self._mapped: dict[int, int] = {}
 
     @staticmethod
     def asked_for() -> "ProcessRegion | None":
-        """Returns the region that the environment asks for, if it does. Raises `ConfigError` where it is not clear."""
+        """Returns the region in the environment, or `None`. Raises `ConfigError` for invalid variables."""
         variables = read_variables()
         backup = backup_of(variables.keeps_on_cpu, variables.keeps_on_disk)
         return ProcessRegion(backup) if variables.is_process_in_region else None
 
     def note(self) -> None:
-        """Notes what is on the devices and may leave them now."""
+        """Notes the mapped bytes on each device, before a pause."""
         self._mapped |= {device: size for device, size in self._sizes("mapped").items() if size > 0}
 
     def fill(self) -> None:
-        """Takes as much as was noted, where the region is back, and frees it."""
+        """Fills the cache of each resumed region to the noted size: allocates what is missing, and frees it."""
         for device, size in self._sizes("mapped").items():
             missing = self._mapped.pop(device, 0) - size
             if missing > 0:
@@ -47,12 +47,12 @@ class ProcessRegion:
                 check(library().lowtide_allocate(size, device, None, ctypes.byref(memory)))
             check(library().lowtide_deallocate(memory))
         except Error:
-            # Others have it by now. What the program needs, it asks for.
+            # The memory is in use elsewhere by now. The program requests what it needs itself.
             pass
 
 
 def backup_of(cpu: bool, disk: bool) -> "_regions.Backup | None":
-    """Returns the backup of a region that is to have one on the CPU, on disk, or none."""
+    """Returns the backup for a region with one on the CPU, on disk, or none."""
     if cpu:
         return "host"
     return "disk" if disk else None

@@ -1,20 +1,20 @@
-"""For programs that watch what a device holds."""
+"""Functions for tests that check the memory of a device."""
 
 
 def get_device() -> str:
-    """Returns the name of the kind of device."""
+    """Returns the device type."""
     return "cuda"
 
 
 def empty_cache() -> None:
-    """Gives back to the driver what PyTorch holds and does not use."""
+    """Releases PyTorch's cached memory to the driver."""
     import torch
 
     torch.cuda.empty_cache()
 
 
 def get_and_print_gpu_memory(message: str, gpu_id: int = 0) -> int:
-    """Returns how many bytes of a device are in use, by any process, and prints that."""
+    """Returns and prints the bytes of a device that are in use by all processes."""
     import torch
 
     free, total = torch.cuda.mem_get_info(gpu_id)

@@ -1,4 +1,4 @@
-"""What the package finds out, and the environment."""
+"""The library's path, and changes of the environment."""
 
 import os
 from collections.abc import Iterator
@@ -9,18 +9,18 @@ from ..._library import PATH
 
 
 def is_xpu() -> bool:
-    """Returns False: lowtide is for NVIDIA's cards."""
+    """Returns `False`: lowtide supports only NVIDIA's GPUs."""
     return False
 
 
 def get_binary_path_from_package(stem: str) -> Path:
-    """Returns where liblowtide.so is, which has every function of each binary that `stem` may name."""
+    """Returns the path of liblowtide.so, which has the functions of every binary that `stem` may name."""
     return PATH
 
 
 @contextmanager
 def change_env(key: str, value: str) -> Iterator[None]:
-    """While in it, a variable of the environment has another value."""
+    """A context in which an environment variable has another value."""
     before = os.environ.get(key)
     os.environ[key] = value
     try:

@@ -1,6 +1,6 @@
-// PyTorch's CUDA allocator, by lowtide.
+// PyTorch's CUDA allocator, implemented by lowtide.
 //
-// A request that is served from cached memory takes no lock and allocates no host memory in C++, unless history, a
+// A request that is served from cached memory takes no lock and allocates no host memory in C++. Exceptions: history, a
 // profiler or a tracer is on.
 #pragma once
 
@@ -32,35 +32,35 @@
 
 namespace lowtide {
 
-// The deleter of what `allocate` hands out. Tensors are told apart by it, so there is one for ever.
-void give_back(void* memory);
+// The deleter of the blocks that `allocate` returns. `recordStream` recognizes lowtide's tensors by it.
+void free_block(void* memory);
 
-// The deleter of what the driver was asked for at each request, while caching is off.
-void give_back_uncached(void* memory);
+// The deleter of memory that `allocate` took directly from the driver, while caching was off.
+void free_uncached_block(void* memory);
 
-// The device that this thread works on, as PyTorch has it.
+// Returns this thread's current device, as PyTorch tracks it.
 inline DeviceIndex current_device() {
   DeviceIndex device = 0;
   const cudaError_t error = C10_CUDA_ERROR_HANDLED(c10::cuda::GetDevice(&device));
-  // The check is a call whatever the error.
+  // The macro makes a call even without an error, so test first.
   if (C10_UNLIKELY(error != cudaSuccess)) {
     C10_CUDA_CHECK(error);
   }
   return device;
 }
 
-// The same, for a request. A device that PyTorch has only noted, because it has no context yet, gets one.
+// Returns the device of a request. If PyTorch has only noted the device, this creates its context.
 inline DeviceIndex device_of_request() {
   if (device_count.load(std::memory_order_relaxed) == 1) {
     return 0;
   }
   c10::cuda::SetTargetDevice();
-  // The runtime takes 40 to 60 ns to say so, the driver 7 to 12 (bench/record/nvidia-h200-x2).
+  // The same query takes 40 to 60 ns in the runtime and 7 to 12 ns in the driver (bench/record/nvidia-h200-x2).
   const int device = lowtide_current_device();
   return C10_LIKELY(device >= 0) ? static_cast<DeviceIndex>(device) : current_device();
 }
 
-// The stream that this thread puts its work into.
+// Returns this thread's current stream.
 inline cudaStream_t current_stream(DeviceIndex device) {
   return c10::cuda::getCurrentCUDAStream(device).stream();
 }
@@ -79,10 +79,10 @@ class LowtideAllocator final : public native::CUDAAllocator {
     const DeviceIndex device = device_of_request();
     if (C10_UNLIKELY(is_uncached())) {
       void* memory = allocate_uncached(size);
-      return {memory, memory, &give_back_uncached, cuda_device(device)};
+      return {memory, memory, &free_uncached_block, cuda_device(device)};
     }
     void* memory = take(size, device, current_stream(device));
-    return {memory, memory, &give_back, cuda_device(device)};
+    return {memory, memory, &free_block, cuda_device(device)};
   }
 
   void* raw_alloc(size_t size) override {
@@ -101,9 +101,9 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (memory == nullptr) {
       return;
     }
-    const auto status = release(memory);
+    const auto status = free(memory);
     if (C10_UNLIKELY(status == LOWTIDE_STATUS_NOT_ALLOCATED)) {
-      // What was taken while caching was off is given back here too, whether or not it still is.
+      // The memory may have been allocated while caching was off.
       release_uncached(memory);
       return;
     }
@@ -111,7 +111,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   c10::DeleterFnPtr raw_deleter() const override {
-    return is_uncached() ? &give_back_uncached : &give_back;
+    return is_uncached() ? &free_uncached_block : &free_block;
   }
 
   void copy_data(void* to, const void* from, std::size_t size) const override {
@@ -120,8 +120,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   using native::CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& memory, c10::cuda::CUDAStream stream) override {
-    // Memory of another process, or of another allocator, is kept by its owner.
-    if (memory.get() != nullptr && memory.get_deleter() == &give_back) {
+    // The owner keeps memory of another process or allocator.
+    if (memory.get() != nullptr && memory.get_deleter() == &free_block) {
       check(lowtide_record_stream(memory.get(), stream.stream()));
     }
   }
@@ -136,25 +136,26 @@ class LowtideAllocator final : public native::CUDAAllocator {
         place);
     const DeviceIndex device = device_of_request();
     if (size == 0) {
-      return {nullptr, nullptr, &give_back, cuda_device(device)};
+      return {nullptr, nullptr, &free_block, cuda_device(device)};
     }
     const auto stream = current_stream(device);
     void* memory = address;
     const auto status = observe(&memory, [&] { return lowtide_allocate_at(address, size, device, stream); });
-    // Nor is more free than any device has.
+    // A request larger than every device fails with OUT_OF_MEMORY: nothing is free at that address either.
     TORCH_CHECK(
         status != LOWTIDE_STATUS_NOT_FREE && status != LOWTIDE_STATUS_OUT_OF_MEMORY,
         "Could not allocate CUDA storage at exact address ",
         place);
     check(status);
-    report_taken(memory, device);
-    return {memory, memory, &give_back, cuda_device(device)};
+    notify_allocated(memory, device);
+    return {memory, memory, &free_block, cuda_device(device)};
   }
 #endif
 
-  // ---- the whole ----
+  // ---- the allocator ----
 
-  // What PYTORCH_CUDA_ALLOC_CONF calls PyTorch's own: PyTorch's parser fails where settings name another backend.
+  // Returns the name that PYTORCH_CUDA_ALLOC_CONF has for PyTorch's own allocator. PyTorch's parser fails if the
+  // settings name another backend than this.
   std::string name() override {
     return "native";
   }
@@ -185,7 +186,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
       if (is_default(pool)) {
         check(lowtide_empty_cache(device));
       } else {
-        // A pool ends with this, and need not be on every device.
+        // PyTorch calls this when a pool ends. The pool may be missing on some devices.
         const auto status = lowtide_empty_pool(device, to_lowtide(pool));
         if (status != LOWTIDE_STATUS_POOL) {
           check_end(status);
@@ -206,13 +207,13 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void cacheInfo(DeviceIndex device, size_t* largest) override {
-    // What the driver still has counts too: cuDNN asks how big its workspace may be.
+    // The driver's free memory counts, too: cuDNN asks how large its workspace may be.
     uint64_t size = 0;
     check(lowtide_largest_free(device, &size));
     *largest = std::max<size_t>(*largest, size);
   }
 
-  // ---- figures, pictures, history ----
+  // ---- statistics, snapshots, history ----
 
   DeviceStats getDeviceStats(DeviceIndex device) override {
     return device_stats(device);
@@ -238,7 +239,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
 #if LOWTIDE_TORCH_AT_LEAST(10)
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
-    // What is mapped of a segment may have gaps, and lowtide shows each part: they are added up here.
+    // A segment's mapped memory may have gaps, and lowtide lists each part. This adds them up.
     std::map<std::tuple<void*, bool, MempoolId_t>, size_t> mapped;
     visit_segments(device, [&](const lowtide_segment& segment, const lowtide_block*, size_t) {
       if (segment.is_expandable) {
@@ -287,7 +288,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void popCompileContext() override {
-    // Where history was off at the push there is nothing to take off.
+    // If history was off at the push, there is nothing to pop.
     if (!History::compile_contexts.empty()) {
       History::compile_contexts.pop_back();
     }
@@ -362,11 +363,11 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
 #if LOWTIDE_TORCH_AT_LEAST(13)
-    // From 2.14 on a graph whose capture was given up does this when it is destroyed.
+    // Since 2.14, a graph whose capture was abandoned calls this from its destructor.
     check_end(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
 #else
     if (!end_captures([&] { return routes_.end(device, pool); })) {
-      // Says that there is none.
+      // Fails with the right message.
       check(lowtide_end_allocate_to_pool(device, to_lowtide(pool)));
     }
 #endif
@@ -390,7 +391,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
-    // What a pool that ends expects, for one that ends in a forked child.
+    // A pool that ends in a forked child expects 1.
     int count = 1;
     check_end(lowtide_pool_use_count(device, to_lowtide(pool), &count));
     return count;
@@ -445,14 +446,14 @@ class LowtideAllocator final : public native::CUDAAllocator {
     native::CheckpointDelta delta;
     for (const auto& [memory, size] : blocks.freed) {
       history_.forget(memory);
-      report(memory, device, -static_cast<int64_t>(size));
+      notify_profiler(memory, device, -static_cast<int64_t>(size));
       delta.ptrs_freed.push_back(memory);
     }
     for (const auto& [memory, size] : blocks.allocated) {
-      report(memory, device, static_cast<int64_t>(size));
-      delta.dataptrs_allocd.emplace_back(memory, memory, &give_back, cuda_device(device));
+      notify_profiler(memory, device, static_cast<int64_t>(size));
+      delta.dataptrs_allocd.emplace_back(memory, memory, &free_block, cuda_device(device));
     }
-    // What was handed out goes back with `delta`.
+    // If this throws, `delta` frees the allocated blocks.
     cause.rethrow();
     return delta;
   }
@@ -481,7 +482,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
-    // The same handle gives the same address, and lowtide counts how often: every holder gives back its own.
+    // The same handle gives the same address. lowtide keeps a reference count, so every holder detaches once.
     void* memory = nullptr;
     check(lowtide_attach(device_of_request(), handle.data(), handle.size(), &memory));
     return std::shared_ptr<void>(memory, [](void* attached) {
@@ -500,7 +501,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     } else {
       C10_CUDA_CHECK(error);
     }
-    // PyTorch names first the device whose work reaches over, lowtide the one whose memory is reached.
+    // PyTorch names the accessing device first, lowtide the device that owns the memory.
     check(lowtide_enable_peer_access(peer, device));
   }
 
@@ -515,11 +516,12 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (has_peer_access || to_device == from_device) {
       return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
     }
-    // Without peer access this alone serves memory that was mapped, and memory of cudaMalloc it serves too.
+    // Without peer access, only this works for mapped memory. It works for cudaMalloc's memory, too.
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, size, stream);
   }
 
-  // Gives the driver what was taken while caching was off, and nothing else: a segment of lowtide's would go with it.
+  // Releases memory to the driver that was allocated while caching was off. It rejects any other memory: cudaFree would
+  // release one of lowtide's segments.
   void release_uncached(void* memory) {
     {
       const std::lock_guard<std::mutex> lock(uncached_lock_);
@@ -532,8 +534,8 @@ class LowtideAllocator final : public native::CUDAAllocator {
     C10_CUDA_CHECK(cudaFree(memory));
   }
 
-  // Takes memory back, and tells those who want to know. What a tracker throws comes after that.
-  lowtide_status release(void* memory) {
+  // Frees a block and notifies observers. If a tracker throws, the block is freed first.
+  lowtide_status free(void* memory) {
     const auto* trace = c10::impl::GPUTrace::get_trace();
     if (C10_UNLIKELY(trace != nullptr)) {
       (*trace)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(memory));
@@ -541,7 +543,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (C10_LIKELY(!history_.follows_frees() && !c10::memoryProfilingEnabled())) {
       return lowtide_deallocate(memory);
     }
-    return release_observed(memory);
+    return free_observed(memory);
   }
 
  private:
@@ -550,7 +552,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     check(lowtide_on_dump(&LowtideAllocator::write_snapshot, this));
   }
 
-  // Writes PyTorch's own snapshot where it has call stacks to tell.
+  // Writes PyTorch's own snapshot if history is recorded, because only that has call stacks.
   static bool write_snapshot(void* self, void (*write)(void*, const void*, size_t), void* to) noexcept {
     try {
       if (!static_cast<LowtideAllocator*>(self)->history_.is_recording()) {
@@ -564,7 +566,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     }
   }
 
-  // Whether every request goes to the driver.
+  // Returns whether every request goes to the driver.
   bool is_uncached() const {
     return C10_UNLIKELY(!is_enabled_.load(std::memory_order_relaxed) || is_caching_forbidden_);
   }
@@ -578,14 +580,14 @@ class LowtideAllocator final : public native::CUDAAllocator {
     if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
       ask_again_or_throw(status, size, device, stream, &memory);
     }
-    report_taken(memory, device);
+    notify_allocated(memory, device);
     return memory;
   }
 
-  // Tells those who want to know of memory that was taken.
-  static void report_taken(void* memory, DeviceIndex device) {
+  // Notifies the profiler and the tracer of an allocation.
+  static void notify_allocated(void* memory, DeviceIndex device) {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-      report(memory, device, static_cast<int64_t>(find_allocation(memory).size));
+      notify_profiler(memory, device, static_cast<int64_t>(find_allocation(memory).size));
     }
     const auto* trace = c10::impl::GPUTrace::get_trace();
     if (C10_UNLIKELY(trace != nullptr)) {
@@ -600,7 +602,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 
   C10_NOINLINE void ask_again_or_throw(
       lowtide_status status, size_t size, DeviceIndex device, cudaStream_t stream, void** memory) {
-    // Nothing can be waited for on account of a capture that is no more.
+    // lowtide does not wait for events during a capture. Once lost captures have ended, it can.
     if (status == LOWTIDE_STATUS_OUT_OF_MEMORY && end_lost_captures()) {
       status = ask(size, device, stream, memory);
     }
@@ -609,7 +611,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     }
   }
 
-  // Ends captures, whatever those do who want to know where memory comes free: PyTorch's own end has more to do.
+  // Ends captures even if an observer throws: PyTorch has more to do after this.
   template <typename End>
   bool end_captures(const End& end) {
     Context context;
@@ -626,7 +628,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
     return is_any;
   }
 
-  // Ends the captures that have failed, and returns whether there were any. From 2.13 on PyTorch tells of each itself.
+  // Ends the captures that have failed, and returns whether there were any. Since 2.13, PyTorch reports each end.
   bool end_lost_captures() {
 #if LOWTIDE_TORCH_AT_LEAST(13)
     return false;
@@ -635,36 +637,36 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #endif
   }
 
-  // Returns what `allocate` does, which takes `memory`, and tells its events with the stack of this call.
+  // Calls `allocate` and returns its status. Its events get the stack of this call.
   template <typename Allocate>
   lowtide_status observe(void** memory, const Allocate& allocate) {
     History::Cause cause(history_.gather(RecordContext::STATE));
     const auto status = allocate();
     if (C10_UNLIKELY(cause.has_thrown()) && status == LOWTIDE_STATUS_OK) {
-      // Nobody will have the block.
+      // The caller gets an exception in place of the block.
       lowtide_deallocate(*memory);
     }
     cause.rethrow();
     return status;
   }
 
-  lowtide_status release_observed(void* memory) {
+  lowtide_status free_observed(void* memory) {
     lowtide_allocation held{};
     const bool is_profiled =
         c10::memoryProfilingEnabled() && lowtide_find_allocation(memory, &held) == LOWTIDE_STATUS_OK;
     History::Cause cause(history_.gather(RecordContext::ALL));
-    // After what may wait for Python's lock, whose holder may end the history meanwhile.
+    // This comes after `gather`, which may wait for Python's lock. The lock's holder may end the history meanwhile.
     history_.forget(memory);
     const auto status = lowtide_deallocate(memory);
     if (is_profiled && status == LOWTIDE_STATUS_OK) {
-      report(memory, static_cast<DeviceIndex>(held.device), -static_cast<int64_t>(held.size));
+      notify_profiler(memory, static_cast<DeviceIndex>(held.device), -static_cast<int64_t>(held.size));
     }
     cause.rethrow();
     return status;
   }
 
-  // Tells PyTorch's profiler of memory that was taken, or given back where `size` is below 0.
-  static void report(void* memory, DeviceIndex device, int64_t size) {
+  // Notifies PyTorch's profiler of an allocation, or of a free if `size` is negative.
+  static void notify_profiler(void* memory, DeviceIndex device, int64_t size) {
     if (c10::memoryProfilingEnabled()) {
       uint64_t allocated = 0;
       uint64_t reserved = 0;
@@ -721,22 +723,22 @@ class LowtideAllocator final : public native::CUDAAllocator {
   History history_;
   Shortage shortage_;
   std::atomic<bool> is_enabled_{true};
-  // PyTorch takes either name on either kind of card.
+  // PyTorch reads both names on both kinds of cards.
   const bool is_caching_forbidden_ = c10::utils::check_env("PYTORCH_NO_CUDA_MEMORY_CACHING") == true ||
                                      c10::utils::check_env("PYTORCH_NO_HIP_MEMORY_CACHING") == true;
   std::mutex uncached_lock_;
-  // What the driver was asked for directly.
+  // Memory that was allocated while caching was off.
   std::unordered_set<void*> uncached_;
 #if !LOWTIDE_TORCH_AT_LEAST(13)
   Routes routes_;
 #endif
 };
 
-inline void give_back(void* memory) {
+inline void free_block(void* memory) {
   // A deleter cannot throw.
   try {
-    const auto status = LowtideAllocator::instance().release(memory);
-    // A forked child frees what it has inherited, and there is nothing to be done about it.
+    const auto status = LowtideAllocator::instance().free(memory);
+    // A forked child may free tensors that it has inherited: ignore it.
     if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK && status != LOWTIDE_STATUS_FORKED)) {
       TORCH_WARN(lowtide_last_error());
     }
@@ -747,7 +749,7 @@ inline void give_back(void* memory) {
   }
 }
 
-inline void give_back_uncached(void* memory) {
+inline void free_uncached_block(void* memory) {
   LowtideAllocator::instance().release_uncached(memory);
 }
 

@@ -1,4 +1,4 @@
-// What torch.cuda.memory._record_memory_history asks for: who allocated what is held, and what has happened.
+// The history for torch.cuda.memory._record_memory_history: call stacks of allocated blocks, and a trace of events.
 #pragma once
 
 #include "status.h"
@@ -21,7 +21,7 @@
 
 namespace lowtide {
 
-// How many devices PyTorch has found; 0 until it starts CUDA.
+// The number of devices that PyTorch has found; 0 until it initializes CUDA.
 inline std::atomic<int> device_count{0};
 
 // Calls `visit` for every segment of a device, under lowtide's locks: it must not call lowtide.
@@ -47,7 +47,7 @@ void visit_segments(DeviceIndex device, Visit visit) {
   }
 }
 
-// Addresses, and some that were not put in: what a thread looks at before it takes a lock.
+// A set of addresses that may give false positives (a Bloom filter). A thread checks it before it takes a lock.
 class AddressFilter {
  public:
   void insert(uint64_t address) {
@@ -67,7 +67,7 @@ class AddressFilter {
   }
 
  private:
-  // 32 KiB: of the addresses of others, one in 27 is taken for one of 10,000.
+  // 32 KiB: with 10,000 addresses in it, one other address in 27 is a false positive.
   static constexpr unsigned int kBitsLog2 = 18;
 
   static std::pair<size_t, uint64_t> place(uint64_t address) {
@@ -78,16 +78,16 @@ class AddressFilter {
   std::array<std::atomic<uint64_t>, (size_t{1} << kBitsLog2) / 64> words_{};
 };
 
-// lowtide tells its events to this while history is recorded or somebody tracks them, and never else: a program
-// that asks for neither pays nothing. Once neither is so any more, those who allocated what is still held stay known,
-// as they do to PyTorch, and each free is looked at until nothing of that is left.
+// The observer of lowtide's events. lowtide notifies it only while history is recorded or a tracker is attached, so
+// other programs pay nothing. After that, call stacks of blocks that are still allocated stay, as in PyTorch. Then each
+// free checks for a call stack to drop, until none is left.
 //
-// Locks. lowtide calls `observe` under its own locks, so what holds `events_` here must not call lowtide.
-// `control_`, which is taken before lowtide's locks, keeps those apart who turn the recording on and off.
+// Locks: lowtide calls `observe` under its own locks, so code that holds `events_` must not call lowtide. `control_` is
+// taken before lowtide's locks; it serializes `record` and `attach`.
 class History {
  public:
-  // Says, for its lifetime, on whose behalf events happen in this thread, and keeps what a tracker threw meanwhile:
-  // lowtide cannot be thrown through. A context is gathered before any lock is taken, since that may need Python's.
+  // The call stack of this thread's events during its lifetime. It also keeps the first exception of a tracker, because
+  // exceptions cannot pass through lowtide. Gather the context before any lock: that may need Python's lock.
   class Cause {
    public:
     explicit Cause(Context context) : context_(std::move(context)), outer_(current_) {
@@ -99,7 +99,7 @@ class History {
     Cause(const Cause&) = delete;
     Cause& operator=(const Cause&) = delete;
 
-    // Null where nothing was gathered.
+    // Returns the current context; null if none was gathered.
     static Context current() {
       return current_ == nullptr ? nullptr : current_->context_;
     }
@@ -115,7 +115,7 @@ class History {
       return thrown_ != nullptr;
     }
 
-    // Throws what was kept, once lowtide has returned: whoever called PyTorch's allocator is to have it.
+    // Throws the kept exception to the caller of PyTorch's allocator. Call it once lowtide has returned.
     void rethrow() const {
       if (C10_UNLIKELY(has_thrown())) {
         std::rethrow_exception(thrown_);
@@ -129,7 +129,7 @@ class History {
     Cause* outer_;
   };
 
-  // Whether events are told at all.
+  // Returns whether lowtide notifies this of events.
   bool is_watching() const {
     return is_watching_.load(std::memory_order_relaxed);
   }
@@ -138,12 +138,12 @@ class History {
     return is_recording_.load(std::memory_order_relaxed);
   }
 
-  // Whether what is given back may concern this: while events are told, or contexts are left from when they were.
+  // Returns whether frees may concern this: events are observed, or contexts are left from when they were.
   bool follows_frees() const {
     return follows_frees_.load(std::memory_order_relaxed);
   }
 
-  // Drops who allocated a block that is about to be given back, if no event will tell of that.
+  // Drops the context of a block that is about to be freed, if no event will report the free.
   void forget(const void* memory) {
     const auto address = reinterpret_cast<uint64_t>(memory);
     if (is_watching() || !follows_frees() || !left_.may_contain(address)) {
@@ -153,10 +153,10 @@ class History {
     for (auto& [index, device] : devices_) {
       device.blocks.erase(address);
     }
-    settle_frees();
+    update_follows_frees();
   }
 
-  // Calls the recorder where contexts are wanted of what `level` names; null elsewhere.
+  // Returns a context from the recorder if contexts of this level are recorded, else null.
   Context gather(RecordContext level) const {
     if (when_.load(std::memory_order_relaxed) < level) {
       return nullptr;
@@ -202,7 +202,7 @@ class History {
     watch();
   }
 
-  // Notes what PyTorch itself does, not lowtide: a picture taken, a text put to a block.
+  // Records an event of PyTorch's own: a snapshot, or an annotation of a block.
   void note(
       TraceEntry::Action action,
       DeviceIndex device,
@@ -215,12 +215,12 @@ class History {
     if (is_watching()) {
       const std::lock_guard<std::mutex> lock(events_);
       const auto entry = make_entry(action, device, address, size, stream, pool, std::move(context), user_metadata);
-      tell(entry);
+      notify(entry);
       keep(entry);
     }
   }
 
-  // Notes the beginning or end of a range of record_function.
+  // Records the beginning or end of a record_function range.
   void annotate(DeviceIndex device, const std::vector<std::pair<std::string, std::string>>& metadata) {
     if (!is_recording()) {
       return;
@@ -233,7 +233,7 @@ class History {
     push(annotations_, std::move(entry));
   }
 
-  // Who allocated the block at an address; null if that is not known.
+  // Returns the context of the block at an address; null if unknown.
   Context block_context(DeviceIndex device, uint64_t address) {
     const std::lock_guard<std::mutex> lock(events_);
     const auto& blocks = devices_[device].blocks;
@@ -241,35 +241,35 @@ class History {
     return found == blocks.end() ? nullptr : found->second;
   }
 
-  // On whose behalf a segment, or the first part of it that was mapped, came from the driver.
+  // Returns the context in which a segment, or the first mapped part of it, was allocated.
   Context segment_context(DeviceIndex device, uint64_t address, uint64_t size) {
     const std::lock_guard<std::mutex> lock(events_);
     return devices_[device].first_segment_context(address, size);
   }
 
-  // The entries of a device, oldest first, with times in microseconds since the epoch.
+  // Returns a device's entries, oldest first, with times in microseconds since the epoch.
   std::vector<TraceEntry> trace(DeviceIndex device) {
     const std::lock_guard<std::mutex> lock(events_);
     return in_microseconds(devices_[device].trace);
   }
 
-  // The ranges of record_function, likewise.
+  // Returns the record_function ranges, oldest first, with the same times.
   std::vector<AnnotationEntry> annotations() {
     const std::lock_guard<std::mutex> lock(events_);
     return in_microseconds(annotations_);
   }
 
-  // What the compiler says it is at, and what the user says of what is allocated; by thread.
+  // The compiler's contexts and the user's metadata of this thread.
   static inline thread_local std::vector<std::string> compile_contexts;
   static inline thread_local std::string user_metadata;
 
  private:
   struct PerDevice {
     std::deque<TraceEntry> trace;
-    // By address, of what is held and was allocated while contexts were gathered.
+    // The contexts of allocated blocks, by address.
     std::unordered_map<uint64_t, Context> blocks;
     std::map<uint64_t, Context> segments;
-    // Segments whose memory is away. Trackers were told that they are gone.
+    // Paused segments. Trackers were notified that they are freed.
     std::set<uint64_t> paused;
 
     Context first_segment_context(uint64_t address, uint64_t size) const {
@@ -277,8 +277,8 @@ class History {
       return first == segments.end() || first->first >= address + size ? nullptr : first->second;
     }
 
-    // Keeps the books of contexts, and returns the one that goes with the event: that of the call that caused it,
-    // or that of what it is about.
+    // Updates the contexts, and returns the event's context: its cause's, or its block's or segment's if there is no
+    // cause.
     Context track(const lowtide_event& event, Context cause) {
       switch (event.action) {
         case LOWTIDE_ACTION_ALLOC:
@@ -333,18 +333,18 @@ class History {
     return parsed;
   }
 
-  // Has lowtide tell events while anybody wants them. `control_` is held.
+  // Observes lowtide's events while history is recorded or a tracker is attached. `control_` is held.
   void watch() {
     const bool is_wanted = is_recording_ || has_trackers_;
     if (!is_wanted) {
-      // Before the first free that no event tells of.
+      // This comes before the first free without an event.
       note_left();
     }
     is_watching_ = is_wanted;
     check(lowtide_observe_events(is_watching_ ? &History::observe : nullptr, this));
     if (is_watching_) {
       left_.clear();
-      // What was paused before anybody watched: trackers do not hear of its end either.
+      // Segments that were paused before: trackers are not notified of their end either.
       for (DeviceIndex index = 0; index < device_count; ++index) {
         visit_segments(index, [&](const lowtide_segment& segment, const lowtide_block*, size_t) {
           if (segment.is_paused) {
@@ -357,10 +357,10 @@ class History {
       keep_held();
     }
     const std::lock_guard<std::mutex> lock(events_);
-    settle_frees();
+    update_follows_frees();
   }
 
-  // Keeps the contexts of what the program holds, and nothing else: addresses will be given to others unseen.
+  // Keeps the contexts of allocated blocks only: other addresses may be reused without an event.
   // `control_` is held.
   void keep_held() {
     note_left();
@@ -383,7 +383,7 @@ class History {
     }
   }
 
-  // Has frees look at the contexts that there are.
+  // Adds all blocks with a context to the filter that frees check.
   void note_left() {
     const std::lock_guard<std::mutex> lock(events_);
     for (const auto& [index, device] : devices_) {
@@ -393,8 +393,8 @@ class History {
     }
   }
 
-  // Says whether frees are still looked at. `events_` is held.
-  void settle_frees() {
+  // Updates whether frees are checked. `events_` is held.
+  void update_follows_frees() {
     bool has_contexts = false;
     for (const auto& [index, device] : devices_) {
       has_contexts |= !device.blocks.empty();
@@ -406,7 +406,7 @@ class History {
     try {
       static_cast<History*>(self)->on_event(*event);
     } catch (...) {
-      // A tracker threw, or memory of the host ran out. Where nobody waits for the outcome only the entry is lost.
+      // A tracker threw, or host memory ran out. Without a `Cause`, only the entry is lost.
       Cause::keep_exception();
     }
   }
@@ -418,21 +418,21 @@ class History {
     const std::lock_guard<std::mutex> lock(events_);
     auto& device = devices_[static_cast<DeviceIndex>(event.device)];
     switch (event.action) {
-      // Trackers register memory with NCCL, and have to do so anew. In the history the segment stays, as it does
-      // in every figure and in the picture at the history's end.
+      // Trackers register memory with NCCL, and must do so again after a resume. The history keeps the segment, as
+      // statistics and snapshots do.
       case LOWTIDE_ACTION_SEGMENT_PAUSED:
         device.paused.insert(event.address);
-        tell(make_entry(TraceEntry::SEGMENT_FREE, event, nullptr));
+        notify(make_entry(TraceEntry::SEGMENT_FREE, event, nullptr));
         return;
       case LOWTIDE_ACTION_SEGMENT_RESUMED:
         device.paused.erase(event.address);
-        tell(make_entry(TraceEntry::SEGMENT_ALLOC, event, nullptr));
+        notify(make_entry(TraceEntry::SEGMENT_ALLOC, event, nullptr));
         return;
       default: {
         const auto action = static_cast<TraceEntry::Action>(event.action);
         const auto entry = make_entry(action, event, device.track(event, Cause::current()));
         if (action != TraceEntry::SEGMENT_FREE || device.paused.erase(event.address) == 0) {
-          tell(entry);
+          notify(entry);
         }
         keep(entry);
       }
@@ -477,14 +477,14 @@ class History {
     );
   }
 
-  // Tells the trackers. `events_` is held.
-  void tell(const TraceEntry& entry) {
+  // Notifies the trackers. `events_` is held.
+  void notify(const TraceEntry& entry) {
     for (const auto& tracker : trackers_) {
       tracker(entry);
     }
   }
 
-  // Keeps the entry if history is on. `events_` is held.
+  // Keeps the entry if history is recorded. `events_` is held.
   void keep(const TraceEntry& entry) {
     if (is_recording() && skipped_.count(entry.action_) == 0) {
       push(devices_[entry.device_].trace, entry);
@@ -515,12 +515,12 @@ class History {
   std::atomic<bool> is_watching_{false};
   std::atomic<bool> is_recording_{false};
   std::atomic<bool> follows_frees_{false};
-  // The blocks whose contexts were left when nobody wanted events any more.
+  // The blocks whose contexts were left when observing ended.
   AddressFilter left_;
   std::atomic<RecordContext> when_{RecordContext::NEVER};
   std::atomic<CreateContextFn> recorder_{nullptr};
 
-  // Guards what follows.
+  // Guards the members below.
   std::mutex events_;
   size_t max_entries_ = 1;
   std::set<TraceEntry::Action> skipped_;

@@ -1,4 +1,4 @@
-// Who holds the most memory, by the call stacks that asked for it: a line in the text of an error.
+// The call sites that hold the most memory: a line of the out-of-memory error.
 #pragma once
 
 #include "snapshot.h"
@@ -15,18 +15,18 @@
 
 namespace lowtide {
 
-// Blocks whose call stacks are looked up: each costs some microseconds, and the largest say the most.
+// The number of largest blocks whose call stacks are looked up. Each look-up takes some microseconds.
 constexpr size_t kHoldersMax = 1000;
 
-// Places that are named.
-constexpr size_t kPlacesMax = 3;
+// The number of call sites that the line names.
+constexpr size_t kCallSitesMax = 3;
 
 struct HeldBlock {
   uint64_t size;
   Context context;
 };
 
-// The largest blocks that the program holds on a device, which what is paused is not, and whose call stacks were gathered.
+// Returns the largest allocated blocks of a device that have a call stack. Paused blocks are not on the device.
 inline std::vector<HeldBlock> largest_held(History& history, DeviceIndex device) {
   std::vector<HeldBlock> held;
   visit_segments(device, [&](const lowtide_segment& segment, const lowtide_block* blocks, size_t count) {
@@ -46,7 +46,7 @@ inline std::vector<HeldBlock> largest_held(History& history, DeviceIndex device)
   return held;
 }
 
-// Whether a frame is of the program rather than of a package or of Python, as `lowtide leaks` and the page have it.
+// Returns whether a frame is in the program, not in a package or Python itself, as `lowtide leaks` and the page do.
 inline bool is_of_program(const torch::unwind::Frame& frame) {
   const std::string_view file = frame.filename;
   constexpr std::string_view suffix = ".py";
@@ -56,14 +56,14 @@ inline bool is_of_program(const torch::unwind::Frame& frame) {
   return is_python && std::none_of(std::begin(others), std::end(others), is_in);
 }
 
-// The innermost functions of the program in a call stack, or the innermost of all where it has none.
-inline std::string place_of(const std::vector<torch::unwind::Frame>& frames, const std::vector<uint64_t>& stack) {
+// Returns the program's innermost functions in a call stack, or the innermost function if none is the program's.
+inline std::string call_site_of(const std::vector<torch::unwind::Frame>& frames, const std::vector<uint64_t>& stack) {
   constexpr size_t named_max = 2;
-  std::string place;
+  std::string call_site;
   size_t named = 0;
   const auto add = [&](const torch::unwind::Frame& frame) {
-    place += named++ == 0 ? "" : " < ";
-    place += frame.funcname + " (" + frame.filename + ":" + std::to_string(frame.lineno) + ")";
+    call_site += named++ == 0 ? "" : " < ";
+    call_site += frame.funcname + " (" + frame.filename + ":" + std::to_string(frame.lineno) + ")";
   };
   for (const uint64_t index : stack) {
     if (named < named_max && is_of_program(frames.at(index))) {
@@ -73,10 +73,10 @@ inline std::string place_of(const std::vector<torch::unwind::Frame>& frames, con
   if (named == 0 && !stack.empty()) {
     add(frames.at(stack.front()));
   }
-  return place;
+  return call_site;
 }
 
-// The line, with a line break before it; nothing where no call stack is known. Takes Python's lock.
+// Returns the line, with a line break before it; an empty text if no block has a call stack. Takes Python's lock.
 inline std::string holders_by_stack(History& history, DeviceIndex device) {
   const auto held = largest_held(history, device);
   std::vector<torch::CapturedTraceback*> contexts;
@@ -95,20 +95,22 @@ inline std::string holders_by_stack(History& history, DeviceIndex device) {
     uint64_t bytes = 0;
     size_t blocks = 0;
   };
-  std::map<std::string, Share> by_place;
+  std::map<std::string, Share> by_call_site;
   for (size_t index = 0; index < sizes.size(); ++index) {
-    Share& share = by_place[place_of(symbolized.all_frames, symbolized.tracebacks.at(index))];
+    Share& share = by_call_site[call_site_of(symbolized.all_frames, symbolized.tracebacks.at(index))];
     share.bytes += sizes[index];
     share.blocks += 1;
   }
-  std::vector<std::pair<std::string, Share>> places(by_place.begin(), by_place.end());
-  std::sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.second.bytes > b.second.bytes; });
+  std::vector<std::pair<std::string, Share>> call_sites(by_call_site.begin(), by_call_site.end());
+  std::sort(call_sites.begin(), call_sites.end(), [](const auto& a, const auto& b) {
+    return a.second.bytes > b.second.bytes;
+  });
   std::string line = "\nBiggest holders by call stack: ";
-  for (size_t index = 0; index < std::min(places.size(), kPlacesMax); ++index) {
-    const auto& [place, share] = places[index];
+  for (size_t index = 0; index < std::min(call_sites.size(), kCallSitesMax); ++index) {
+    const auto& [call_site, share] = call_sites[index];
     line += index == 0 ? "" : "; ";
     line += in_words(share.bytes) + " in " + std::to_string(share.blocks) + (share.blocks == 1 ? " block" : " blocks");
-    line += " from " + place;
+    line += " from " + call_site;
   }
   return line + ".";
 }

@@ -1,4 +1,4 @@
-// Memory pools: what lowtide calls back for them, and pools put back as they were.
+// Memory pools: their callbacks, captures, and checkpoints.
 #pragma once
 
 #include "status.h"
@@ -24,7 +24,7 @@ void delete_context(void* context) {
   delete static_cast<T*>(context);
 }
 
-// Whether a filter, which may throw, takes a stream.
+// Returns whether a filter accepts a stream; false if the filter throws.
 inline bool accepts(const StreamFilter& filter, void* stream) noexcept {
   try {
     return filter(static_cast<cudaStream_t>(stream));
@@ -34,19 +34,19 @@ inline bool accepts(const StreamFilter& filter, void* stream) noexcept {
   }
 }
 
-// Serves the streams that the filter takes from a pool.
+// Serves the requests of the streams that the filter accepts from a pool.
 inline void route(DeviceIndex device, const MempoolId_t& pool, StreamFilter filter) {
   const auto accept = [](void* context, void* stream) {
     return accepts(*static_cast<const StreamFilter*>(context), stream);
   };
-  // lowtide ends the context on failure too.
+  // lowtide deletes the context on failure, too.
   auto* context = new StreamFilter(std::move(filter));
   check(lowtide_begin_allocate_to_pool(device, to_lowtide(pool), accept, context, &delete_context<StreamFilter>));
 }
 
 using Source = std::shared_ptr<native::CUDAAllocator>;
 
-// Has the segments of a pool come from an allocator of the user's.
+// Makes a pool allocate its segments with the user's allocator.
 inline void set_source(DeviceIndex device, const MempoolId_t& pool, Source source) {
   const auto allocate = [](void* context, size_t size, int device, void* stream) -> void* {
     try {
@@ -72,27 +72,28 @@ inline void set_source(DeviceIndex device, const MempoolId_t& pool, Source sourc
   check(lowtide_set_pool_source(device, to_lowtide(pool), allocate, release, context, &delete_context<Source>));
 }
 
-// What goes wrong at the end of a capture leaves memory to the next request, and is no reason not to go on.
+// Warns of a failure at the end of a capture. The program can go on: the next request retries what is left.
 inline void warn_unless_ok(lowtide_status status) {
   if (status != LOWTIDE_STATUS_OK) {
     TORCH_WARN(lowtide_last_error());
   }
 }
 
-// Notes that a graph is captured from now on.
+// Notes that a graph capture has begun.
 inline void begin_capture(DeviceIndex device) {
   check(lowtide_capture_begin(device));
   count_capture_begin();
 }
 
-// Notes that the capture has ended.
+// Notes that a graph capture has ended.
 inline void end_capture(DeviceIndex device) {
   count_capture_end();
   warn_unless_ok(lowtide_capture_end(device));
 }
 
 #if !LOWTIDE_TORCH_AT_LEAST(13)
-// Whether work in a stream goes into a graph. Where nobody can tell, as for the default stream beside a capture, it may.
+// Returns whether work in a stream is captured into a graph; true if the query fails, as for the default stream during
+// another stream's capture.
 inline bool is_captured(cudaStream_t stream) noexcept {
   auto status = cudaStreamCaptureStatusActive;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
@@ -101,25 +102,24 @@ inline bool is_captured(cudaStream_t stream) noexcept {
   return status != cudaStreamCaptureStatusNone;
 }
 
-// The pools that requests are routed to, and which of them belong to a capture under way. PyTorch says so itself from
-// 2.13 on.
+// The pools that requests are routed to, and the captures among them. Since 2.13, PyTorch reports captures itself.
 class Routes {
  public:
   // Routes requests to a pool. A capture begins in the stream that is current now.
   void begin(DeviceIndex device, const MempoolId_t& pool, StreamFilter filter, cudaStream_t stream) {
-    // A capture announces itself here and nowhere else, before it begins, when its filter takes no stream yet. Who
-    // wants a thread's or a stream's requests in a pool wants those of the present one.
+    // A capture announces itself only here, before it begins, when its filter accepts no stream yet. Other filters
+    // accept the current stream already.
     const bool is_capture = !accepts(filter, stream);
     auto has_begun = std::make_shared<std::atomic<bool>>(false);
     route(device, pool, [has_begun, filter = std::move(filter)](cudaStream_t asked) {
-      const bool is_taken = filter(asked);
-      if (is_taken) {
+      const bool is_accepted = filter(asked);
+      if (is_accepted) {
         has_begun->store(true, std::memory_order_relaxed);
       }
-      return is_taken;
+      return is_accepted;
     });
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Who begins anew does not end what was lost before.
+    // A new route replaces the lost ones of this thread: their end will not come.
     const auto is_past = [&](const Route& known) { return known.is_lost && known.is_of(device, pool) && known.is_ours(); };
     routes_.erase(std::remove_if(routes_.begin(), routes_.end(), is_past), routes_.end());
     if (is_capture) {
@@ -128,8 +128,8 @@ class Routes {
     routes_.push_back({device, pool, is_capture, stream, std::this_thread::get_id(), std::move(has_begun)});
   }
 
-  // Ends the route to a pool; returns whether there is one, or was until it was lost. That of this thread comes first:
-  // since it was lost, another may have begun.
+  // Ends the route to a pool, and returns whether there was one, lost or not. This thread's route comes first: another
+  // thread may have begun one since this thread's was lost.
   bool end(DeviceIndex device, const MempoolId_t& pool) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto is_meant = [&](const Route& known) { return known.is_of(device, pool) && known.is_ours(); };
@@ -146,8 +146,8 @@ class Routes {
     return true;
   }
 
-  // Ends the captures of which PyTorch says nothing more, because they failed: otherwise no event would be queried from
-  // then on. Returns whether there were any. Should the end of one come after all, it is no news.
+  // Ends the captures that failed without a report from PyTorch, and returns whether there were any. Otherwise lowtide
+  // would query no event any more. If PyTorch reports the end later, that does nothing.
   bool end_lost() {
     const std::lock_guard<std::mutex> lock(mutex_);
     bool is_any = false;
@@ -165,12 +165,12 @@ class Routes {
     DeviceIndex device;
     MempoolId_t pool;
     bool is_capture;
-    // In which a capture begins, a moment after it was announced, by the thread that announced it.
+    // The stream and the thread that begin the capture, shortly after it was announced.
     cudaStream_t stream;
     std::thread::id thread;
-    // Whether the capture was seen.
+    // Whether the filter has accepted a stream.
     std::shared_ptr<std::atomic<bool>> has_begun;
-    // It failed, and was ended.
+    // Whether the capture failed and `end_lost` has ended it.
     bool is_lost = false;
 
     bool is_of(DeviceIndex asked, const MempoolId_t& asked_pool) const {
@@ -202,7 +202,7 @@ class Routes {
 };
 #endif
 
-// What a pool held at a moment.
+// A checkpoint: the blocks of a pool at one time.
 class Checkpoint final : public native::AllocatorState {
  public:
   Checkpoint(DeviceIndex device, const MempoolId_t& pool) {
@@ -214,7 +214,7 @@ class Checkpoint final : public native::AllocatorState {
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
-  // Frees what the pool holds now and hands out what it held then; says what of each, with its size.
+  // Frees the pool's blocks, allocates those of the checkpoint again, and returns both lists with sizes.
   struct Blocks {
     std::vector<std::pair<void*, size_t>> freed;
     std::vector<std::pair<void*, size_t>> allocated;

@@ -1,4 +1,4 @@
-// Who has memory of a device in use, this process and others: NVIDIA's management library knows.
+// The memory that each process uses on a device, from NVML, NVIDIA's management library.
 #pragma once
 
 #include "status.h"
@@ -11,7 +11,7 @@
 
 namespace lowtide {
 
-// NVML's interface, as nvml.h says. Its header comes with none of PyTorch's packages.
+// NVML's interface, as in nvml.h. None of PyTorch's packages has that header.
 class ManagementLibrary {
  public:
   struct Process {
@@ -19,13 +19,13 @@ class ManagementLibrary {
     unsigned long long bytes;
   };
 
-  // Loads the library once for all, as PyTorch does.
+  // Returns the library. Loads it once per process, as PyTorch does.
   static const ManagementLibrary& instance() {
     static const ManagementLibrary library;
     return library;
   }
 
-  // The processes that compute on a device; none where that cannot be told.
+  // Returns the processes that compute on a device; an empty list if NVML does not report them.
   std::vector<Process> processes(DeviceIndex device) const {
     char address[32];
     void* found = nullptr;
@@ -41,7 +41,7 @@ class ManagementLibrary {
         list.resize(status == kSuccess ? count : 0);
         return list;
       }
-      // Others may start meanwhile.
+      // More processes may start meanwhile.
       list.resize(count + 8);
     }
   }
@@ -66,10 +66,10 @@ class ManagementLibrary {
   int (*list_)(void* device, unsigned int* count, Process* processes) = nullptr;
 };
 
-// What each process has in use of a device, in PyTorch's words, with a space at the end; nothing where that cannot
-// be told.
+// Returns each process's memory on a device, as PyTorch's error message says it, with a space at the end. The text is
+// empty if NVML does not report it.
 inline std::string memory_by_process(DeviceIndex device) {
-  // Where a driver does not tell.
+  // NVML's value if the driver does not report a process's memory.
   constexpr unsigned long long unknown = -1;
   std::string text;
   for (const auto& process : ManagementLibrary::instance().processes(device)) {

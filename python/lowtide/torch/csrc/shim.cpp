@@ -1,20 +1,20 @@
-// lowtide in the place of PyTorch's CUDA allocator.
+// The shim: lowtide as PyTorch's CUDA allocator.
 //
-// Built against the PyTorch that it is loaded into, since no two of its versions share the layout of that class. One
-// translation unit, because nearly all the time goes into reading PyTorch's headers; plain C outside, so that neither
-// Python's headers nor its version matter. The functions of lowtide.h are found in liblowtide.so, which the process
-// has loaded before, for all to see.
+// It is built against the PyTorch that loads it, because every version lays out the allocator class differently. It is
+// one translation unit, because reading PyTorch's headers takes nearly all the time. Its interface is plain C, so it
+// needs no headers of Python and works with any version of Python. The functions of lowtide.h come from liblowtide.so,
+// which the process has loaded before with RTLD_GLOBAL.
 //
-//   allocator.h    the class: what each of PyTorch's functions comes to
-//   history.h      events, and on whose behalf they happened
-//   snapshot.h     what is held
-//   statistics.h   figures
-//   pools.h        memory pools and checkpoints of them
-//   holders.h      who holds the most memory
-//   processes.h    who else has memory of the device
-//   shortage.h     memory that runs out
-//   workspaces.h   what PyTorch keeps for cuBLAS
-//   status.h       lowtide's answers as exceptions
+//   allocator.h    the class that implements PyTorch's interface
+//   history.h      events and their call stacks
+//   snapshot.h     snapshots: segments and blocks
+//   statistics.h   memory statistics
+//   pools.h        memory pools and their checkpoints
+//   holders.h      the call sites that hold the most memory
+//   processes.h    the memory that each process uses on a device
+//   shortage.h     out-of-memory errors
+//   workspaces.h   PyTorch's cuBLAS workspaces
+//   status.h       lowtide's status codes as exceptions
 #include "allocator.h"
 #include "workspaces.h"
 
@@ -39,15 +39,15 @@ static void install() {
         " has served memory already: install it right after torch is imported, or use `python -m lowtide run`");
   }
   native::allocator.store(ours);
-  // torch.accelerator asks here. PyTorch's own allocator has priority 0, and no other is known to register.
+  // torch.accelerator looks here. PyTorch's own allocator has priority 0; no other allocator is known to register.
   constexpr uint8_t priority = 200;
   c10::SetAllocator(c10::kCUDA, ours, priority);
 }
 
 }  // namespace lowtide
 
-// Puts lowtide in the place of PyTorch's CUDA allocator for the rest of the process. Returns null, or why that cannot
-// be; the text belongs to the shim and is valid until the next call.
+// Makes lowtide PyTorch's CUDA allocator for the rest of the process. Returns null, or the reason for the failure. The
+// text belongs to the shim and is valid until the next call.
 extern "C" __attribute__((visibility("default"))) const char* lowtide_torch_install() noexcept {
   static std::string reason;
   try {
@@ -61,23 +61,23 @@ extern "C" __attribute__((visibility("default"))) const char* lowtide_torch_inst
   return reason.c_str();
 }
 
-// Whether PyTorch's memory is lowtide's: a program may have put another allocator in its place since.
+// Returns whether lowtide is PyTorch's allocator. A program may have installed another one since.
 extern "C" __attribute__((visibility("default"))) bool lowtide_torch_is_installed() noexcept {
   return lowtide::native::get() == &lowtide::LowtideAllocator::instance();
 }
 
-// As `lowtide_pause`, or `lowtide_pause_and_drop` if nothing is to be kept; takes from PyTorch what it keeps for cuBLAS in
-// the memory that leaves.
+// Calls `lowtide_pause`, or `lowtide_pause_and_drop` if `keep` is false. Detaches PyTorch's cuBLAS workspaces in the
+// paused memory.
 extern "C" __attribute__((visibility("default"))) lowtide_status lowtide_torch_pause(const char* tag, bool keep) noexcept {
   return lowtide::pause_regions(tag, keep);
 }
 
-// As `lowtide_resume`; gives that back.
+// Calls `lowtide_resume` and reattaches the workspaces.
 extern "C" __attribute__((visibility("default"))) lowtide_status lowtide_torch_resume(const char* tag) noexcept {
   return lowtide::resume_regions(tag);
 }
 
-// Returns what the last of these in this thread said that failed.
+// Returns the error message of this thread's last pause or resume that failed.
 extern "C" __attribute__((visibility("default"))) const char* lowtide_torch_change_error() noexcept {
   return lowtide::change_error.c_str();
 }

@@ -1,4 +1,4 @@
-// Memory that runs out: who may free some before, who is told, and the exception.
+// Out-of-memory errors: callbacks that free memory before, observers, and the exception.
 #pragma once
 
 #include "holders.h"
@@ -17,7 +17,7 @@ namespace lowtide {
 
 class Shortage {
  public:
-  // Has those asked to free memory who have registered for it with PyTorch, before the driver is asked for more.
+  // Makes lowtide call PyTorch's registered FreeMemoryCallbacks before it asks the driver for more memory.
   static void watch() {
     check(lowtide_on_shortage(&Shortage::free_memory, nullptr));
   }
@@ -34,27 +34,27 @@ class Shortage {
   }
 #endif
 
-  // Throws why a request was not served, after telling those who want to know of memory that ran out.
+  // Throws the error of a failed request. Notifies the observers of out-of-memory errors first.
   [[noreturn]] void refuse(lowtide_status status, size_t size, DeviceIndex device, History& history) {
     lowtide_out_of_memory figures{};
     const bool has_run_out =
         status == LOWTIDE_STATUS_OUT_OF_MEMORY && lowtide_last_out_of_memory(&figures) == LOWTIDE_STATUS_OK;
-    // What no device could ever serve says nothing about memory, and nobody is told.
+    // A request larger than every device is no shortage: do not notify observers.
     if (!has_run_out || figures.device_total == 0) {
       fail(status);
     }
-    // Whoever is told may use lowtide, and the text is only kept until a call fails.
+    // Copy the text first: an observer may call lowtide, and the next call that fails replaces it.
     std::string text = with_processes(lowtide_last_error(), device);
     text.insert(std::min(text.find('\n'), text.size()), known_holders(history, device));
     C10_CUDA_CLEAR_ERROR();
     c10::reportOutOfMemoryToProfiler(
         static_cast<int64_t>(size), figures.allocated, figures.reserved, cuda_device(device));
-    tell(figures);
+    notify(figures);
     TORCH_CHECK_WITH(OutOfMemoryError, false, text);
   }
 
  private:
-  // Puts what each process has in use where PyTorch has it: after what is free of the device.
+  // Inserts each process's memory where PyTorch has it: after the device's free memory.
   static std::string with_processes(std::string text, DeviceIndex device) {
     constexpr std::string_view before = " is free. ";
     const size_t found = text.find(before);
@@ -64,7 +64,8 @@ class Shortage {
     return text;
   }
 
-  // What the call stacks say, while they are gathered. The error is what matters: nothing may come in its way.
+  // Returns the line about the call sites that hold the most memory, if history is recorded. An exception here must not
+  // replace the out-of-memory error.
   static std::string known_holders(History& history, DeviceIndex device) noexcept {
     try {
       const char* wanted = std::getenv("LOWTIDE_OOM_EXPLAIN");
@@ -84,23 +85,23 @@ class Shortage {
       }
       keep_current_stream(static_cast<DeviceIndex>(device));
     } catch (...) {
-      // The request goes on without them.
+      // The request goes on without the callbacks.
     }
     return has_freed;
   }
 
-  // Notes that this thread's stream is never destroyed, if it is one of PyTorch's pools. The id of a stream from outside is its
-  // address.
+  // Tells lowtide that this thread's stream is never destroyed, if it is from PyTorch's pools. The id of an external
+  // stream is its address.
   static void keep_current_stream(DeviceIndex device) {
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
     if (stream.id() != reinterpret_cast<c10::StreamId>(stream.stream())) {
-      // Without it, idle memory of the stream serves others later.
+      // If this fails, other streams get the stream's cached memory later.
       (void)lowtide_keep_stream(device, stream.stream());
     }
   }
 
-  // Calls the observers, without a lock: they may want Python's, and may use lowtide.
-  void tell(const lowtide_out_of_memory& figures) {
+  // Notifies the observers, without a lock: they may take Python's lock and call lowtide.
+  void notify(const lowtide_out_of_memory& figures) {
 #if LOWTIDE_TORCH_AT_LEAST(12)
     if (figures.is_rejected) {
       for (const auto& observer : copy(rejection_observers_)) {
@@ -121,7 +122,7 @@ class Shortage {
     return observers;
   }
 
-  // Guards what follows.
+  // Guards the members below.
   std::mutex mutex_;
   std::vector<native::OutOfMemoryObserver> observers_;
 #if LOWTIDE_TORCH_AT_LEAST(12)

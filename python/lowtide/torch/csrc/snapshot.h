@@ -1,4 +1,4 @@
-// What is held, for torch.cuda.memory._snapshot.
+// Snapshots for torch.cuda.memory._snapshot.
 #pragma once
 
 #include "history.h"
@@ -31,7 +31,7 @@ inline SegmentInfo segment_info(
   info.is_expandable = segment.is_expandable;
   info.owner_private_pool_id = to_torch(segment.pool);
 #if LOWTIDE_TORCH_AT_LEAST(11)
-  // The order in which all ranks register the segments of a pool with NCCL.
+  // All ranks register a pool's segments with NCCL in this order.
   info.registration_counter = static_cast<decltype(info.registration_counter)>(segment.number);
 #endif
   info.context_when_allocated = history.segment_context(info.device, segment.address, segment.size);
@@ -55,10 +55,11 @@ inline SegmentInfo segment_info(
   return info;
 }
 
-// The segments of a pool, or of all for the default one, by address. Notes that they were looked at.
+// Returns the segments of a pool by address, or all segments for the default pool. Records a snapshot event.
 //
-// Who asks for a pool's registers its segments with NCCL, or takes them from it, while trackers do so with what comes
-// and goes. Those that are paused are gone to trackers, and come again with the resume: there are none of them.
+// ProcessGroupNCCL asks for a pool's segments to register or deregister them with NCCL; its tracker handles later
+// changes. A pool's paused segments are left out: trackers were notified that they are freed, and are notified again at
+// the resume.
 inline std::vector<SegmentInfo> snapshot_segments(History& history, DeviceIndex device, const MempoolId_t& pool) {
   std::vector<SegmentInfo> segments;
   size_t active = 0;
@@ -71,8 +72,8 @@ inline std::vector<SegmentInfo> snapshot_segments(History& history, DeviceIndex 
   return segments;
 }
 
-// Lowtide's strategy with its options; of `caching` the options alone, which are PyTorch's, and without any nothing,
-// as PyTorch's own says then.
+// Returns lowtide's strategy with its options. For `caching` it returns only the options, which are PyTorch's; without
+// options the text is empty, as PyTorch's is.
 inline std::string settings_in_force() {
   constexpr std::string_view caching = "caching";
   const char* config = lowtide_config();
@@ -86,8 +87,8 @@ inline std::string settings_in_force() {
   return std::string(text);
 }
 
-// The settings in force: those of memory are lowtide's, which need not be what PyTorch was given, and those of locks and
-// of pinned memory are PyTorch's.
+// Returns the settings in force. Settings of device memory are lowtide's, and may differ from what PyTorch was given.
+// Settings of locks and pinned memory are PyTorch's.
 inline native::AllocatorConfigInfo config_info() {
   using Config = native::CUDAAllocatorConfig;
   native::AllocatorConfigInfo info{};

@@ -1,4 +1,4 @@
-// The figures of torch.cuda.memory_stats.
+// The statistics of torch.cuda.memory_stats.
 #pragma once
 
 #include "status.h"
@@ -54,7 +54,7 @@ inline constexpr std::pair<std::string_view, int64_t Stat::*> kMembers[] = {
     {"freed", &Stat::freed},
 };
 
-// The entry of a table, or null for a name that it has not.
+// Returns the entry of a table with this name, or null.
 template <typename Entry, size_t count>
 const Entry* find(const Entry (&table)[count], std::string_view name) {
   for (const Entry& entry : table) {
@@ -65,7 +65,7 @@ const Entry* find(const Entry (&table)[count], std::string_view name) {
   return nullptr;
 }
 
-// Takes what stands before the next dot off the front of a key.
+// Removes the part before the next dot from a key, and returns it.
 inline std::string_view take_part(std::string_view& key) {
   const size_t dot = key.find('.');
   const std::string_view part = key.substr(0, dot);
@@ -101,7 +101,7 @@ inline void set_private(DeviceStats& stats, std::string_view key, int64_t value)
 }
 #endif
 
-// Sets the figure that `key` names; one that this PyTorch does not know is left out.
+// Sets the figure that `key` names; ignores a name that this PyTorch does not have.
 inline void set(DeviceStats& stats, std::string_view key, int64_t value) {
   const std::string_view name = take_part(key);
   if (const auto* by_pool = find(kByPool, name)) {
@@ -120,9 +120,9 @@ inline void set(DeviceStats& stats, std::string_view key, int64_t value) {
 
 }  // namespace figures
 
-// Every figure of a device, as lowtide lists them.
+// Returns every figure of a device, in lowtide's order.
 inline std::vector<lowtide_memory_stat> list_figures(DeviceIndex device) {
-  // Room for a few private pools; a call that finds too little says how much is needed.
+  // Room for a few private pools. If it is too little, the call returns the size that it needs.
   std::vector<lowtide_memory_stat> list(256);
   for (;;) {
     size_t count = 0;

@@ -1,4 +1,4 @@
-// lowtide's answers as PyTorch's exceptions, and its pool numbers as PyTorch's.
+// Conversions: lowtide's status codes to PyTorch's exceptions, and pool ids in both directions.
 #pragma once
 
 #include "torch_version.h"
@@ -15,24 +15,24 @@
 
 namespace lowtide {
 
-// Throws what the last call that failed in this thread says.
+// Throws the error of this thread's last call that failed.
 [[noreturn]] inline void fail(lowtide_status status) {
-  // CUDA keeps the error of a call that failed, and would tell it to whoever asks next.
+  // CUDA keeps the error of a failed call and would report it to the next cudaGetLastError.
   C10_CUDA_CLEAR_ERROR();
   TORCH_CHECK_WITH(OutOfMemoryError, status != LOWTIDE_STATUS_OUT_OF_MEMORY, lowtide_last_error());
   TORCH_CHECK_VALUE(status != LOWTIDE_STATUS_CONFIG, lowtide_last_error());
   TORCH_CHECK(false, lowtide_last_error());
 }
 
-// Throws unless the call did what was asked.
+// Throws unless the status is OK.
 inline void check(lowtide_status status) {
   if (C10_UNLIKELY(status != LOWTIDE_STATUS_OK)) {
     fail(status);
   }
 }
 
-// As `check`, for what the destructors of PyTorch's objects call, which end the process if it throws. A forked child
-// drops what it has inherited, such as a graph in a cycle of Python's, and has no memory of the device to give back.
+// Like `check`, for functions that destructors of PyTorch's objects call: an exception there ends the process. A forked
+// child destroys objects that it has inherited, such as a graph in a reference cycle, and has no device memory to free.
 inline void check_end(lowtide_status status) {
   if (status != LOWTIDE_STATUS_FORKED) {
     check(status);
@@ -51,15 +51,15 @@ inline bool is_default(const MempoolId_t& pool) {
   return pool.first == 0 && pool.second == 0;
 }
 
-// A pointer as a stream writes it. Not by one: a compiler that links its library statically gives the shim streams of
-// its own, which nobody has set up.
+// Returns a pointer as text, as `std::ostream` writes it. It does not use one: a compiler that links libstdc++
+// statically gives the shim its own streams, which are not initialized.
 inline std::string pointer_text(const void* memory) {
   char address[2 + 2 * sizeof(void*) + 1];
   std::snprintf(address, sizeof address, "%p", memory);
   return address;
 }
 
-// A size as PyTorch writes it.
+// Returns a size as text, as PyTorch writes it.
 inline std::string in_words(uint64_t bytes) {
   constexpr const char* units[] = {"KiB", "MiB", "GiB"};
   if (bytes <= 1024) {
@@ -75,12 +75,12 @@ inline std::string in_words(uint64_t bytes) {
   return text;
 }
 
-// Says that there is no block at `memory`, in PyTorch's words.
+// Returns PyTorch's error message for an address without a block.
 inline std::string no_block_at(const void* memory) {
   return "invalid device pointer: " + pointer_text(memory);
 }
 
-// The block that the program holds at `memory`; an exception in PyTorch's words if there is none.
+// Returns the allocated block at `memory`. Throws with PyTorch's error message if there is none.
 inline lowtide_allocation find_allocation(const void* memory) {
   lowtide_allocation allocation{};
   const auto status = lowtide_find_allocation(const_cast<void*>(memory), &allocation);

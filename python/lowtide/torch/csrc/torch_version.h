@@ -1,7 +1,7 @@
-// Which PyTorch this is built against, and its names that moved from one version to the next.
+// The version of PyTorch that this is built against, and names that moved between versions.
 #pragma once
 
-// As PyTorch itself is built for CUDA; without it its headers say that expandable segments do not exist.
+// PyTorch's own CUDA build defines this. Without it, its headers say that expandable segments do not exist.
 #ifndef PYTORCH_C10_DRIVER_API_SUPPORTED
 #define PYTORCH_C10_DRIVER_API_SUPPORTED
 #endif
@@ -23,7 +23,7 @@ namespace lowtide {
 
 namespace native = c10::cuda::CUDACachingAllocator;
 
-// What a history and a snapshot are made of stands beside the allocator up to 2.10.
+// Up to 2.10, the types of histories and snapshots are in the allocator's own namespace.
 #if LOWTIDE_TORCH_AT_LEAST(11)
 namespace entries = c10::CachingDeviceAllocator;
 #else
@@ -42,7 +42,7 @@ using c10::DeviceIndex;
 using c10::CachingDeviceAllocator::DeviceStats;
 using c10::cuda::MempoolId_t;
 
-// What `record_memory_history` gathers of a call: its stack.
+// The call stack that `record_memory_history` gathers.
 using Context = std::shared_ptr<c10::GatheredContext>;
 
 inline Device cuda_device(DeviceIndex device) {

@@ -1,4 +1,4 @@
-// The memory that PyTorch keeps for cuBLAS: a block for each handle and stream, for good.
+// PyTorch's cuBLAS workspaces: one block for each handle and stream, which PyTorch never frees.
 #pragma once
 
 #include "status.h"
@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-// As PyTorch's ATen/cuda/CUDAContextLight.h says, which takes headers of CUDA that the shim needs for nothing else.
+// Declarations as in PyTorch's ATen/cuda/CUDAContextLight.h, which includes CUDA headers that the shim does not need.
 namespace at::cuda {
 #if LOWTIDE_TORCH_AT_LEAST(13)
 using Workspace = std::pair<at::DataPtr, size_t>;
@@ -41,8 +41,8 @@ __attribute__((visibility("default"))) Workspaces& cublaslt_handle_stream_to_wor
 
 namespace lowtide {
 
-// How many captures are under way in this process, and how often one has begun or ended. A graph may use what was a workspace
-// in between, for as long as it lives.
+// The number of captures under way in this process, and the number of their begins and ends. A graph may use any
+// workspace of the time of its capture, as long as the graph lives.
 inline std::atomic<uint64_t> captures_under_way{0};
 inline std::atomic<uint64_t> capture_changes{0};
 
@@ -53,7 +53,7 @@ inline void count_capture_begin() noexcept {
 
 inline void count_capture_end() noexcept {
   capture_changes.fetch_add(1, std::memory_order_relaxed);
-  // PyTorch may tell of the end of one that has not begun.
+  // PyTorch may report the end of a capture that has not begun.
   auto before = captures_under_way.load(std::memory_order_relaxed);
   while (before > 0 && !captures_under_way.compare_exchange_weak(before, before - 1, std::memory_order_release)) {
   }
@@ -73,13 +73,13 @@ inline bool is_in_region(const at::cuda::Workspace& workspace, const char* tag) 
   return lowtide_is_in_region(memory_of(workspace), tag, &is_in) == LOWTIDE_STATUS_OK && is_in;
 }
 
-// Returns whether a workspace lies in a region that is not on the device; what is not lowtide's does not.
+// Returns whether a workspace lies in a paused region; false for memory that is not lowtide's.
 inline bool is_away(const at::cuda::Workspace& workspace) {
   bool is_away = false;
   return lowtide_is_away(memory_of(workspace), &is_away) == LOWTIDE_STATUS_OK && is_away;
 }
 
-// Calls a function with each of PyTorch's lists.
+// Calls a function with each of PyTorch's workspace maps.
 template <typename Act>
 void with_workspaces(Act act) {
 #if LOWTIDE_TORCH_AT_LEAST(10)
@@ -89,7 +89,7 @@ void with_workspaces(Act act) {
     act(workspaces->map);
   }
 #else
-  // PyTorch has no lock for them, be it to clear them: another thread must not multiply matrices meanwhile.
+  // PyTorch has no lock for them, not even to clear them. Other threads must not multiply matrices meanwhile.
   act(at::cuda::cublas_handle_stream_to_workspace());
 #if LOWTIDE_TORCH_AT_LEAST(9)
   act(at::cuda::cublaslt_handle_stream_to_workspace());
@@ -97,12 +97,13 @@ void with_workspaces(Act act) {
 #endif
 }
 
-// Workspaces that PyTorch does not see while their regions are away. Those come back that a graph may use; others are let go
-// of.
+// The workspaces that are detached from PyTorch while their regions are paused. Those that a graph may use are
+// reattached after the resume; the others are freed.
 class WorkspacesAside {
  public:
-  // Is there from before a pause of the regions with a tag, or of all if it is null, until that has ended or failed. Work
-  // outside of them would go on to use the workspaces that lie in them, so none of these is PyTorch's meanwhile.
+  // The time of a pause of the regions with a tag, or of all regions if it is null. Create it before the pause and
+  // destroy it once the pause has ended or failed. Meanwhile the regions' workspaces are detached, because work outside
+  // of the regions would use them.
   class Pause {
    public:
     explicit Pause(const char* tag) noexcept : tag_(tag) {
@@ -124,32 +125,32 @@ class WorkspacesAside {
   };
 
   static WorkspacesAside& instance() {
-    // Never dropped: what it holds would be given back when PyTorch is gone.
+    // Never destroyed: it would free workspaces after PyTorch's own destruction.
     static auto* aside = new WorkspacesAside;
     return *aside;
   }
 
-  // Takes those that are away by now, and puts the others back. Comes after every change of a region, so that the last of
-  // several at once leaves it right.
-  void settle() noexcept {
+  // Detaches the workspaces of paused regions and reattaches the others. Call it after every pause and resume: if
+  // several run at once, the last call leaves the right state.
+  void sync_with_regions() noexcept {
     exchange(is_away);
   }
 
  private:
   using Workspaces = at::cuda::Workspaces;
 
-  // Memory that graphs may use.
+  // The addresses of workspaces that graphs may use.
   using Used = std::set<const void*>;
 
   struct Aside {
     Workspaces* workspaces;
     Workspaces::key_type key;
     at::cuda::Workspace workspace;
-    // Whether it was taken from PyTorch, and did not make room for one that was.
-    bool is_taken;
+    // Whether it was detached for a pause. Otherwise a reattached workspace replaced it.
+    bool is_detached;
   };
 
-  // What was seen of one of PyTorch's lists.
+  // The state of one of PyTorch's maps when it was last read.
   struct Seen {
     uint64_t capture_changes = 0;
     Used used;
@@ -173,13 +174,13 @@ class WorkspacesAside {
       }
       *place = pause->next_;
     }
-    settle();
+    sync_with_regions();
   }
 
-  // Takes those that are chosen, and puts back what stays. What is not done for want of the host's memory, the next does.
+  // Detaches the chosen workspaces and reattaches those that stay. If host memory runs out, the next call goes on.
   template <typename IsChosen>
   void exchange(IsChosen is_chosen) noexcept {
-    // What is let go of goes back when the locks are released.
+    // These workspaces are freed after the locks are released.
     std::vector<Aside> dropped;
     try {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -187,18 +188,19 @@ class WorkspacesAside {
         auto& used = note_used(workspaces);
         aside_.reserve(aside_.size() + workspaces.size());
         dropped.reserve(dropped.size() + aside_.capacity());
-        take(workspaces, used, is_chosen, dropped);
-        put_back(workspaces, used, dropped);
+        detach(workspaces, used, is_chosen, dropped);
+        reattach(workspaces, used, dropped);
       });
     } catch (const std::exception&) {
     }
   }
 
-  // Returns which of the workspaces graphs may use: all, where a capture is under way or has begun or ended since they were
-  // seen last, and otherwise those of then that are there still. A capture counts before it looks for a workspace.
+  // Returns the workspaces that graphs may use. If a capture is under way, or has begun or ended since the last call,
+  // these are all workspaces. Otherwise they are those of the last call that still exist. A capture is counted before
+  // it looks for a workspace.
   Used& note_used(const Workspaces& workspaces) {
     auto& seen = seen_[&workspaces];
-    // In this order, as one that is under way no more has counted its end before that.
+    // Read the number of captures first: a capture that is no longer under way has counted its end already.
     const bool is_any_under_way = captures_under_way.load(std::memory_order_acquire) > 0;
     const auto changes = capture_changes.load(std::memory_order_relaxed);
     const bool are_all = is_any_under_way || changes != seen.capture_changes;
@@ -213,11 +215,11 @@ class WorkspacesAside {
   }
 
   template <typename IsChosen>
-  void take(Workspaces& workspaces, const Used& used, IsChosen is_chosen, std::vector<Aside>& dropped) {
+  void detach(Workspaces& workspaces, const Used& used, IsChosen is_chosen, std::vector<Aside>& dropped) {
     for (auto entry = workspaces.begin(); entry != workspaces.end();) {
       if (is_chosen(entry->second)) {
-        auto& taken = used.count(memory_of(entry->second)) > 0 ? aside_ : dropped;
-        taken.push_back({&workspaces, entry->first, std::move(entry->second), true});
+        auto& detached = used.count(memory_of(entry->second)) > 0 ? aside_ : dropped;
+        detached.push_back({&workspaces, entry->first, std::move(entry->second), true});
         entry = workspaces.erase(entry);
       } else {
         ++entry;
@@ -225,7 +227,7 @@ class WorkspacesAside {
     }
   }
 
-  void put_back(Workspaces& workspaces, Used& used, std::vector<Aside>& dropped) {
+  void reattach(Workspaces& workspaces, Used& used, std::vector<Aside>& dropped) {
     for (auto aside = aside_.begin(); aside != aside_.end();) {
       if (aside->workspaces == &workspaces && stays(aside->workspace) && !remains(*aside, used, dropped)) {
         aside = aside_.erase(aside);
@@ -235,17 +237,17 @@ class WorkspacesAside {
     }
   }
 
-  // Puts a workspace back, and returns whether one is aside all the same: itself, where it made room for the one that is
-  // there, or else that, if a graph may use it. Were one that comes back refused in favor of what PyTorch has made
-  // meanwhile, PyTorch would drop and make others, and it would stay.
+  // Reattaches a workspace, and returns whether `aside` still holds one. If PyTorch has made another one meanwhile, the
+  // reattached one replaces it, and `aside` holds PyTorch's if a graph may use it. If PyTorch's stayed instead, `aside`
+  // would never become empty. A workspace that was replaced itself stays aside while PyTorch has another.
   static bool remains(Aside& aside, Used& used, std::vector<Aside>& dropped) {
     used.insert(memory_of(aside.workspace));
     const auto [listed, is_only] = aside.workspaces->try_emplace(aside.key, std::move(aside.workspace));
-    if (is_only || !aside.is_taken) {
+    if (is_only || !aside.is_detached) {
       return !is_only;
     }
     std::swap(listed->second, aside.workspace);
-    aside.is_taken = false;
+    aside.is_detached = false;
     const bool is_used = used.count(memory_of(aside.workspace)) > 0;
     if (!is_used) {
       dropped.push_back(std::move(aside));
@@ -253,7 +255,7 @@ class WorkspacesAside {
     return is_used;
   }
 
-  // Returns whether a workspace is on the device, and no pause is about to take it away.
+  // Returns whether a workspace is on the device and no pause under way covers it.
   bool stays(const at::cuda::Workspace& workspace) const {
     for (const auto* pause = pauses_; pause != nullptr; pause = pause->next_) {
       if (is_in_region(workspace, pause->tag_)) {
@@ -266,12 +268,12 @@ class WorkspacesAside {
   std::mutex mutex_;
   std::vector<Aside> aside_;
   std::map<const Workspaces*, Seen> seen_;
-  // Those that are under way.
+  // The pauses under way.
   Pause* pauses_ = nullptr;
 };
 
-// What the last pause or resume of this thread that failed said. To settle may overwrite `lowtide_last_error`, as it asks for
-// workspaces that are not lowtide's.
+// The error message of this thread's last pause or resume that failed. `sync_with_regions` may overwrite
+// `lowtide_last_error`, because it looks up workspaces that are not lowtide's.
 inline thread_local std::string change_error;
 
 inline lowtide_status keep_error(lowtide_status status) noexcept {
@@ -285,17 +287,17 @@ inline lowtide_status keep_error(lowtide_status status) noexcept {
   return status;
 }
 
-// As `lowtide_pause`, or `lowtide_pause_and_drop` if nothing is to be kept. In one, as an interrupt of Python in between
-// would leave workspaces aside.
+// Calls `lowtide_pause`, or `lowtide_pause_and_drop` if `keep` is false. This is one function, because a Python
+// interrupt between its steps would leave workspaces detached.
 inline lowtide_status pause_regions(const char* tag, bool keep) noexcept {
   const WorkspacesAside::Pause aside(tag);
   return keep_error(keep ? lowtide_pause(tag) : lowtide_pause_and_drop(tag));
 }
 
-// As `lowtide_resume`.
+// Calls `lowtide_resume`, then reattaches the workspaces.
 inline lowtide_status resume_regions(const char* tag) noexcept {
   const auto status = keep_error(lowtide_resume(tag));
-  WorkspacesAside::instance().settle();
+  WorkspacesAside::instance().sync_with_regions();
   return status;
 }
 

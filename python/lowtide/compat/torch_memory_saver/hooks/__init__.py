@@ -1,1 +1,1 @@
-"""How memory is come by: always through lowtide."""
+"""The hook modes. Both allocate through lowtide."""

@@ -22,8 +22,8 @@ class HookUtilBase:
         return modes[hook_mode]()
 
     def get_path_binary(self) -> str:
-        """Returns where the library with the mode's functions is."""
+        """Returns the path of the library with the mode's functions."""
         return str(get_binary_path_from_package("torch_memory_saver"))
 
     def get_allocator(self) -> None:
-        """Returns None: memory pools take their memory from lowtide without being told to."""
+        """Returns `None`: memory pools allocate from lowtide by themselves."""

@@ -1,4 +1,4 @@
-"""Memory comes from a library that the process was started with."""
+"""The hook mode with a preloaded library."""
 
 import os
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ from .base import HookUtilBase
 
 
 class HookUtilModePreload(HookUtilBase):
-    """The mode "preload", for which the library need not have been preloaded."""
+    """The mode "preload". It works without a preloaded library."""
 
 
 @contextmanager
 def configure_subprocess() -> Iterator[None]:
-    """While in it, processes that are started install lowtide when they import PyTorch.
+    """A context in which new processes install lowtide when they import PyTorch.
 
-    Where `torch_memory_saver` is lowtide's here, it is there, too. What else is preloaded stays. CUDA's runtime is
-    preloaded as well, if PyTorch has one of its own: the other's library brings it, and programs look for `cudaMalloc`
-    among what is loaded.
+    If `torch_memory_saver` is lowtide's in this process, it is in those, too. Other preloaded libraries stay. CUDA's
+    runtime is preloaded, too, if PyTorch has it as a file. The original library brings it, and programs look up
+    `cudaMalloc` in the loaded libraries.
     """
     changed = script_environment(os.environ, None, None)
     library = str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload"))

@@ -1,4 +1,4 @@
-"""Memory comes from the allocator that PyTorch was given."""
+"""The hook mode with PyTorch's allocator."""
 
 from .base import HookUtilBase
 
