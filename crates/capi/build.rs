@@ -7,6 +7,6 @@ fn main() {
     // A library that was linked against it then finds the one that is loaded, whatever its path: a
     // process has one, because it owns the process's allocators.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,liblowtide.so");
-    // Its threads run, and the process's memory is in its books, after whoever opened it has closed it.
+    // Its threads run, and it manages the process's memory, after whoever opened it has closed it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

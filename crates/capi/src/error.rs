@@ -166,7 +166,7 @@ impl From<RegionError> for Error {
     fn from(error: RegionError) -> Error {
         match error {
             RegionError::Pools(error) => error.into(),
-            RegionError::Stopped => Error::stopped("while a region was entered or changed"),
+            RegionError::Poisoned => Error::stopped("while a region was entered or changed"),
             error => Error::new(status_of(&error), error),
         }
     }
@@ -180,7 +180,7 @@ fn status_of(error: &RegionError) -> Status {
         RegionError::NotUndone { undoing, .. } => status_of(undoing),
         RegionError::PoolsStillPaused { .. }
         | RegionError::PendingInCapture
-        | RegionError::Stopped => Status::Internal,
+        | RegionError::Poisoned => Status::Internal,
         _ => Status::Driver,
     }
 }

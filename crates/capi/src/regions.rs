@@ -11,7 +11,7 @@
 //!       └─ scrubbing::begin         scrubbing.rs: the driver's own work after it, in the background
 //! ```
 //!
-//! Locks are taken in this order: a device's backups, the table, an allocator, the books of a region's memory, the physical
+//! Locks are taken in this order: a device's backups, the table, an allocator, a region's memory, the physical
 //! memory. Only the first is held while contents are copied and while a device is waited for. So threads allocate and
 //! free meanwhile, in other regions or in none.
 

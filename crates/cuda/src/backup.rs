@@ -8,7 +8,7 @@
 //! ├─ pipeline.rs       copies through the ring, and the threads at its other end
 //! ├─ host_memory.rs    ordinary memory, page-locked block by block; available.rs: how much there is
 //! └─ file.rs           a file without a name, checksums; names.rs: names for people who look for the file
-//! discard, and the time between two backups
+//! release, and the time between two backups
 //! ├─ keeper.rs         page-locks in the background, keeps memory for the next backup, releases it
 //! └─ release.rs        retries what the driver refuses to release
 //! ```
@@ -83,8 +83,8 @@ struct Unfinished {
     link: Link,
     /// The memory that they copy to or from, besides the link's slots.
     memory: Option<Arc<HostMemory>>,
-    /// Whether the backup in this memory has been discarded meanwhile.
-    is_discarded: bool,
+    /// Whether the backup in this memory has been released meanwhile.
+    is_released: bool,
 }
 
 /// A backup made by [`CudaBackups`].
@@ -210,14 +210,14 @@ impl CudaBackups {
         self.unfinished = Some(Unfinished {
             link,
             memory: memory.map(Arc::clone),
-            is_discarded: false,
+            is_released: false,
         });
         let ended = self.finish_copies();
         let copied = copied.unwrap_or_else(|panic| resume_unwind(panic));
         copied.and(ended.map_err(BackupError::Driver))
     }
 
-    /// Waits for copies that may be in progress, and keeps their link and discarded memory for the next backup.
+    /// Waits for copies that may be in progress, and keeps their link and released memory for the next backup.
     fn finish_copies(&mut self) -> Result<(), DriverError> {
         let Some(Unfinished { link, .. }) = &self.unfinished else {
             return Ok(());
@@ -230,7 +230,7 @@ impl CudaBackups {
             if finished.link.slots_max() == self.sizes.slots {
                 self.keeper.keep_link(finished.link);
             }
-            if let Some(memory) = finished.memory.filter(|_| finished.is_discarded) {
+            if let Some(memory) = finished.memory.filter(|_| finished.is_released) {
                 self.keeper.keep(memory);
             }
         }
@@ -411,7 +411,7 @@ impl Backups for CudaBackups {
         Ok(self.finish_copies()?)
     }
 
-    fn discard(&mut self, backup: CudaBackup) {
+    fn release(&mut self, backup: CudaBackup) {
         let CudaBackup {
             contents, copying, ..
         } = backup;
@@ -424,7 +424,7 @@ impl Backups for CudaBackups {
             used.is_some_and(|used| Arc::ptr_eq(used, &memory))
         };
         match self.unfinished.as_mut().filter(is_used) {
-            Some(unfinished) => unfinished.is_discarded = true,
+            Some(unfinished) => unfinished.is_released = true,
             None => self.keeper.keep(memory),
         }
     }

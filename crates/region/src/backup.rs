@@ -20,7 +20,7 @@ use lowtide_core::{Bytes, DeviceAddress, DriverError};
 /// No file is left behind by a panic or when the process ends. A process that is killed leaves only files that the
 /// implementation was asked to show.
 pub trait Backups: Send + 'static {
-    /// The contents of some ranges. It ends with [`discard`](Backups::discard) or when it is dropped.
+    /// The contents of some ranges. It ends with [`release`](Backups::release) or when it is dropped.
     type Backup: Send;
 
     /// Returns a backup for some ranges, none of which is saved yet. The ranges are sorted by address; none overlap, and
@@ -70,8 +70,8 @@ pub trait Backups: Send + 'static {
     /// [`BackupError`] if they may still be in progress.
     fn finish(&mut self) -> Result<(), BackupError>;
 
-    /// Ends a backup. Its host memory is kept for the next one or released, as the implementation was configured.
-    fn discard(&mut self, backup: Self::Backup);
+    /// Releases a backup. Its host memory is kept for the next one or released to the system, as configured.
+    fn release(&mut self, backup: Self::Backup);
 
     /// Releases the host memory that is kept for later backups. Returns when it is released.
     fn release_retained(&mut self);
@@ -81,7 +81,7 @@ pub trait Backups: Send + 'static {
     fn retains(&mut self, backup: &Self::Backup) -> bool;
 
     /// Returns the address of the copy of a range, if the backup is in host memory. The address is valid until the backup
-    /// is discarded. The range lies within one that was saved.
+    /// is released. The range lies within one that was saved.
     fn host_copy(backup: &Self::Backup, range: MemoryRange) -> Option<usize>;
 
     /// Returns the bytes that the backup keeps in host memory, and those on disk.

@@ -86,7 +86,7 @@ impl Change {
             for (chosen, thread) in others {
                 failures.extend(match thread {
                     Ok(thread) => thread.join().unwrap_or_else(|_| {
-                        let stopped = |region| ChangeError::new(region, RegionError::Stopped);
+                        let stopped = |region| ChangeError::new(region, RegionError::Poisoned);
                         chosen.iter().map(stopped).collect()
                     }),
                     // Without a thread, after the other devices.
@@ -173,7 +173,7 @@ impl Change {
 ///
 /// # Errors
 ///
-/// [`RegionError::Stopped`], or the error of [`Device::lock_backups`]. Devices after the one that failed keep their copies.
+/// [`RegionError::Poisoned`], or the error of [`Device::lock_backups`]. Devices after the one that failed keep their copies.
 pub fn release_copies<D: Device>(
     regions: &[Arc<RegionMemory<D>>],
     copies: Copies,

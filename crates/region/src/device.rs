@@ -30,7 +30,7 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`RegionError::Stopped`], and the driver's error if there are no backups yet and they cannot be made.
+    /// [`RegionError::Poisoned`], and the driver's error if there are no backups yet and they cannot be made.
     fn lock_backups(&self) -> Result<MutexGuard<'_, Self::Backups>, RegionError>;
 
     /// Waits for all work of the device. Other threads may call the driver meanwhile.

@@ -54,7 +54,7 @@ pub enum RegionError {
         error: AllocError,
     },
     /// A thread panicked during a change.
-    Stopped,
+    Poisoned,
 }
 
 impl RegionError {
@@ -93,7 +93,7 @@ impl RegionError {
 
 impl<T> From<PoisonError<T>> for RegionError {
     fn from(_: PoisonError<T>) -> RegionError {
-        RegionError::Stopped
+        RegionError::Poisoned
     }
 }
 
@@ -129,7 +129,7 @@ impl fmt::Display for RegionError {
                 "its memory is back, but its pools are still paused ({error}) and refuse requests: \
                  resume it again"
             ),
-            RegionError::Stopped => {
+            RegionError::Poisoned => {
                 write!(f, "a thread panicked while the region was being changed")
             }
         }
@@ -143,7 +143,7 @@ impl Error for RegionError {
             RegionError::NotUndone { undoing, .. } => Some(undoing),
             RegionError::Backup(error) => Some(error),
             RegionError::Pools(error) | RegionError::PoolsStillPaused { error } => Some(error),
-            RegionError::NoRoom { .. } | RegionError::PendingInCapture | RegionError::Stopped => {
+            RegionError::NoRoom { .. } | RegionError::PendingInCapture | RegionError::Poisoned => {
                 None
             }
         }
@@ -179,9 +179,9 @@ mod tests {
         assert!(backup(DriverError::OutOfMemory).is_out_of_memory());
         let refused = DriverError::Unsupported { call: "copy" };
         assert!(!backup(refused).is_out_of_memory());
-        assert!(!RegionError::Stopped.is_out_of_memory());
-        let not_undone = |then| RegionError::not_undone(RegionError::Stopped, then);
+        assert!(!RegionError::Poisoned.is_out_of_memory());
+        let not_undone = |then| RegionError::not_undone(RegionError::Poisoned, then);
         assert!(not_undone(DriverError::OutOfMemory.into()).is_out_of_memory());
-        assert!(!not_undone(RegionError::Stopped).is_out_of_memory());
+        assert!(!not_undone(RegionError::Poisoned).is_out_of_memory());
     }
 }

@@ -20,7 +20,7 @@
 //! - After [`RegionError::PoolsStillPaused`] the region is mapped and its pools refuse requests. ² Resuming again resumes
 //!   the pools.
 //!
-//! During driver calls and copies the pieces are taken out of the books. So the lock of the books is held only briefly,
+//! During driver calls and copies, a region's pieces are taken out from under its lock. So this lock is held only briefly,
 //! and a thread that frees a block never waits for a copy.
 
 use std::fmt;
@@ -63,19 +63,19 @@ pub enum Copies {
 /// The memory of one region on one device, and the private pools whose segments it backs. A segment keeps its addresses
 /// while the region is paused.
 ///
-/// Locks are taken in this order: the device's backups, the pools' allocator, the books, the physical memory.
+/// Locks are taken in this order: the device's backups, the pools' allocator, the region, the physical memory.
 pub struct RegionMemory<D: Device> {
     device: D,
     kind: Option<BackupKind>,
     pools: RegionPools,
-    books: Mutex<Books<BackupOf<D>>>,
+    inner: Mutex<Inner<BackupOf<D>>>,
 }
 
 /// A backup of one region.
 type BackupOf<D> = <<D as Device>::Backups as Backups>::Backup;
 
 #[derive(Debug)]
-struct Books<K> {
+struct Inner<K> {
     state: RegionState,
     /// Whether the pools may refuse requests. In a mapped region they do so only after a call to resume them has failed.
     may_refuse: bool,
@@ -105,7 +105,7 @@ impl<D: Device> RegionMemory<D> {
             device,
             kind,
             pools: RegionPools::new(tag, own_pool),
-            books: Mutex::new(Books {
+            inner: Mutex::new(Inner {
                 state: RegionState::Mapped,
                 may_refuse: false,
                 has_unsaved: false,
@@ -137,7 +137,7 @@ impl<D: Device> RegionMemory<D> {
         self.pools.all()
     }
 
-    /// Returns whether a pool has the region's memory. That does not change under the lock of the device's pools.
+    /// Returns whether a pool has the region's memory. The answer does not change under the lock of the device's pools.
     pub fn has_pool(&self, pool: MempoolId) -> bool {
         self.pools.has(pool)
     }
@@ -160,29 +160,29 @@ impl<D: Device> RegionMemory<D> {
     /// Resumes a paused region.
     fn resume_paused(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
         let start = Instant::now();
-        let mut books = self.books()?;
-        books.state = RegionState::Resuming;
-        drop(books);
+        let mut inner = self.lock()?;
+        inner.state = RegionState::Resuming;
+        drop(inner);
         let restored = self.map_and_restore(backups);
-        let mut books = self.books()?;
+        let mut inner = self.lock()?;
         let copied = match restored {
             Ok(copied) => copied,
             Err(error) => {
-                books.state = RegionState::Paused;
-                books.release_unused(&self.device);
+                inner.state = RegionState::Paused;
+                inner.release_unused(&self.device);
                 return Err(error);
             }
         };
-        books.state = RegionState::Mapped;
-        books.release_unused(&self.device);
-        books.figures.count_resume(copied, start.elapsed());
-        let is_empty = books.has_no_segments();
+        inner.state = RegionState::Mapped;
+        inner.release_unused(&self.device);
+        inner.figures.count_resume(copied, start.elapsed());
+        let is_empty = inner.has_no_segments();
         let has_ended = |saved: &mut Saved<_>| is_empty || !backups.retains(&saved.backup);
-        let saved = books.saved.take_if(has_ended);
-        let retained = books.saved.as_ref().map(|saved| saved.ranges().to_vec());
-        drop(books);
+        let saved = inner.saved.take_if(has_ended);
+        let retained = inner.saved.as_ref().map(|saved| saved.ranges().to_vec());
+        drop(inner);
         if let Some(saved) = saved {
-            backups.discard(saved.backup);
+            backups.release(saved.backup);
         }
         if let Some(ranges) = retained {
             // Before the pools serve requests.
@@ -197,7 +197,7 @@ impl<D: Device> RegionMemory<D> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::Stopped`].
+    /// [`RegionError::Poisoned`].
     pub fn release_copy(
         &self,
         copies: Copies,
@@ -210,18 +210,18 @@ impl<D: Device> RegionMemory<D> {
         };
         // If this fails, unused memory stays until the next call.
         let _ = self.finish_copies(backups);
-        let mut books = self.books()?;
-        let is_mapped = books.state == RegionState::Mapped;
-        let saved = books.saved.take_if(|saved| is_mapped && is_it(saved));
-        drop(books);
+        let mut inner = self.lock()?;
+        let is_mapped = inner.state == RegionState::Mapped;
+        let saved = inner.saved.take_if(|saved| is_mapped && is_it(saved));
+        drop(inner);
         if let Some(saved) = saved {
             watch(&self.device, saved.ranges(), false);
-            backups.discard(saved.backup);
+            backups.release(saved.backup);
         }
         Ok(())
     }
 
-    /// Releases the memory that no block uses. If that is all of it, also discards the copy of the contents, and a paused
+    /// Releases the memory that no block uses. If that is all of it, also releases the copy of the contents, and a paused
     /// region becomes mapped, because nothing is left to resume.
     ///
     /// # Errors
@@ -232,19 +232,19 @@ impl<D: Device> RegionMemory<D> {
         self.pools.trim_and_list(&self.device)?;
         // If this fails, unused memory stays until the next call.
         let _ = self.finish_copies(&mut backups);
-        let mut books = self.books()?;
+        let mut inner = self.lock()?;
         // Releases memory that a failed pause left on the device.
-        books.release_unused(&self.device);
-        if !books.has_no_segments() {
-            drop(books);
+        inner.release_unused(&self.device);
+        if !inner.has_no_segments() {
+            drop(inner);
             return self.resume_pools();
         }
-        let was_paused = mem::replace(&mut books.state, RegionState::Mapped) == RegionState::Paused;
-        let saved = books.saved.take();
-        drop(books);
+        let was_paused = mem::replace(&mut inner.state, RegionState::Mapped) == RegionState::Paused;
+        let saved = inner.saved.take();
+        drop(inner);
         if let Some(saved) = saved {
             watch(&self.device, saved.ranges(), false);
-            backups.discard(saved.backup);
+            backups.release(saved.backup);
         }
         if was_paused {
             self.notify(false);
@@ -252,17 +252,17 @@ impl<D: Device> RegionMemory<D> {
         self.resume_pools()
     }
 
-    /// Lets the pools of a mapped region serve requests again. Comes after the books are mapped, because before that a
+    /// Lets the pools of a mapped region serve requests again. Comes after the region is mapped, because before that a
     /// pool would find no memory. An error is not rolled back, because the first pool may have served requests when the
     /// second fails. `may_refuse` stays set, so that the next call tries again.
     fn resume_pools(&self) -> Result<(), RegionError> {
-        let books = self.books()?;
-        let may_refuse = books.may_refuse && books.state == RegionState::Mapped;
-        drop(books);
+        let inner = self.lock()?;
+        let may_refuse = inner.may_refuse && inner.state == RegionState::Mapped;
+        drop(inner);
         if may_refuse {
             let set = self.pools.set_paused(&self.device, false);
             set.map_err(|error| RegionError::PoolsStillPaused { error })?;
-            self.books()?.may_refuse = false;
+            self.lock()?.may_refuse = false;
         }
         Ok(())
     }
@@ -275,17 +275,17 @@ impl<D: Device> RegionMemory<D> {
     /// Maps memory for every segment and restores the contents. Returns the size and time of the restore.
     fn map_and_restore(&self, backups: &mut D::Backups) -> Result<Copied, RegionError> {
         let mut held = self.pools.trim_and_list(&self.device)?;
-        let mut books = self.books()?;
+        let mut inner = self.lock()?;
         // Memory that an earlier pause left without a segment may be needed by others. No stream has used it since.
-        let reservations = books.reservations.iter_mut();
+        let reservations = inner.reservations.iter_mut();
         reservations.for_each(|reservation| reservation.backing.forget_streams());
-        books.release_unused(&self.device);
+        inner.release_unused(&self.device);
         // A block freed since the list was made may have lost its segment, and so its memory.
-        held.retain(|&block| books.has(block));
-        let reservations = books.reservations.iter();
+        held.retain(|&block| inner.has(block));
+        let reservations = inner.reservations.iter();
         let needed: Vec<_> = reservations.map(Reservation::needed).collect();
-        let mut saved = books.saved.take();
-        drop(books);
+        let mut saved = inner.saved.take();
+        drop(inner);
         let mut backings = self.take_backings()?;
         let before: Vec<_> = backings.iter().map(Backing::starts).collect();
         let mut outcome = supply_all(&mut backings, &self.device, &needed);
@@ -309,7 +309,7 @@ impl<D: Device> RegionMemory<D> {
             outcome = Err(self.no_room(&backings, &needed));
         }
         self.put_backings(backings)?;
-        self.books()?.saved = saved;
+        self.lock()?.saved = saved;
         outcome.map(|()| restored)
     }
 
@@ -329,16 +329,16 @@ impl<D: Device> RegionMemory<D> {
     /// Waits for copies of a failed backup that may still be in progress. After an error they still may be, and nothing
     /// has changed.
     fn finish_copies(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
-        let mut books = self.books()?;
-        if !books.may_be_copying {
+        let mut inner = self.lock()?;
+        if !inner.may_be_copying {
             return Ok(());
         }
-        drop(books);
+        drop(inner);
         backups.finish()?;
-        books = self.books()?;
-        books.may_be_copying = false;
-        if books.state == RegionState::Mapped {
-            books.release_unused(&self.device);
+        inner = self.lock()?;
+        inner.may_be_copying = false;
+        if inner.state == RegionState::Mapped {
+            inner.release_unused(&self.device);
         }
         Ok(())
     }
@@ -347,29 +347,29 @@ impl<D: Device> RegionMemory<D> {
     /// have.
     fn have_copies_ended(&self, backups: &mut D::Backups) -> Result<bool, RegionError> {
         let ended = backups.finish();
-        self.books()?.may_be_copying = ended.is_err();
+        self.lock()?.may_be_copying = ended.is_err();
         Ok(ended.is_ok())
     }
 
     fn take_backings(&self) -> Result<Vec<Backing>, RegionError> {
-        let mut books = self.books()?;
-        let reservations = books.reservations.iter_mut();
+        let mut inner = self.lock()?;
+        let reservations = inner.reservations.iter_mut();
         Ok(reservations
             .map(|reservation| mem::take(&mut reservation.backing))
             .collect())
     }
 
     fn put_backings(&self, backings: Vec<Backing>) -> Result<(), RegionError> {
-        let mut books = self.books()?;
-        for (reservation, backing) in books.reservations.iter_mut().zip(backings) {
+        let mut inner = self.lock()?;
+        for (reservation, backing) in inner.reservations.iter_mut().zip(backings) {
             reservation.backing = backing;
         }
-        books.count_mapped();
+        inner.count_mapped();
         Ok(())
     }
 
-    fn books(&self) -> Result<MutexGuard<'_, Books<BackupOf<D>>>, RegionError> {
-        Ok(self.books.lock()?)
+    fn lock(&self) -> Result<MutexGuard<'_, Inner<BackupOf<D>>>, RegionError> {
+        Ok(self.inner.lock()?)
     }
 }
 
@@ -380,7 +380,7 @@ impl<D: Device> fmt::Debug for RegionMemory<D> {
     }
 }
 
-impl<K> Books<K> {
+impl<K> Inner<K> {
     fn allocate(
         &mut self,
         device: &impl Device,

@@ -64,7 +64,7 @@ impl RegionPools {
         pools
     }
 
-    /// Returns whether a pool has the region's memory. That does not change under the lock of the pool's allocator.
+    /// Returns whether a pool has the region's memory. The answer does not change under the lock of the pool's allocator.
     pub(crate) fn has(&self, pool: MempoolId) -> bool {
         pool == self.own || self.others().all.contains(&pool)
     }

@@ -18,13 +18,13 @@ pub(crate) struct Reservation {
     /// The unit of physical memory. The range is aligned to it.
     granularity: Bytes,
     /// By address. None overlap. All are within the range, and have memory while the region is mapped.
-    segments: BTreeMap<DeviceAddress, Segment>,
+    segments: BTreeMap<DeviceAddress, RegionSegment>,
     /// Taken out, and empty here, while the region is being paused or resumed.
     pub(crate) backing: Backing,
 }
 
 #[derive(Debug)]
-struct Segment {
+struct RegionSegment {
     size: Bytes,
     /// The stream whose work uses the segment.
     stream: Stream,
@@ -98,7 +98,7 @@ impl Reservation {
 
     /// Removes a segment. Returns whether it was here. Work of its stream may still use its memory.
     pub(crate) fn remove(&mut self, address: DeviceAddress) -> bool {
-        let Some(Segment { size, stream }) = self.segments.remove(&address) else {
+        let Some(RegionSegment { size, stream }) = self.segments.remove(&address) else {
             return false;
         };
         self.backing
@@ -164,7 +164,7 @@ impl Reservation {
     fn insert(&mut self, place: MemoryRange, stream: Stream) -> DeviceAddress {
         let size = place.size;
         self.segments
-            .insert(place.address, Segment { size, stream });
+            .insert(place.address, RegionSegment { size, stream });
         place.address
     }
 

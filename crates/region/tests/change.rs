@@ -260,7 +260,7 @@ fn a_panic_stops_its_device_alone() {
     for _ in 0..2 {
         let failure = world.change_both(Change::Pause).expect_err("one panics");
         assert!(world.is(1, &failure.region), "{failure:?}");
-        assert!(matches!(failure.error, RegionError::Stopped));
+        assert!(matches!(failure.error, RegionError::Poisoned));
         let state = world.regions[0].memory.state();
         assert_eq!(state.expect("this one did not"), RegionState::Paused);
     }

@@ -116,7 +116,7 @@ fn outlive_the_last_segment(faults: FaultPlan) {
     region.backups().retains = true;
     let copies = || {
         let backups = region.backups();
-        (backups.count(), backups.discards)
+        (backups.count(), backups.released_backups)
     };
     let range = region.allocate(Bytes::mib(4), Stream(1)).expect("room");
     region.pause().expect("nothing fails");

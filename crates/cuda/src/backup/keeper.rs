@@ -215,7 +215,7 @@ impl Keeper {
     ///
     /// It is the smallest that is large enough. It is at most twice as large as new memory would be, so that a
     /// small backup does not take a large one's memory. Among equal sizes, it is the newest, which is the same
-    /// backup's memory if that was discarded just now.
+    /// backup's memory if that was released just now.
     ///
     /// If none fits, the largest that is too small is released. It is likely the memory of the same backup, which
     /// has grown, and no backup would use it.

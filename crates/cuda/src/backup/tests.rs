@@ -222,7 +222,7 @@ fn contents_come_back_bit_for_bit() {
             world.fill(round + 200);
             world.restore(&mut backup).unwrap();
             assert_eq!(world.contents(), saved, "{kind:?} {round}, again");
-            world.backups.discard(backup);
+            world.backups.release(backup);
             world.backups.finish_locking();
         }
     }
@@ -236,7 +236,7 @@ fn copies_go_directly_as_soon_as_memory_is_locked() {
     let first = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
     assert_eq!(first.locked(), Bytes(first.layout.bytes() as u64));
-    world.backups.discard(first);
+    world.backups.release(first);
     let before = world.fake.calls("cuMemcpyDtoHAsync_v2");
     let second = world.save(BackupKind::Host).unwrap();
     let blocks = second
@@ -247,7 +247,7 @@ fn copies_go_directly_as_soon_as_memory_is_locked() {
         .map(|span| second.layout.copies(span).count());
     let made = world.fake.calls("cuMemcpyDtoHAsync_v2") - before;
     assert_eq!(made, copies.sum::<usize>() as u64);
-    world.backups.discard(second);
+    world.backups.release(second);
     world.end();
 }
 
@@ -412,12 +412,12 @@ fn nothing_can_be_saved_too() {
     for kind in KINDS {
         let mut backup = save(&mut world.backups, &[], kind).unwrap();
         world.backups.restore(&mut backup, &[]).unwrap();
-        world.backups.discard(backup);
+        world.backups.release(backup);
     }
     world.end();
 }
 
-/// Several backups of different sizes and kinds are discarded, dropped and partly restored, with occasional
+/// Several backups of different sizes and kinds are released, dropped and partly restored, with occasional
 /// failures.
 #[test]
 fn a_thousand_random_steps() {
@@ -460,7 +460,7 @@ fn a_thousand_random_steps() {
                 let (backup, ..) = held.swap_remove(number);
                 match random.below(3) {
                     0 => drop(backup),
-                    _ => world.backups.discard(backup),
+                    _ => world.backups.release(backup),
                 }
                 world.backups.set_retain(random.below(2) == 0);
                 if random.below(8) == 0 {

@@ -17,21 +17,21 @@ impl<D: Device> RegionMemory<D> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::Stopped`].
+    /// [`RegionError::Poisoned`].
     pub fn figures(&self) -> Result<RegionFigures, RegionError> {
-        let books = self.books()?;
-        let (host, disk) = match &books.saved {
+        let inner = self.lock()?;
+        let (host, disk) = match &inner.saved {
             Some(saved) if !saved.has_ended => D::Backups::bytes(&saved.backup),
             _ => (Bytes::ZERO, Bytes::ZERO),
         };
-        let segments = books.reservations.iter().map(Reservation::bytes).sum();
-        let is_paused = books.state == RegionState::Paused;
+        let segments = inner.reservations.iter().map(Reservation::bytes).sum();
+        let is_paused = inner.state == RegionState::Paused;
         Ok(RegionFigures {
-            state: books.state,
+            state: inner.state,
             paused: if is_paused { segments } else { Bytes::ZERO },
             host,
             disk,
-            ..books.figures
+            ..inner.figures
         })
     }
 
@@ -46,8 +46,8 @@ impl<D: Device> RegionMemory<D> {
             return Ok(Bytes::ZERO);
         }
         let kept = self.pools.kept(&self.device)?;
-        let books = self.books()?;
-        if books.state != RegionState::Paused {
+        let inner = self.lock()?;
+        if inner.state != RegionState::Paused {
             return Ok(Bytes::ZERO);
         }
         // A segment here may be longer than its pool requested. The pool may list several adjacent ones as one.
@@ -60,16 +60,16 @@ impl<D: Device> RegionMemory<D> {
             let needed = reservation.needed_for(is_kept);
             reservation.backing.missing(&needed)
         };
-        Ok(books.reservations.iter().map(missing).sum())
+        Ok(inner.reservations.iter().map(missing).sum())
     }
 
     /// Returns the region's state.
     ///
     /// # Errors
     ///
-    /// [`RegionError::Stopped`].
+    /// [`RegionError::Poisoned`].
     pub fn state(&self) -> Result<RegionState, RegionError> {
-        Ok(self.books()?.state)
+        Ok(self.lock()?.state)
     }
 
     /// Returns the bytes of the blocks that are allocated in the region. O(n log n) for n blocks of any pool.
@@ -97,7 +97,7 @@ impl<D: Device> RegionMemory<D> {
 
     /// Returns the address of the host's copy of an allocated block, if there is one. There is one while the region is
     /// paused, and afterwards while the copy is retained, for blocks allocated before the pause. The copy has the
-    /// requested bytes of the block, and is valid until it is discarded.
+    /// requested bytes of the block, and is valid until it is released.
     ///
     /// # Errors
     ///
@@ -118,9 +118,9 @@ impl<D: Device> RegionMemory<D> {
             return Ok(None);
         }
         let block = contents_of(block);
-        let mut books = self.books()?;
-        let state = books.state;
-        let Some(saved) = books.saved.as_mut().filter(|saved| !saved.has_ended) else {
+        let mut inner = self.lock()?;
+        let state = inner.state;
+        let Some(saved) = inner.saved.as_mut().filter(|saved| !saved.has_ended) else {
             return Ok(None);
         };
         let range = match state {

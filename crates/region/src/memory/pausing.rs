@@ -37,18 +37,18 @@ impl<D: Device> RegionMemory<D> {
         if self.has_unsaved()? {
             match kind {
                 Some(_) => self.resume_paused(backups)?,
-                None => self.discard_contents(backups)?,
+                None => self.release_contents(backups)?,
             }
         }
         if self.state()? != RegionState::Mapped {
             return self.release_rest();
         }
         let start = Instant::now();
-        self.books()?.may_refuse = true;
-        // Before the books change: otherwise a request for a segment would be refused without a reason.
+        self.lock()?.may_refuse = true;
+        // Before the region changes: otherwise a request for a segment would be refused without a reason.
         let set = self.pools.set_paused(&self.device, true);
         let set = set.map_err(RegionError::from);
-        self.books()?.state = RegionState::Pausing;
+        self.lock()?.state = RegionState::Pausing;
         let begun = set.and_then(|()| self.begin_backup(backups, kind));
         let (saved, outcome) = match begun {
             Ok(mut saved) => {
@@ -57,21 +57,21 @@ impl<D: Device> RegionMemory<D> {
             }
             Err(error) => (None, Err(error)),
         };
-        let mut books = self.books()?;
+        let mut inner = self.lock()?;
         if outcome.as_ref().err().is_none_or(RegionError::is_paused) {
             let copied = saved.as_ref().map_or_else(Copied::default, Saved::copied);
-            books.state = RegionState::Paused;
-            books.has_unsaved = matches!(outcome, Err(RegionError::NotUndone { .. }))
+            inner.state = RegionState::Paused;
+            inner.has_unsaved = matches!(outcome, Err(RegionError::NotUndone { .. }))
                 && saved.as_ref().is_none_or(Saved::is_partial);
-            books.saved = saved;
-            books.figures.count_pause(copied, start.elapsed());
+            inner.saved = saved;
+            inner.figures.count_pause(copied, start.elapsed());
             return outcome;
         }
-        books.state = RegionState::Mapped;
-        books.release_unused(&self.device);
-        drop(books);
+        inner.state = RegionState::Mapped;
+        inner.release_unused(&self.device);
+        drop(inner);
         if let Some(saved) = saved {
-            backups.discard(saved.backup);
+            backups.release(saved.backup);
         }
         // The error of the pause takes precedence over an error of resuming the pools.
         outcome.and(self.resume_pools())
@@ -79,18 +79,18 @@ impl<D: Device> RegionMemory<D> {
 
     /// Returns whether the region is paused and some of its contents are only on the device.
     fn has_unsaved(&self) -> Result<bool, RegionError> {
-        let books = self.books()?;
-        Ok(books.has_unsaved && books.state == RegionState::Paused)
+        let inner = self.lock()?;
+        Ok(inner.has_unsaved && inner.state == RegionState::Paused)
     }
 
     /// Gives up the contents of a paused region, in its backup and on the device.
-    fn discard_contents(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
-        let mut books = self.books()?;
-        books.has_unsaved = false;
-        let saved = books.saved.take();
-        drop(books);
+    fn release_contents(&self, backups: &mut D::Backups) -> Result<(), RegionError> {
+        let mut inner = self.lock()?;
+        inner.has_unsaved = false;
+        let saved = inner.saved.take();
+        drop(inner);
         if let Some(saved) = saved {
-            backups.discard(saved.backup);
+            backups.release(saved.backup);
         }
         Ok(())
     }
@@ -101,7 +101,7 @@ impl<D: Device> RegionMemory<D> {
         backups: &mut D::Backups,
         kind: Option<BackupKind>,
     ) -> Result<Option<Saved<BackupOf<D>>>, RegionError> {
-        let is_empty = self.books()?.reservations.is_empty();
+        let is_empty = self.lock()?.reservations.is_empty();
         if !is_empty {
             self.device.synchronize()?;
             self.pools.wait_for_pending(&self.device)?;
@@ -109,10 +109,10 @@ impl<D: Device> RegionMemory<D> {
         let mut ranges = self.pools.trim_and_list(&self.device)?;
         ranges.retain(|range| !range.size.is_zero());
         // The new backup uses its memory.
-        let retained = self.books()?.saved.take();
+        let retained = self.lock()?.saved.take();
         if let Some(retained) = retained {
             watch(&self.device, retained.ranges(), false);
-            backups.discard(retained.backup);
+            backups.release(retained.backup);
         }
         let kind = kind.filter(|_| !ranges.is_empty());
         let begun = kind.map(|kind| Saved::begin(ranges, kind, backups));
@@ -127,7 +127,7 @@ impl<D: Device> RegionMemory<D> {
     ) -> Result<(), RegionError> {
         self.notify(true);
         let needed: Vec<_> = self
-            .books()?
+            .lock()?
             .reservations
             .iter()
             .map(Reservation::needed)
@@ -217,10 +217,10 @@ impl<D: Device> RegionMemory<D> {
         saved: &mut Saved<BackupOf<D>>,
         backups: &mut D::Backups,
     ) -> Result<(), RegionError> {
-        let books = self.books()?;
+        let inner = self.lock()?;
         let mut ranges = saved.ranges().to_vec();
-        ranges.retain(|&range| books.has(range));
-        drop(books);
+        ranges.retain(|&range| inner.has(range));
+        drop(inner);
         saved.restore(&ranges, backups)?;
         Ok(())
     }

@@ -20,7 +20,7 @@ pub(super) struct Saved<K> {
     time: Duration,
     /// Whether the program was given the address of the copy, and may read it.
     pub(super) may_be_read: bool,
-    /// Whether the copy is useless. It is discarded by the next thread that locks the backups.
+    /// Whether the copy is useless. It is released by the next thread that locks the backups.
     pub(super) has_ended: bool,
 }
 

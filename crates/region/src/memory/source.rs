@@ -103,30 +103,30 @@ impl<D: Device> Drop for RegionSource<D> {
 
 impl<D: Device> SegmentSource for RegionSource<D> {
     fn allocate(&mut self, size: Bytes, stream: Stream, is_limited: bool) -> Option<DeviceAddress> {
-        let mut books = self.memory.books().ok()?;
+        let mut inner = self.memory.lock().ok()?;
         // Copies that restore contents may still be in progress, and would overwrite the new block.
-        if books.state != RegionState::Mapped || books.may_be_copying {
+        if inner.state != RegionState::Mapped || inner.may_be_copying {
             return None;
         }
         // The pool learns no reason. The next request tries again what failed for a reason other than lack of memory.
         let device = &self.memory.device;
-        let address = books.allocate(device, size, stream, is_limited).ok();
-        books.count_mapped();
+        let address = inner.allocate(device, size, stream, is_limited).ok();
+        inner.count_mapped();
         address
     }
 
     fn release(&mut self, address: DeviceAddress, _size: Bytes) {
-        let Ok(mut books) = self.memory.books() else {
+        let Ok(mut inner) = self.memory.lock() else {
             return;
         };
-        let mut reservations = books.reservations.iter_mut();
+        let mut reservations = inner.reservations.iter_mut();
         let _ = reservations.any(|reservation| reservation.remove(address));
-        if books.state == RegionState::Mapped {
-            books.release_unused(&self.memory.device);
-            if books.has_no_segments()
-                && let Some(retained) = &mut books.saved
+        if inner.state == RegionState::Mapped {
+            inner.release_unused(&self.memory.device);
+            if inner.has_no_segments()
+                && let Some(retained) = &mut inner.saved
             {
-                // Not discarded here: the backups are not locked, and the next one may use its memory.
+                // Not released here: the backups are not locked, and the next one may use its memory.
                 retained.has_ended = true;
             }
         }

@@ -45,8 +45,7 @@ pub(crate) struct TestBackups {
     pub(crate) failures: u64,
     /// The device memory in use at each step of saving.
     pub(crate) in_use: Vec<Bytes>,
-    /// How many backups were discarded.
-    pub(crate) discards: usize,
+    pub(crate) released_backups: usize,
     /// How often kept memory was released.
     pub(crate) releases: usize,
 }
@@ -81,7 +80,7 @@ impl TestBackups {
             failing_waits: 0,
             failures: 0,
             in_use: Vec::new(),
-            discards: 0,
+            released_backups: 0,
             releases: 0,
         }
     }
@@ -203,8 +202,8 @@ impl Backups for TestBackups {
         Ok(())
     }
 
-    fn discard(&mut self, _backup: TestBackup) {
-        self.discards += 1;
+    fn release(&mut self, _backup: TestBackup) {
+        self.released_backups += 1;
     }
 
     fn release_retained(&mut self) {

@@ -157,7 +157,7 @@ fn a_panic_waits_for_the_copies() {
     assert_eq!(waits(&world), before + 2, "of both streams");
     world.restore(&mut backup).unwrap();
     assert!(world.contents() == saved);
-    world.backups.discard(backup);
+    world.backups.release(backup);
     world.end();
 }
 
@@ -180,7 +180,7 @@ fn run(fault: Option<(Operation, usize, Fault)>) -> Result<[usize; 4], BackupErr
         world.restore(&mut backup).unwrap();
     }
     assert!(world.contents() == saved, "{fault:?}");
-    world.backups.discard(backup);
+    world.backups.release(backup);
     world.end();
     let counts = *COUNTS.lock().unwrap();
     assert!(errors.len() <= 1, "{fault:?}: {errors:?}");
@@ -224,7 +224,7 @@ fn a_file_has_no_name_and_its_room_goes_back() {
             .count()
     };
     assert_eq!(open_files(), 1);
-    world.backups.discard(backup);
+    world.backups.release(backup);
     assert_eq!(open_files(), 0);
     world.end();
 }
@@ -246,7 +246,7 @@ fn a_file_is_shown_by_a_name_for_each_range() {
         world.fill(2);
         world.restore(&mut backup).unwrap();
         assert!(world.contents() == saved);
-        world.backups.discard(backup);
+        world.backups.release(backup);
         assert_eq!(directory.files(), 0);
     }
     world.end();
@@ -347,7 +347,7 @@ fn a_file_in_memory_has_taken_what_it_was_promised() {
 fn idle_memory_goes_back_for_a_file_in_memory() {
     let mut world = World::new(STAYS, open_faulty);
     let backup = world.save(BackupKind::Host).unwrap();
-    world.backups.discard(backup);
+    world.backups.release(backup);
     assert!(!world.backups.kept().bytes().is_zero());
     *FAULT.lock().unwrap() = Some((Operation::Open, 1, Fault::NoMemory));
     let backup = world.backups.begin(&[], BackupKind::Disk).unwrap();

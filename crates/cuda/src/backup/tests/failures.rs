@@ -50,7 +50,7 @@ fn run(kind: BackupKind, is_warm: bool, failure: Option<(&str, u64, i32)>) -> [u
     if is_warm {
         let backup = world.save(kind).unwrap();
         world.backups.finish_locking();
-        world.backups.discard(backup);
+        world.backups.release(backup);
     }
     let before = CALLS.map(|call| world.fake.calls(call));
     if let Some((call, nth, code)) = failure {
@@ -75,7 +75,7 @@ fn run(kind: BackupKind, is_warm: bool, failure: Option<(&str, u64, i32)>) -> [u
     }
     assert!(world.contents() == saved, "{context}");
     world.backups.finish_locking();
-    world.backups.discard(backup);
+    world.backups.release(backup);
     world.backups.release_retained();
     assert_eq!(world.backups.kept().bytes(), Bytes::ZERO, "{context}");
     let counts = std::array::from_fn(|index| world.fake.calls(CALLS[index]) - before[index]);
@@ -120,7 +120,7 @@ fn what_the_driver_refuses_to_take_back_goes_back_later() {
         let mut world = World::new(STAYS, TemporaryFile::open);
         let backup = world.save(BackupKind::Host).unwrap();
         world.backups.finish_locking();
-        world.backups.discard(backup);
+        world.backups.release(backup);
         (1..20).for_each(|nth| world.fake.fail(call, nth, UNKNOWN));
         world.backups.release_retained();
         world.fake.fail_none();
@@ -133,7 +133,7 @@ fn what_the_driver_refuses_to_take_back_goes_back_later() {
         assert_eq!(is_counted, held(&world)[0] > 0, "{call}");
         // Any other release retries it.
         let backup = world.save(BackupKind::Disk).unwrap();
-        world.backups.discard(backup);
+        world.backups.release(backup);
         world.backups.release_retained();
         assert_eq!(held(&world), [0; 3], "{call}");
         assert_eq!(world.backups.kept().bytes(), Bytes::ZERO, "{call}");
@@ -152,7 +152,7 @@ fn fail_waits(world: &World) {
 #[test]
 fn memory_that_copies_write_to_is_nobody_elses() {
     for times in [STAYS, GOES] {
-        for is_discarded in [false, true] {
+        for is_released in [false, true] {
             let mut world = World::new(times, TemporaryFile::open);
             world.fake.set_lazy(true);
             world.fill(1);
@@ -160,8 +160,8 @@ fn memory_that_copies_write_to_is_nobody_elses() {
             let ranges = world.ranges.clone();
             let mut backup = world.backups.begin(&ranges, BackupKind::Host).unwrap();
             assert!(world.backups.save_next(&mut backup).is_err());
-            if is_discarded {
-                world.backups.discard(backup)
+            if is_released {
+                world.backups.release(backup)
             } else {
                 drop(backup)
             }

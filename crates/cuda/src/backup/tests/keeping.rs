@@ -21,7 +21,7 @@ fn memory_waits_for_the_next_backup_and_goes_when_it_is_released() {
         world.backups.set_retain(retain);
         let first = world.save(BackupKind::Host).unwrap();
         let address = address_of(&first);
-        world.backups.discard(first);
+        world.backups.release(first);
         assert!(!world.backups.kept().bytes().is_zero());
         let second = world.save(BackupKind::Host).unwrap();
         assert_eq!(address_of(&second), address);
@@ -30,7 +30,7 @@ fn memory_waits_for_the_next_backup_and_goes_when_it_is_released() {
         assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         let copy = copy_of(&second, world.ranges[0]);
         assert_eq!(copy, world.contents()[0]);
-        world.backups.discard(second);
+        world.backups.release(second);
         world.backups.release_retained();
         assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         assert_eq!(world.fake.live().host_allocations, 0);
@@ -45,7 +45,7 @@ fn memory_that_is_not_retained_goes_by_itself() {
     world.backups.set_retain(true);
     let backup = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
-    world.backups.discard(backup);
+    world.backups.release(backup);
     assert!(!world.backups.kept().bytes().is_zero());
     assert_ne!(world.fake.live().host_allocations, 0);
     world.backups.set_retain(false);
@@ -62,7 +62,7 @@ fn memory_that_is_not_retained_stays_while_copies_are_under_way() {
     let copied = new_memory(&world);
     let copying = world.backups.keeper.begin_copying(&copied);
     let backup = world.save(BackupKind::Host).unwrap();
-    world.backups.discard(backup);
+    world.backups.release(backup);
     let_keeper_look(&mut world);
     assert!(!world.backups.kept().bytes().is_zero());
     drop(copying);
@@ -79,11 +79,11 @@ fn a_backup_has_the_memory_again_that_it_had_just_now() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let [first, second] = [(); 2].map(|()| world.save(BackupKind::Host).unwrap());
     let addresses = [address_of(&first), address_of(&second)];
-    world.backups.discard(first);
-    world.backups.discard(second);
+    world.backups.release(first);
+    world.backups.release(second);
     let again = world.save(BackupKind::Host).unwrap();
     assert_eq!(address_of(&again), addresses[1]);
-    world.backups.discard(again);
+    world.backups.release(again);
     world.end();
 }
 
@@ -97,8 +97,8 @@ fn backups_in_the_hosts_memory_are_retained_if_that_was_asked_for() {
         assert_eq!(world.backups.retains(&in_memory), retain);
         assert!(!world.backups.retains(&in_file));
     }
-    world.backups.discard(in_memory);
-    world.backups.discard(in_file);
+    world.backups.release(in_memory);
+    world.backups.release(in_file);
     world.end();
 }
 
@@ -113,7 +113,7 @@ fn growing_backups_keep_one_memory() {
         let size = Bytes::mib(size);
         let range = MemoryRange { address, size };
         let backup = save(&mut world.backups, &[range], BackupKind::Host).unwrap();
-        world.backups.discard(backup);
+        world.backups.release(backup);
         held_max = held_max.max(world.backups.kept().bytes());
         assert!(
             held_max <= size + Bytes(size.get() / 4) + Bytes::mib(3),
@@ -135,27 +135,27 @@ fn a_small_backup_leaves_the_memory_of_a_large_one_alone() {
     };
     let large = save(&mut world, 16);
     let its_address = address_of(&large);
-    world.backups.discard(large);
+    world.backups.release(large);
     let small = save(&mut world, 1);
     assert_ne!(address_of(&small), its_address);
     let large = save(&mut world, 16);
     assert_eq!(address_of(&large), its_address);
-    world.backups.discard(small);
-    world.backups.discard(large);
+    world.backups.release(small);
+    world.backups.release(large);
     world.driver.free(address, Bytes::mib(16)).unwrap();
     world.end();
 }
 
-/// A backup is discarded, dropped, released, and outlives its `CudaBackups`, while its blocks are being
+/// A backup is released, dropped, released, and outlives its `CudaBackups`, while its blocks are being
 /// page-locked.
 #[test]
 fn locking_stops_wherever_it_is() {
     for _ in 0..20 {
         let mut world = World::new(STAYS, TemporaryFile::open);
         let dropped = world.save(BackupKind::Host).unwrap();
-        let discarded = world.save(BackupKind::Host).unwrap();
+        let released = world.save(BackupKind::Host).unwrap();
         drop(dropped);
-        world.backups.discard(discarded);
+        world.backups.release(released);
         world.backups.release_retained();
         assert_eq!(world.backups.kept().bytes(), Bytes::ZERO);
         let outliving = world.save(BackupKind::Host).unwrap();
@@ -192,7 +192,7 @@ fn nothing_is_page_locked_right_after_a_backup_unless_somebody_waits() {
     world.fill(2);
     world.restore(&mut backup).unwrap();
     assert_eq!(world.contents(), saved);
-    world.backups.discard(backup);
+    world.backups.release(backup);
     drop(memory);
     world.end();
 }
@@ -222,7 +222,7 @@ fn the_copies_of_a_backup_end_with_its_last_step() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let backup = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
-    world.backups.discard(backup);
+    world.backups.release(backup);
     let ranges = world.ranges.clone();
     let other = new_memory(&world);
     let mut backup = world.backups.begin(&ranges, BackupKind::Host).unwrap();
@@ -236,7 +236,7 @@ fn the_copies_of_a_backup_end_with_its_last_step() {
     }
     wait_until_locked(&world, &other, || ());
     drop(other);
-    world.backups.discard(backup);
+    world.backups.release(backup);
     world.end();
 }
 
@@ -359,7 +359,7 @@ fn contents_come_back_while_memory_is_page_locked() {
                 assert!(world.contents() == saved, "{quiet:?} {round} {restored}");
             }
             match round % 2 {
-                0 => world.backups.discard(backup),
+                0 => world.backups.release(backup),
                 _ => drop(backup),
             }
         }
@@ -519,7 +519,7 @@ fn what_is_released_does_not_wait_for_what_others_have_locked() {
     let mut world = World::new(STAYS, TemporaryFile::open);
     let idle = world.save(BackupKind::Host).unwrap();
     world.backups.finish_locking();
-    world.backups.discard(idle);
+    world.backups.release(idle);
     let block_bytes = 4 << 10;
     let overtakes = |world: &mut World| {
         let queue = Arc::clone(&world.backups.queue);
@@ -564,7 +564,7 @@ fn a_keeper_that_panics_is_not_waited_for() {
         world.fill(round + 100);
         world.restore(&mut backup).unwrap();
         assert_eq!(world.contents(), saved, "{round}");
-        world.backups.discard(backup);
+        world.backups.release(backup);
         // Idle memory can be released without the thread.
         assert!(!world.backups.kept().bytes().is_zero());
         world.backups.release_retained();

@@ -128,7 +128,7 @@ impl Paused {
             let mut backups = backups.lock().unwrap();
             let backup = save(&mut backups, &held, BackupKind::Host).unwrap();
             backups.finish_locking();
-            backups.discard(backup);
+            backups.release(backup);
         }
         Paused {
             memory,
