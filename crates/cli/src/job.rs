@@ -72,7 +72,7 @@ impl Job {
 
     /// Returns the figures of a recording by its history, which does not count paused memory.
     pub(crate) fn of_history(recording: &Recording, history: &History) -> Job {
-        let peak_live_bytes = history.peak_live.gap.live;
+        let peak_live_bytes = history.peak_live.fragmentation.live;
         Job {
             peak_live_bytes,
             peak_live_pages_bytes: whole_pages(peak_live_bytes),

@@ -397,7 +397,7 @@ mod tests {
     use std::sync::Arc;
 
     use crate::check::CheckLevel;
-    use crate::config::Config;
+    use crate::config::{Config, StrategyName};
     use crate::device::DeviceAllocator;
     use crate::error::AllocError;
     use crate::event::Action;
@@ -549,7 +549,7 @@ mod tests {
 
     #[test]
     fn streams_that_hold_nothing_make_room_for_others() {
-        for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching", "tide"] {
+        for strategy in StrategyName::ALL.map(StrategyName::as_str) {
             let mut allocator = allocator(strategy);
             let held = allocator.allocate(Bytes(1_000), Stream(3)).unwrap();
             let before = allocator.lane().allocation(held);

@@ -35,6 +35,19 @@ pub struct MemoryInfo {
     pub total: Bytes,
 }
 
+impl MemoryInfo {
+    /// Returns the limit for a fraction of the device's memory: `None`, no limit, for 1 or more.
+    pub fn limit(self, fraction: f64) -> Option<Bytes> {
+        (fraction < 1.0).then(|| self.total.scale(fraction))
+    }
+
+    /// Returns how many bytes are missing in the 32nd of the device's memory that stays free for other programs.
+    pub fn missing_free(self) -> Bytes {
+        const PART: u64 = 32;
+        Bytes(self.total.get() / PART).saturating_sub(self.free)
+    }
+}
+
 /// The operations of one device that the allocator needs.
 ///
 /// The allocator keeps the rules of the device's virtual memory: it maps only addresses that it reserved, maps

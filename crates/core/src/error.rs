@@ -47,12 +47,12 @@ pub enum AllocError {
         /// The pool that was named.
         pool: MempoolId,
     },
-    /// Requests are being routed to that pool already.
+    /// Requests are being routed to the pool already.
     PoolInUse {
         /// The pool that was named.
         pool: MempoolId,
     },
-    /// That pool already has segments, or a source of its own for them.
+    /// The pool already has segments, or a source of its own for them.
     PoolHasSource {
         /// The pool that was named.
         pool: MempoolId,

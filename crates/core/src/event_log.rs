@@ -34,7 +34,7 @@ impl fmt::Debug for EventLog {
     }
 }
 
-/// A point in a log, for [`EventLog::take_back`].
+/// A point in a log, for [`EventLog::undo`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogMark {
     events: usize,
@@ -54,8 +54,8 @@ impl EventLog {
     }
 
     /// Sets the observer that is notified of every event from now on; `None` removes it, and no events are recorded.
-    /// A release to the driver or to a pool's source is reported just before it happens, with all earlier events.
-    /// Other events are reported when [`Lane::settle`](crate::Lane::settle) or
+    /// It is notified of a release to the driver or to a pool's source just before that happens, and of all earlier
+    /// events with it. It is notified of other events when [`Lane::publish_events`](crate::Lane::publish_events) or
     /// [`Device::sync_peaks`](crate::Device::sync_peaks) is called. If the driver refuses a release, the observer is
     /// notified of events that undo those of the call.
     pub fn observe(&mut self, observer: Option<Observer>) {
@@ -100,13 +100,13 @@ impl EventLog {
         }
     }
 
-    /// Takes back the events of a failed call, those since `mark`. For events that the observer was already
+    /// Undoes the events of a failed call, those since `mark`. For events that the observer was already
     /// notified of, it is notified of their opposites, the last first. Its state is then as it was at the mark.
     #[cold]
-    pub(crate) fn take_back(&mut self, mark: LogMark) {
+    pub(crate) fn undo(&mut self, mark: LogMark) {
         debug_assert!(mark.events <= self.events.len(), "a mark is of this log");
         debug_assert!(self.notified <= self.events.len());
-        self.recent.take_back(mark.recent);
+        self.recent.truncate(mark.recent);
         let notified = self.notified.max(mark.events);
         self.events.truncate(notified);
         for index in (mark.events..notified).rev() {

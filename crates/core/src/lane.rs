@@ -407,7 +407,7 @@ impl<M: Memory> Lane<M> {
         };
         if let Err(error) = result {
             self.heap.blocks.set_state(id, block.state);
-            self.heap.log.take_back(before);
+            self.heap.log.undo(before);
             return Err(error.into());
         }
         if block.used_elsewhere {
@@ -519,7 +519,7 @@ impl<M: Memory> Lane<M> {
             let before = self.heap.log.mark();
             if let Err(error) = self.put(id, block) {
                 self.heap.blocks.set_state(id, block.state);
-                self.heap.log.take_back(before);
+                self.heap.log.undo(before);
                 return Err(error);
             }
             self.heap.stats.count_resumed(kind, size, requested);

@@ -29,8 +29,8 @@
 //! ```text
 //! DeviceAllocator::allocate              device.rs
 //! ├─ Lane::allocate                      lane.rs
-//! │  ├─ route                            which private pool, if any, serves the stream
-//! │  ├─ reclaim_for                      stream.rs: what other streams are done with is free again
+//! │  ├─ route                            lane/pools.rs: which private pool, if any, serves the stream
+//! │  ├─ reclaim_for                      lane/captures.rs: what other streams are done with is free again
 //! │  ├─ Strategy::block_size             strategy/: the size, rounded up
 //! │  ├─ Domains::find_or_insert          domain.rs: pool and stream as one small number
 //! │  ├─ Strategy::take                   a free block, split in block.rs
@@ -61,7 +61,8 @@ mod error;
 mod event;
 mod event_log;
 mod figures;
-mod gap;
+mod fragmentation;
+mod idle;
 mod lane;
 mod number_table;
 mod pages;
@@ -83,7 +84,8 @@ pub use driver::{CapturePoint, Driver, DriverError, EventHandle, GraphNode, Hand
 pub use error::{AllocError, Holder, OutOfMemory};
 pub use event::{Action, Event};
 pub use event_log::{EventLog, Observer};
-pub use gap::{Cause, FreeBytes, Gap};
+pub use fragmentation::{Cause, Fragmentation, FreeBytes};
+pub use idle::IdleRelease;
 pub use lane::{
     Allocation, Checkpoint, Found, KeptPool, Lane, LaneNews, Pending, PoolSetting, PoolState,
     Request, Restored, RouteOrder,

@@ -87,7 +87,7 @@ impl Bucket {
 
     /// Subtracts a number that was passed on.
     #[inline]
-    fn take_back(&mut self) {
+    fn subtract(&mut self) {
         if self.control < PASSED_ON_MAX {
             self.control -= PASSED_ON;
         }
@@ -196,7 +196,7 @@ impl NumberTable {
                 return;
             }
             assert!(bucket.has_passed_on(), "what is removed is in the table");
-            bucket.take_back();
+            bucket.subtract();
             index = after;
         }
     }

@@ -120,8 +120,11 @@ impl RecentEvents {
     }
 
     /// Removes the events after the first `count`.
-    pub(crate) fn take_back(&mut self, count: usize) {
-        debug_assert!(count <= self.count, "what is to come cannot be taken back");
+    pub(crate) fn truncate(&mut self, count: usize) {
+        debug_assert!(
+            count <= self.count,
+            "only events that happened can be removed"
+        );
         let first = self.first();
         if first > self.oldest {
             self.forgotten_at = self.records[first % KEPT].time;
@@ -263,7 +266,7 @@ mod tests {
         for before in [10, KEPT - 1, KEPT, 2 * KEPT + 5] {
             let mut recent = recent();
             push(&mut recent, 0..before + 3);
-            recent.take_back(before);
+            recent.truncate(before);
             // The oldest events were overwritten meanwhile.
             let first = (before + 3).saturating_sub(KEPT);
             assert_eq!(kept(&recent), (first..before).collect::<Vec<_>>());

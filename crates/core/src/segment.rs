@@ -283,7 +283,7 @@ impl Heap {
             }
             None => {
                 let freed = memory.physical_mut().free(address, size);
-                freed.inspect_err(|_| self.log.take_back(mark))?;
+                freed.inspect_err(|_| self.log.undo(mark))?;
             }
         }
         self.remove_segment(id);
@@ -398,7 +398,7 @@ impl Heap {
                 .unmap_pages(start, address, size, owner, &mut |_, change| {
                     kept += Bytes(change.unsigned_abs());
                 });
-        unmapped.inspect_err(|_| self.log.take_back(mark))?;
+        unmapped.inspect_err(|_| self.log.undo(mark))?;
         self.count_reserved(owner, -signed(size));
         self.count_reserved(owner, signed(kept));
         self.stats.num_device_free += 1;

@@ -20,8 +20,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use lowtide_core::{
-    Action, Bytes, Cause, Config, Count, DeviceAddress, Event, FreeBlockOrder, Gap, KeptPool,
-    MempoolId, SegmentSnapshot, Stream,
+    Action, Bytes, Cause, Config, Count, DeviceAddress, Event, Fragmentation, FreeBlockOrder,
+    KeptPool, MempoolId, SegmentSnapshot, Stream,
 };
 use lowtide_replay::{Job, Options};
 use lowtide_trace::Trace;
@@ -64,7 +64,7 @@ pub struct Shortfall {
 /// Why a request failed: the lines that follow the error's first line.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Explanation {
-    gap: Gap,
+    fragmentation: Fragmentation,
     capacity: Bytes,
     pools: Vec<PoolShare>,
     verdict: Verdict,
@@ -114,11 +114,12 @@ impl Shortfall {
     /// microsecond per event and per block that was held before the first event; that of `tide` also a few microseconds
     /// per 2 MiB of the peak.
     pub fn explain(self, budget: Duration) -> Explanation {
-        let gap = Gap::of(&self.segments, self.stream, self.config.large_page());
+        let fragmentation =
+            Fragmentation::of(&self.segments, self.stream, self.config.large_page());
         let others = self.kept_pools.iter().filter(|pool| pool.id != self.pool);
         let pools = pools::shares_of(others, &self.segments);
         let capacity = self.capacity;
-        let needed = gap.live.saturating_add(self.requested);
+        let needed = fragmentation.live.saturating_add(self.requested);
         let verdict = match (self.kept_by_margin, needed.saturating_sub(capacity)) {
             // Replays have no margin, and other settings do not change it.
             (Some(kept), _) => Verdict::Margin(kept),
@@ -126,7 +127,7 @@ impl Shortfall {
             (None, excess) => Verdict::TooMuchLive(excess),
         };
         Explanation {
-            gap,
+            fragmentation,
             capacity,
             pools,
             verdict,
@@ -253,13 +254,13 @@ impl fmt::Display for Explanation {
 
 impl Explanation {
     fn fmt_gap(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Gap { reserved, live, .. } = self.gap;
+        let Fragmentation { reserved, live, .. } = self.fragmentation;
         write!(
             f,
             "Reserved and not live: {} of {reserved}",
             reserved.saturating_sub(live)
         )?;
-        let causes = Cause::ALL.map(|cause| (self.gap.of_cause(cause), cause));
+        let causes = Cause::ALL.map(|cause| (self.fragmentation.of_cause(cause), cause));
         let mut causes: Vec<_> = { causes.into_iter() }
             .filter(|(bytes, _)| !bytes.is_zero())
             .collect();

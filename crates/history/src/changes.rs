@@ -2,10 +2,10 @@
 
 use lowtide_core::Cause;
 
-/// The parts of a [`Gap`](lowtide_core::Gap): live, and the causes.
-pub(crate) const GAP_PARTS: usize = 1 + Cause::ALL.len();
+/// The parts of a [`Fragmentation`](lowtide_core::Fragmentation): live, and the causes.
+pub(crate) const FRAGMENTATION_PARTS: usize = 1 + Cause::ALL.len();
 
-/// Changes of a gap's parts by instant. A job repeats the same few changes.
+/// Changes of a fragmentation's parts by instant. A job repeats the same few changes.
 #[derive(Debug, Default)]
 pub(crate) struct GapChanges {
     /// The instants with a change, in order.
@@ -13,5 +13,5 @@ pub(crate) struct GapChanges {
     /// The number of the change at each instant.
     pub(crate) numbers: Vec<u32>,
     /// The distinct changes: how much each part grows.
-    pub(crate) distinct: Vec<[i64; GAP_PARTS]>,
+    pub(crate) distinct: Vec<[i64; FRAGMENTATION_PARTS]>,
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lowtide_core::{Bytes, Cause, Gap, MempoolId, Stream};
+use lowtide_core::{Bytes, Cause, Fragmentation, MempoolId, Stream};
 use lowtide_trace::StackId;
 
 use crate::levels::Levels;
@@ -93,7 +93,7 @@ pub struct Block {
 impl Block {
     /// Returns the bytes that count as live while the program holds it.
     pub fn live_bytes(&self) -> Bytes {
-        Gap::live_bytes_of(self.requested, self.size)
+        Fragmentation::live_bytes_of(self.requested, self.size)
     }
 
     /// Returns whether the program holds it at `instant`.
@@ -136,7 +136,7 @@ pub struct Moment {
     /// The requested bytes of the blocks that the program holds, unrounded.
     pub requested: Bytes,
     /// The reserved bytes, the live bytes, and the fragmentation.
-    pub gap: Gap,
+    pub fragmentation: Fragmentation,
     /// The stream whose fragmentation it is.
     pub stream: Stream,
     /// The bytes of paused segments. They count as neither reserved nor live nor requested.

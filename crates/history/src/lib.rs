@@ -12,7 +12,7 @@
 //! let snapshot = lowtide_trace::read("snapshot.pickle.zst".as_ref())?;
 //! let trace = &snapshot.traces[0];
 //! let history = History::new(trace, &BlockSizes::of(trace, &()));
-//! println!("{} reserved at most", history.peak_reserved.gap.reserved);
+//! println!("{} reserved at most", history.peak_reserved.fragmentation.reserved);
 //! # Ok::<(), lowtide_trace::TraceError>(())
 //! ```
 #![forbid(unsafe_code)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_core::{Bytes, FreeBytes, Gap, MempoolId, Stream};
+use lowtide_core::{Bytes, Fragmentation, FreeBytes, MempoolId, Stream};
 
 /// The stream and pool of a segment, and its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct Space {
     stream: Stream,
     /// The size of the pages of large expandable segments.
     large_page: Bytes,
-    gap: Gap,
+    fragmentation: Fragmentation,
 }
 
 impl Space {
@@ -47,23 +47,27 @@ impl Space {
             domains: Vec::new(),
             stream,
             large_page,
-            gap: Gap::default(),
+            fragmentation: Fragmentation::default(),
         }
     }
 
-    /// Returns the current gap. The caller updates `live`, `rounding` and `waiting_for_events` for blocks.
-    pub(crate) fn gap_mut(&mut self) -> &mut Gap {
-        &mut self.gap
+    /// Returns the current fragmentation. The caller updates `live`, `rounding` and `waiting_for_events` for blocks.
+    pub(crate) fn fragmentation_mut(&mut self) -> &mut Fragmentation {
+        &mut self.fragmentation
     }
 
-    /// Returns the gap that a request in `stream` sees.
-    pub(crate) fn gap_for(&self, stream: Stream) -> Gap {
-        let mut gap = self.gap;
+    /// Returns the fragmentation that a request in `stream` sees.
+    pub(crate) fn fragmentation_for(&self, stream: Stream) -> Fragmentation {
+        let mut fragmentation = self.fragmentation;
         for (_, free) in &self.domains {
-            count(&mut gap, free, self.stream, |cause, bytes| *cause -= bytes);
-            count(&mut gap, free, stream, |cause, bytes| *cause += bytes);
+            count(&mut fragmentation, free, self.stream, |cause, bytes| {
+                *cause -= bytes
+            });
+            count(&mut fragmentation, free, stream, |cause, bytes| {
+                *cause += bytes
+            });
         }
-        gap
+        fragmentation
     }
 
     /// Returns the domain of the memory at `address`.
@@ -88,7 +92,7 @@ impl Space {
             is_away: false,
         };
         self.units.insert(start, unit);
-        self.gap.reserved += Bytes(end - start);
+        self.fragmentation.reserved += Bytes(end - start);
         self.change_free(number, |free| {
             free.free += Bytes(end - start);
             free.releasable += Bytes(end - start);
@@ -109,7 +113,7 @@ impl Space {
         while let Some((&from, _)) = self.units.range(start..end).next() {
             self.units.remove(&from);
         }
-        self.gap.reserved -= size;
+        self.fragmentation.reserved -= size;
         self.change_free(domain, |free| {
             free.free -= size;
             free.releasable -= size;
@@ -131,7 +135,7 @@ impl Space {
         }
         let change =
             |bytes: &mut Bytes, by: Bytes| if is_away { *bytes -= by } else { *bytes += by };
-        change(&mut self.gap.reserved, size);
+        change(&mut self.fragmentation.reserved, size);
         self.change_free(domain, |of_domain| {
             change(&mut of_domain.free, free);
             change(&mut of_domain.releasable, releasable);
@@ -311,13 +315,17 @@ impl Space {
         (free, whole)
     }
 
-    /// Changes a domain's free bytes, and updates the gap.
+    /// Changes a domain's free bytes, and updates the fragmentation.
     fn change_free(&mut self, domain: usize, change: impl FnOnce(&mut FreeBytes)) {
         let (_, free) = &mut self.domains[domain];
         let stream = self.stream;
-        count(&mut self.gap, free, stream, |cause, bytes| *cause -= bytes);
+        count(&mut self.fragmentation, free, stream, |cause, bytes| {
+            *cause -= bytes
+        });
         change(free);
-        count(&mut self.gap, free, stream, |cause, bytes| *cause += bytes);
+        count(&mut self.fragmentation, free, stream, |cause, bytes| {
+            *cause += bytes
+        });
     }
 
     fn domain_number(&mut self, domain: Domain) -> usize {
@@ -337,9 +345,14 @@ impl Space {
 }
 
 /// Changes the causes to which free bytes belong.
-fn count(gap: &mut Gap, free: &FreeBytes, stream: Stream, change: impl Fn(&mut Bytes, Bytes)) {
+fn count(
+    fragmentation: &mut Fragmentation,
+    free: &FreeBytes,
+    stream: Stream,
+    change: impl Fn(&mut Bytes, Bytes),
+) {
     for (cause, bytes) in free.causes(stream) {
-        change(gap.of_cause_mut(cause), bytes);
+        change(fragmentation.of_cause_mut(cause), bytes);
     }
 }
 
@@ -368,7 +381,7 @@ mod tests {
             assert!(space.occupy(address, size));
         }
         assert!(space.units.len() <= 8, "{:?}", space.units);
-        let cached = |space: &mut Space| space.gap_mut().causes[4];
+        let cached = |space: &mut Space| space.fragmentation_mut().causes[4];
         let (start, end) = (40 * MIB, (8 << 40) + 70 * MIB);
         let whole = start + (16 << 40) - end.next_multiple_of(20 * MIB);
         assert_eq!(cached(&mut space).get(), whole);
@@ -382,6 +395,6 @@ mod tests {
             "no page begins there"
         );
         assert!(space.remove(60 * MIB, Bytes::mib(20)));
-        assert_eq!(space.gap_mut().reserved, all - Bytes::mib(20));
+        assert_eq!(space.fragmentation_mut().reserved, all - Bytes::mib(20));
     }
 }

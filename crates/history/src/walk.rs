@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashMap;
 use lowtide_core::{
-    Action, BlockStatus, Bytes, Cause, Config, Event, FreeBytes, Gap, MempoolId, Stream,
+    Action, BlockStatus, Bytes, Cause, Config, Event, Fragmentation, FreeBytes, MempoolId, Stream,
 };
 use lowtide_trace::{RecordedStr, RecordedText, StackId, Trace, TraceEvent};
 
-use crate::changes::{GAP_PARTS, GapChanges};
+use crate::changes::{FRAGMENTATION_PARTS, GapChanges};
 use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 use crate::levels::Levels;
 use crate::numbering::Numbering;
@@ -32,7 +32,7 @@ impl History {
         Walk::new(trace, sizes).finish()
     }
 
-    /// Returns how the blocks that are not listed change the main stream's gap at each instant. The page counts the
+    /// Returns how the blocks that are not listed change the main stream's fragmentation at each instant. The page counts the
     /// listed blocks itself and adds these changes. Takes as long as [`History::new`], from the same data.
     pub(crate) fn changes_by_unlisted(
         trace: &Trace,
@@ -43,16 +43,16 @@ impl History {
     }
 }
 
-/// The state with only the listed blocks: all segments, and the difference of the gap.
+/// The state with only the listed blocks: all segments, and the difference of the fragmentation.
 struct Listed<'a> {
     /// Whether each block of the history is listed.
     is_listed: &'a [bool],
     space: Space,
     /// The instants at which the difference changes, with the number of each change.
     changes: Vec<(u32, u32)>,
-    distinct: Numbering<[i64; GAP_PARTS]>,
-    /// The difference of the gap at the instant before: live and causes.
-    difference: [i64; GAP_PARTS],
+    distinct: Numbering<[i64; FRAGMENTATION_PARTS]>,
+    /// The difference of the fragmentation at the instant before: live and causes.
+    difference: [i64; FRAGMENTATION_PARTS],
 }
 
 /// The state of a walk.
@@ -130,7 +130,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Returns what the blocks that are not listed add to the gap. `is_listed` has a value for each block of the
+    /// Returns what the blocks that are not listed add to the fragmentation. `is_listed` has a value for each block of the
     /// history.
     fn changes_by_unlisted(mut self, is_listed: &'a [bool]) -> GapChanges {
         self.listed = Some(Listed {
@@ -138,7 +138,7 @@ impl<'a> Walk<'a> {
             space: self.space.clone(),
             changes: Vec::new(),
             distinct: Numbering::default(),
-            difference: [0; GAP_PARTS],
+            difference: [0; FRAGMENTATION_PARTS],
         });
         self.take_all();
         let changes = self.listed.map(|listed| {
@@ -353,9 +353,9 @@ impl<'a> Walk<'a> {
 
     /// Adds a block that is on the device to the sums, or subtracts it.
     fn count(&mut self, index: usize, block: &Block, is_there: bool) {
-        count_block(self.space.gap_mut(), block, is_there);
+        count_block(self.space.fragmentation_mut(), block, is_there);
         if let Some(listed) = self.listed_with(index) {
-            count_block(listed.gap_mut(), block, is_there);
+            count_block(listed.fragmentation_mut(), block, is_there);
         }
         if block.freed == NEVER {
             change(&mut self.now.requested, block.requested, is_there);
@@ -586,7 +586,7 @@ impl<'a> Walk<'a> {
     fn refuse(&mut self, recorded: &TraceEvent) {
         let stream = recorded.event.stream;
         let moment = Moment {
-            gap: self.space.gap_for(stream),
+            fragmentation: self.space.fragmentation_for(stream),
             stream,
             ..self.now
         };
@@ -622,20 +622,25 @@ impl<'a> Walk<'a> {
 
     /// Records the figures of the current instant.
     fn note_instant(&mut self) {
-        let gap = *self.space.gap_mut();
-        self.now.gap = gap;
-        debug_assert_eq!(gap.live + gap.causes.iter().copied().sum(), gap.reserved);
-        if gap.live > self.peak_live.gap.live || self.peak_live.gap.reserved.is_zero() {
+        let fragmentation = *self.space.fragmentation_mut();
+        self.now.fragmentation = fragmentation;
+        debug_assert_eq!(
+            fragmentation.live + fragmentation.causes.iter().copied().sum(),
+            fragmentation.reserved
+        );
+        if fragmentation.live > self.peak_live.fragmentation.live
+            || self.peak_live.fragmentation.reserved.is_zero()
+        {
             self.peak_live = self.now;
         }
-        if gap.reserved > self.peak_reserved.gap.reserved {
+        if fragmentation.reserved > self.peak_reserved.fragmentation.reserved {
             self.peak_reserved = self.now;
         }
         self.peak_requested = self.peak_requested.max(self.now.requested);
-        let values = curves(&gap, self.now.paused);
+        let values = curves(&fragmentation, self.now.paused);
         self.levels.add(u64::from(self.now.instant), &values);
         if let Some(listed) = &mut self.listed {
-            let difference = difference(&gap, listed.space.gap_mut());
+            let difference = difference(&fragmentation, listed.space.fragmentation_mut());
             if difference != listed.difference {
                 let change = std::array::from_fn(|part| difference[part] - listed.difference[part]);
                 let number = listed.distinct.number(change);
@@ -668,15 +673,15 @@ fn main_stream(trace: &Trace) -> Stream {
     most.map_or(Stream::DEFAULT, |(stream, _)| stream)
 }
 
-/// Adds a block to its parts of a gap, or subtracts it.
-fn count_block(gap: &mut Gap, block: &Block, is_there: bool) {
+/// Adds a block to its parts of a fragmentation, or subtracts it.
+fn count_block(fragmentation: &mut Fragmentation, block: &Block, is_there: bool) {
     if block.freed == NEVER {
         let live = block.live_bytes();
-        change(&mut gap.live, live, is_there);
-        let rounding = gap.of_cause_mut(Cause::Rounding);
+        change(&mut fragmentation.live, live, is_there);
+        let rounding = fragmentation.of_cause_mut(Cause::Rounding);
         change(rounding, block.size - live, is_there);
     } else {
-        let waiting = gap.of_cause_mut(Cause::WaitingForEvents);
+        let waiting = fragmentation.of_cause_mut(Cause::WaitingForEvents);
         change(waiting, block.size, is_there);
     }
 }
@@ -685,24 +690,24 @@ fn change(bytes: &mut Bytes, by: Bytes, is_more: bool) {
     if is_more { *bytes += by } else { *bytes -= by }
 }
 
-/// Returns by how much a gap exceeds another: live and causes.
-fn difference(gap: &Gap, other: &Gap) -> [i64; GAP_PARTS] {
-    let parts = |gap: &Gap| {
-        let mut parts = [gap.live; GAP_PARTS];
-        parts[1..].copy_from_slice(&gap.causes);
+/// Returns by how much a fragmentation exceeds another: live and causes.
+fn difference(fragmentation: &Fragmentation, other: &Fragmentation) -> [i64; FRAGMENTATION_PARTS] {
+    let parts = |fragmentation: &Fragmentation| {
+        let mut parts = [fragmentation.live; FRAGMENTATION_PARTS];
+        parts[1..].copy_from_slice(&fragmentation.causes);
         parts
     };
-    let (parts, others) = (parts(gap), parts(other));
+    let (parts, others) = (parts(fragmentation), parts(other));
     std::array::from_fn(|part| parts[part].get().cast_signed() - others[part].get().cast_signed())
 }
 
 /// Returns the values of the curves.
-fn curves(gap: &Gap, paused: Bytes) -> [u64; CURVES] {
+fn curves(fragmentation: &Fragmentation, paused: Bytes) -> [u64; CURVES] {
     let mut values = [0; CURVES];
-    values[0] = gap.reserved.get();
-    values[1] = gap.live.get();
+    values[0] = fragmentation.reserved.get();
+    values[1] = fragmentation.live.get();
     values[CURVES - 1] = paused.get();
-    for (value, bytes) in values[2..].iter_mut().zip(gap.causes) {
+    for (value, bytes) in values[2..].iter_mut().zip(fragmentation.causes) {
         *value = bytes.get();
     }
     values

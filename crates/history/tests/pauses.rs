@@ -49,7 +49,12 @@ fn history_of(events: &[(Action, u64, u64)]) -> History {
 /// Returns the reserved, live and paused bytes at the end, in MiB.
 fn at_end(history: &History) -> [u64; 3] {
     let end = history.end;
-    [end.gap.reserved, end.gap.live, end.paused].map(|bytes| bytes.get() / MIB)
+    [
+        end.fragmentation.reserved,
+        end.fragmentation.live,
+        end.paused,
+    ]
+    .map(|bytes| bytes.get() / MIB)
 }
 
 #[test]
@@ -154,7 +159,7 @@ fn what_was_paused_before_the_first_event_is_in_no_peak() {
     let away = history(&trace);
     assert_eq!(away.contradictions, 0);
     assert_eq!(at_end(&away), [30, 20, 60]);
-    assert_eq!(away.peak_reserved.gap.reserved, Bytes::mib(30));
+    assert_eq!(away.peak_reserved.fragmentation.reserved, Bytes::mib(30));
     assert_eq!(away.levels.most(CURVES - 1), [60 * MIB; 3]);
     assert_eq!((away.pauses[0].start, away.pauses[0].end), (0, 3));
     assert_eq!(
@@ -201,10 +206,13 @@ fn pauses_among_many_blocks_and_requests_count_what_is_paused() {
     }
     let history = history(&trace(&events));
     assert_eq!(history.contradictions, 0);
-    assert_eq!(history.end.gap.live, Bytes(1024 + blocks * 512));
+    assert_eq!(history.end.fragmentation.live, Bytes(1024 + blocks * 512));
     assert_eq!(history.pauses.len(), 20_000);
     // The last block exists only while the other segment is paused.
-    assert_eq!(history.peak_live.gap.live, Bytes(1024 + (blocks + 1) * 512));
+    assert_eq!(
+        history.peak_live.fragmentation.live,
+        Bytes(1024 + (blocks + 1) * 512)
+    );
 }
 
 #[test]
@@ -221,7 +229,7 @@ fn what_is_paused_is_no_part_of_a_peak() {
     ];
     let trace = trace(&events);
     let history = history(&trace);
-    assert_eq!(history.peak_live.gap.live, Bytes(40 * MIB));
+    assert_eq!(history.peak_live.fragmentation.live, Bytes(40 * MIB));
     assert_eq!(history.peak_requested, Bytes(40 * MIB));
     let difference = Difference::new([(&trace, &history), (&trace, &history)]);
     let at_peak = difference

@@ -2,8 +2,8 @@
 //! every instant.
 
 use lowtide_core::{
-    Action, Bytes, Config, DeviceAddress, DeviceAllocator, Event, Gap, MempoolId, PoolSetting,
-    Stream,
+    Action, Bytes, Config, DeviceAddress, DeviceAllocator, Event, Fragmentation, MempoolId,
+    PoolSetting, Stream,
 };
 use lowtide_history::{BlockSizes, History};
 use lowtide_sim::{SimConfig, SimDriver};
@@ -76,8 +76,8 @@ struct Job {
     held: Vec<DeviceAddress>,
     events: Vec<Event>,
     sizes: Vec<Bytes>,
-    /// The states by the number of events: the gap for requests in each stream, and the paused bytes.
-    listed: Vec<(u32, [Gap; 3], Bytes)>,
+    /// The states by the number of events: the fragmentation for requests in each stream, and the paused bytes.
+    listed: Vec<(u32, [Fragmentation; 3], Bytes)>,
     large_page: Bytes,
     /// Whether the private pool's memory is paused.
     is_away: bool,
@@ -156,9 +156,11 @@ impl Job {
         if self.is_away {
             segments.retain(|segment| segment.pool != POOL);
         }
-        let gaps = [0, 1, 2].map(|stream| Gap::of(&segments, Stream(stream), self.large_page));
+        let fragmentations =
+            [0, 1, 2].map(|stream| Fragmentation::of(&segments, Stream(stream), self.large_page));
         let instant = u32::try_from(self.events.len()).expect("few events");
-        self.listed.push((instant, gaps, self.paused_bytes()));
+        self.listed
+            .push((instant, fragmentations, self.paused_bytes()));
     }
 
     /// Pauses or resumes the pool like a region. A region's segments do not grow.
@@ -240,12 +242,13 @@ fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
             prop_assert_eq!(&History::new(&trace, &sizes).blocks, &history.blocks);
         }
     }
-    for &(instant, gaps, paused) in &job.listed {
-        let gap = gaps[usize::try_from(history.main_stream.0).expect("three streams")];
+    for &(instant, fragmentations, paused) in &job.listed {
+        let fragmentation =
+            fragmentations[usize::try_from(history.main_stream.0).expect("three streams")];
         let part =
             usize::try_from(u64::from(instant) / history.levels.part_instants()).expect("few");
-        let mut curves = vec![gap.reserved, gap.live];
-        curves.extend(gap.causes);
+        let mut curves = vec![fragmentation.reserved, fragmentation.live];
+        curves.extend(fragmentation.causes);
         curves.push(paused);
         for (curve, bytes) in curves.into_iter().enumerate() {
             // So few events have a part each.
@@ -254,17 +257,19 @@ fn check(config: &str, program: &[Op]) -> Result<(), TestCaseError> {
         }
     }
     let last = job.listed.last();
-    let last = last.map(|&(_, gaps, _)| gaps).unwrap_or_default();
+    let last = last
+        .map(|&(_, fragmentations, _)| fragmentations)
+        .unwrap_or_default();
     prop_assert_eq!(history.end.paused, job.paused_bytes());
     prop_assert_eq!(
-        history.end.gap,
+        history.end.fragmentation,
         last[usize::try_from(history.main_stream.0).expect("three")]
     );
     for refusal in &history.refusals {
-        let causes: Bytes = refusal.moment.gap.causes.iter().copied().sum();
+        let causes: Bytes = refusal.moment.fragmentation.causes.iter().copied().sum();
         prop_assert_eq!(
-            refusal.moment.gap.live + causes,
-            refusal.moment.gap.reserved
+            refusal.moment.fragmentation.live + causes,
+            refusal.moment.fragmentation.reserved
         );
     }
     Ok(())

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lowtide_core::{Action, Bytes, Gap};
+use lowtide_core::{Action, Bytes, Fragmentation};
 use lowtide_history::{BlockSizes, History};
 use lowtide_trace::Trace;
 
@@ -103,19 +103,27 @@ fn check(path: &Path) {
     }
     for moment in [history.peak_live, history.peak_reserved, history.end] {
         let counted = count_events(trace, moment.instant);
-        let said = (moment.gap.live.get(), moment.gap.reserved.get());
+        let said = (
+            moment.fragmentation.live.get(),
+            moment.fragmentation.reserved.get(),
+        );
         assert_eq!(said, counted, "{name} at {}", moment.instant);
-        let causes: u64 = moment.gap.causes.iter().map(|bytes| bytes.get()).sum();
+        let causes: u64 = moment
+            .fragmentation
+            .causes
+            .iter()
+            .map(|bytes| bytes.get())
+            .sum();
         assert_eq!(said.0 + causes, said.1, "{name} at {}", moment.instant);
     }
     assert_eq!(
-        history.peak_live.gap.live,
+        history.peak_live.fragmentation.live,
         trace.peak_live_bytes(),
         "{name}"
     );
     // For the end, PyTorch lists every segment and block itself.
-    let listed = Gap::of(&trace.segments, history.main_stream, large_page(trace));
-    assert_eq!(history.end.gap, listed, "{name}");
+    let listed = Fragmentation::of(&trace.segments, history.main_stream, large_page(trace));
+    assert_eq!(history.end.fragmentation, listed, "{name}");
 }
 
 #[test]
@@ -144,7 +152,12 @@ fn estimates_keep_the_sums() {
         let known = History::new(trace, &BlockSizes::of(trace, &()));
         let estimated = History::new(trace, &BlockSizes::estimated(trace));
         assert_eq!(estimated.contradictions, 0, "{}", path.display());
-        assert_eq!(estimated.end.gap, known.end.gap, "{}", path.display());
+        assert_eq!(
+            estimated.end.fragmentation,
+            known.end.fragmentation,
+            "{}",
+            path.display()
+        );
         for (known, estimated) in known.blocks.iter().zip(&estimated.blocks) {
             assert!(estimated.requested <= estimated.size && estimated.size <= known.size);
         }

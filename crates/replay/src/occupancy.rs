@@ -12,14 +12,14 @@ use crate::pools::EventPools;
 /// pages.
 #[derive(Debug)]
 pub(crate) struct Occupancy {
-    segments: BTreeMap<DeviceAddress, Segment>,
+    segments: BTreeMap<DeviceAddress, OccupiedSegment>,
     /// The number of segments that no longer hold a block.
     vacant: usize,
     pages: Pages,
 }
 
 #[derive(Debug)]
-struct Segment {
+struct OccupiedSegment {
     end: DeviceAddress,
     /// `None` until the segment's first block, for which it was allocated.
     blocks: Option<usize>,
@@ -70,7 +70,7 @@ impl Occupancy {
 
     fn insert(&mut self, start: DeviceAddress, size: Bytes, blocks: Option<usize>) {
         let end = start + size;
-        self.segments.insert(start, Segment { end, blocks });
+        self.segments.insert(start, OccupiedSegment { end, blocks });
     }
 
     fn remove(&mut self, start: DeviceAddress) {
@@ -96,7 +96,7 @@ impl Occupancy {
         }
     }
 
-    fn segment_of(&mut self, address: DeviceAddress) -> Option<&mut Segment> {
+    fn segment_of(&mut self, address: DeviceAddress) -> Option<&mut OccupiedSegment> {
         let (_, segment) = self.segments.range_mut(..=address).next_back()?;
         (address < segment.end).then_some(segment)
     }

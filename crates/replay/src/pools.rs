@@ -198,7 +198,7 @@ struct Layout {
     uncertain: BTreeMap<DeviceAddress, Bytes>,
     /// The same for those whose block before was freed.
     shorter_by: BTreeMap<DeviceAddress, Bytes>,
-    segments: Vec<Segment>,
+    segments: Vec<InferredSegment>,
     /// Every block, by address.
     blocks: BTreeMap<DeviceAddress, Block>,
     /// The free blocks, by owner.
@@ -243,7 +243,7 @@ struct Owner {
     is_large: bool,
 }
 
-struct Segment {
+struct InferredSegment {
     owner: Owner,
     pool: Option<MempoolId>,
     start: DeviceAddress,
@@ -331,7 +331,7 @@ impl Layout {
         is_expandable: bool,
     ) -> usize {
         let end = start + size;
-        self.segments.push(Segment {
+        self.segments.push(InferredSegment {
             owner,
             pool,
             start,
@@ -669,7 +669,7 @@ impl Layout {
         let stream = next.stream;
         let owner = Owner { stream, is_large };
         let collects_garbage = self.config.garbage_collection_threshold > 0.0;
-        let is_unsplit = |segment: &Segment| {
+        let is_unsplit = |segment: &InferredSegment| {
             let size = segment.end.offset_from(segment.start);
             self.config.max_split_size.is_some_and(|max| size >= max)
         };

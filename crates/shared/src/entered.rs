@@ -129,12 +129,12 @@ impl<D: Driver> SharedAllocator<D> {
         if !device.lanes.has_all {
             return self.leave_lane(device);
         }
-        self.settle(&mut device);
+        self.publish_all(&mut device);
         let mut lanes = device.lanes.lanes.iter().flatten();
         let someone_waits = lanes.any(|guard| guard.state.waiting > 0);
         drop(device);
         if someone_waits {
-            self.notify_freed()?;
+            self.wake_waiting()?;
         }
         Ok(())
     }
@@ -151,18 +151,18 @@ impl<D: Driver> SharedAllocator<D> {
     }
 
     /// Publishes the changes that other threads must know, and updates the device's peaks. All lanes were entered.
-    pub(crate) fn settle(&self, device: &mut Device<Entered<'_, D>>) {
+    pub(crate) fn publish_all(&self, device: &mut Device<Entered<'_, D>>) {
         debug_assert!(device.lanes.has_all, "peaks are of all lanes");
         device.sync_peaks();
         for guard in device.lanes.lanes.iter_mut().flatten() {
-            self.notify(guard);
+            self.publish(guard);
         }
     }
 
     /// Ends a visit that changed something other threads must know.
     #[cold]
     pub(crate) fn leave_with_news(&self, mut guard: LaneGuard<'_, D>) -> Result<(), AllocError> {
-        let has_new_peak = self.notify(&mut guard);
+        let has_new_peak = self.publish(&mut guard);
         guard.end();
         if has_new_peak {
             let mut device = self.enter_device()?;

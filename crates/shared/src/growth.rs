@@ -62,7 +62,7 @@ impl<D: Driver> SharedAllocator<D> {
         index: usize,
         left: Duration,
     ) -> Result<(), AllocError> {
-        self.settle(&mut device);
+        self.publish_all(&mut device);
         device.lanes.guard(index).state.waiting += 1;
         let order = self.freed.order.lock().map_err(|_| AllocError::Poisoned)?;
         drop(device);

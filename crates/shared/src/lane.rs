@@ -27,7 +27,7 @@ pub(crate) struct LaneState<D> {
     /// Number of threads that wait for memory. Usually zero, and then a free makes no system call.
     pub(crate) waiting: usize,
     /// Whether the lane's bit in the device's flags is set.
-    pub(crate) is_alert: bool,
+    pub(crate) is_flagged: bool,
 }
 
 impl<D: fmt::Debug> fmt::Debug for LaneState<D> {

@@ -22,8 +22,8 @@
 //!
 //! Operations on more than one stream's memory run under all locks ([`SharedAllocator::with_all`]). Private pools are
 //! in the first lane, which also serves the default stream. A strategy that does not keep streams apart
-//! ([`Config::keeps_streams_apart`]) has only that lane. BFC is such a strategy, and it also asks for a wait: a request
-//! that finds no memory is retried, for a limited time, when another thread has freed some.
+//! ([`Config::keeps_streams_apart`]) has only that lane. BFC is such a strategy. It also asks for a wait: a request that
+//! finds no memory is tried again, for a limited time, whenever another thread has freed some.
 //!
 //! This is a crate of its own because the core has neither threads nor a clock. In the core a request succeeds or
 //! fails at once, as a replay and a simulation need. Callers with threads (the C ABI) use this crate.
@@ -137,7 +137,7 @@ impl<D: Driver> SharedAllocator<D> {
                 lane: allocator,
                 visits: 0,
                 waiting: 0,
-                is_alert: false,
+                is_flagged: false,
             }))
         };
         SharedAllocator {
@@ -262,7 +262,7 @@ impl<D: Driver> SharedAllocator<D> {
         let someone_waits = guard.state.waiting > 0;
         self.leave(guard)?;
         if someone_waits {
-            self.notify_freed()?;
+            self.wake_waiting()?;
         }
         result
     }
@@ -311,9 +311,9 @@ impl<D: Driver> SharedAllocator<D> {
     /// Sets or removes the observer of all events. No miss runs meanwhile. After the call returns, an earlier observer
     /// is not notified any more.
     ///
-    /// The thread whose call caused an event calls the observer, as
-    /// [`EventLog::observe`](lowtide_core::EventLog::observe) says, under the lock of the event's lane: several threads
-    /// may call it at once for different streams. It must not use the allocator.
+    /// The thread whose call caused an event calls the observer, when
+    /// [`EventLog::observe`](lowtide_core::EventLog::observe) says, and under the lock of the event's lane. Several
+    /// threads may call it at once for different streams. It must not use the allocator.
     ///
     /// # Errors
     ///
@@ -425,7 +425,7 @@ impl<D: Driver> SharedAllocator<D> {
     #[inline]
     fn leave(&self, guard: LaneGuard<'_, D>) -> Result<(), AllocError> {
         let news = guard.state.lane.news();
-        let has_news = news.has_new_peak || news.has_waiting_blocks != guard.state.is_alert;
+        let has_news = news.has_new_peak || news.has_waiting_blocks != guard.state.is_flagged;
         if has_news || news.is_observed {
             return self.leave_with_news(guard);
         }
@@ -435,15 +435,15 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Publishes the changes of a visit that other threads must know, except new peaks of the device. Returns
     /// whether there may be new peaks.
-    fn notify(&self, guard: &mut LaneGuard<'_, D>) -> bool {
+    fn publish(&self, guard: &mut LaneGuard<'_, D>) -> bool {
         let state = &mut *guard.state;
         let has_waiting_blocks = state.lane.news().has_waiting_blocks;
-        if has_waiting_blocks != state.is_alert {
-            state.is_alert = has_waiting_blocks;
+        if has_waiting_blocks != state.is_flagged {
+            state.is_flagged = has_waiting_blocks;
             // No other thread changes this bit: the lane is locked.
             self.flags.fetch_xor(1 << guard.index, Ordering::Release);
         }
-        state.lane.settle(self.count_in_use() == 1);
+        state.lane.publish_events(self.count_in_use() == 1);
         state.lane.news().has_new_peak
     }
 
@@ -459,7 +459,7 @@ impl<D: Driver> SharedAllocator<D> {
 
     /// Wakes all threads that wait for memory. The caller holds no lane.
     #[cold]
-    fn notify_freed(&self) -> Result<(), AllocError> {
+    fn wake_waiting(&self) -> Result<(), AllocError> {
         let _order = { self.freed.order.lock() }.map_err(|_| AllocError::Poisoned)?;
         // All of them: the free memory may be too little for the first thread and enough for the second.
         self.freed.condition.notify_all();

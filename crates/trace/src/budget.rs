@@ -76,7 +76,7 @@ impl Budget {
     }
 
     /// Returns `bytes` to the budget.
-    pub(crate) fn give_back(&mut self, bytes: u64) {
+    pub(crate) fn release(&mut self, bytes: u64) {
         self.taken = self.taken.saturating_sub(bytes);
     }
 

@@ -19,7 +19,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use lowtide_core::Action;
+use lowtide_core::{Action, StrategyName};
 
 /// The two forms of the program.
 const FORMS: [Form; 2] = [Form::Shared, Form::Static];
@@ -270,7 +270,7 @@ fn a_loop_calls_the_driver_once() {
 #[test]
 fn contents_stay_whatever_the_strategy_and_the_thread() {
     let machine = Machine::new("threads", Form::Static);
-    for strategy in ["direct", "pool", "buddy", "slab", "bfc", "caching", "tide"] {
+    for strategy in StrategyName::ALL.map(StrategyName::as_str) {
         let mut command = machine.command("threads", true);
         command.env("LOWTIDE_STRATEGY", strategy);
         let (_, reported) = run(command);

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use common::{CACHING, Fake, allocate, allocate_on, command, isolated, last_error};
 use lowtide::*;
-use lowtide_core::{Action, Bytes, Config};
+use lowtide_core::{Action, Bytes, Config, StrategyName};
 use lowtide_history::{BlockSizes, CURVES, History};
 use lowtide_replay::{Job, Options};
 use lowtide_trace::{JobStart, RecordedText, Snapshot, Trace};
@@ -209,7 +209,10 @@ fn pauses_are_recorded_where_they_were() {
         // The peak counts only memory that was on the device at the same time.
         let history = History::new(trace, &BlockSizes::of(trace, &()));
         assert_eq!(history.contradictions, 0);
-        assert_eq!(history.peak_reserved.gap.reserved, Bytes::mib(140));
+        assert_eq!(
+            history.peak_reserved.fragmentation.reserved,
+            Bytes::mib(140)
+        );
         let most = history.levels.most(CURVES - 1).iter().max();
         assert_eq!(most, Some(&(90 << 20)));
         assert_eq!(history.end.paused, Bytes::ZERO);
@@ -424,7 +427,10 @@ fn blocks_in_use() -> Vec<(u64, u64)> {
 #[test]
 fn every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are() {
     let test = "every_strategy_is_recorded_with_its_name_and_how_long_its_blocks_are";
-    for strategy in ["direct", "pool", "buddy", "slab", "bfc", "tide"] {
+    let others = StrategyName::ALL
+        .into_iter()
+        .filter(|&name| name != StrategyName::Caching);
+    for strategy in others.map(StrategyName::as_str) {
         isolated(test, &[("LOWTIDE_STRATEGY", strategy)], |fake| {
             let path = directory().join("strategy.lowtide");
             let mut program = Program::new(fake, 5, 0, 2);

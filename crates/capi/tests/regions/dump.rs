@@ -109,8 +109,8 @@ fn a_dump_has_what_is_paused_and_since_when() {
         let history = history(&trace);
         assert_eq!(history.end.paused, Bytes::mib(62));
         assert_eq!(history.refusals[0].moment.paused, Bytes::mib(62));
-        assert_eq!(history.end.gap.reserved, Bytes::mib(84));
-        assert!(history.peak_reserved.gap.reserved <= Bytes::mib(100));
+        assert_eq!(history.end.fragmentation.reserved, Bytes::mib(84));
+        assert!(history.peak_reserved.fragmentation.reserved <= Bytes::mib(100));
         assert!(report.contains(&format!("\"peak_paused\":{},", 62 << 20)));
         assert!(
             report.contains("\"tags\":[\"\",\"kv\",\"weights\"],\"regions\":[\"weights\",\"kv\"]")
@@ -203,7 +203,7 @@ fn a_snapshot_has_what_is_paused() {
             assert_eq!(listed, expected[..usize::from(is_away)]);
             let end = history(trace).end;
             let reserved = if is_away { 10 } else { 30 };
-            assert_eq!(end.gap.reserved, Bytes::mib(reserved));
+            assert_eq!(end.fragmentation.reserved, Bytes::mib(reserved));
         }
         for memory in [outside, kv] {
             assert_eq!(lowtide_deallocate(memory), Status::Ok);

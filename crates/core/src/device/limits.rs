@@ -41,9 +41,9 @@ impl<L: Lanes> Device<L> {
         let Some(fraction) = self.lanes.parts().0.fraction else {
             return Ok(());
         };
-        let total = self.lanes.lane(own).memory_info()?.total;
+        let limit = self.lanes.lane(own).memory_info()?.limit(fraction);
         let (state, _) = self.lanes.parts_mut();
-        (state.limit, state.fraction) = (Some(total.scale(fraction)), None);
+        (state.limit, state.fraction) = (limit, None);
         Ok(())
     }
 

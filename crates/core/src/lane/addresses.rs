@@ -13,8 +13,9 @@ impl<M: Memory> Lane<M> {
     ///
     /// # Errors
     ///
-    /// [`AllocError::NotFree`] if no free block of that size begins there, for zero bytes, and for any strategy except
-    /// `caching`: the others have block sizes of their own. [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`].
+    /// - [`AllocError::NotFree`] if no free block of that size begins there, and for zero bytes. Also for any strategy
+    ///   except `caching`: the others have block sizes of their own.
+    /// - [`AllocError::TooLarge`] above [`Bytes::REQUEST_MAX`].
     pub fn allocate_at(
         &mut self,
         address: DeviceAddress,

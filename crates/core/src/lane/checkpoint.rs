@@ -266,7 +266,7 @@ impl<M: Memory> Lane<M> {
         match self.put(id, block) {
             Ok(()) => self.heap.stats.count_freed(kind, size, requested),
             Err(_) => {
-                self.heap.log.take_back(before);
+                self.heap.log.undo(before);
                 self.uses.wait_no_more(id);
                 self.heap.blocks.set_state(id, BlockState::Pending);
                 self.heap.stats.count_suspended(kind, size);

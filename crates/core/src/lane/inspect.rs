@@ -13,7 +13,7 @@ use crate::stats::{PoolStats, StatsReset};
 use crate::strategy::{Placement, PyTorchPlacement, Strategy};
 use crate::units::{Bytes, DeviceAddress, MempoolId};
 
-/// Changes in a lane that other threads must be notified of.
+/// Changes in a lane that other threads must see.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneNews {
     /// Whether freed blocks wait for other streams: requests in other lanes then check whether those streams are
@@ -22,7 +22,7 @@ pub struct LaneNews {
     /// Whether a peak rose since the device's peaks were updated, so that
     /// [`Device::sync_peaks`](crate::Device::sync_peaks) is due.
     pub has_new_peak: bool,
-    /// Whether someone observes events, so that [`Lane::settle`] is due.
+    /// Whether someone observes events, so that [`Lane::publish_events`] is due.
     pub is_observed: bool,
     /// Whether private pools serve some streams: their requests then go to the first lane.
     pub has_routes: bool,
@@ -53,7 +53,7 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns what other threads must be notified of when a thread leaves the lane.
+    /// Returns what other threads must see when a thread leaves the lane.
     #[inline]
     pub fn news(&self) -> LaneNews {
         LaneNews {
@@ -66,7 +66,7 @@ impl<M: Memory> Lane<M> {
 
     /// Notifies the observer, if any, of new events. If this is the only lane in use, a new peak needs no sync, because
     /// it already is the device's peak.
-    pub fn settle(&mut self, is_only_lane: bool) {
+    pub fn publish_events(&mut self, is_only_lane: bool) {
         self.notify_observers();
         if is_only_lane {
             self.heap.stats.take_has_new_peak();
@@ -168,7 +168,8 @@ impl<M: Memory> Lane<M> {
     ///
     /// [`AllocError::NotReconfigurable`] if the strategy is not `caching`, or if the options are another strategy's.
     pub fn reconfigure(&mut self, config: &Config) -> Result<(), AllocError> {
-        if !self.strategy.reconfigure(config, &mut self.heap) {
+        let strategy = self.strategy.as_pytorch_mut();
+        if !strategy.is_some_and(|strategy| strategy.reconfigure(config, &mut self.heap)) {
             return Err(AllocError::NotReconfigurable);
         }
         *self.config = config.clone();

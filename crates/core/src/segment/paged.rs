@@ -263,7 +263,7 @@ impl Heap {
         let (address, size) = (self.pages.address(shown_at), self.pages.page_size());
         let mark = self.record_leaving(Action::SegmentUnmap, owner.domain, address, size);
         let unmapped = memory.physical_mut().unmap_in_range(start, address, size);
-        let unmapped = unmapped.inspect_err(|_| self.log.take_back(mark))?;
+        let unmapped = unmapped.inspect_err(|_| self.log.undo(mark))?;
         self.count_reserved(owner, -signed(size));
         self.stats.num_device_free += 1;
         let handle = self.pages.remove_frame(id);

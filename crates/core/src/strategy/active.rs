@@ -78,18 +78,6 @@ impl Config {
 }
 
 impl ActiveStrategy {
-    /// Applies other options while the strategy runs. Returns whether it did: only `caching` can, with options of
-    /// `caching`.
-    pub(crate) fn reconfigure(&mut self, config: &Config, heap: &mut Heap) -> bool {
-        match (self, config) {
-            (ActiveStrategy::Caching(caching), Config::Caching(config)) => {
-                caching.reconfigure(config.clone(), heap);
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// Returns the strategy, if it places blocks as PyTorch's allocator does.
     pub(crate) fn as_pytorch(&self) -> Option<&impl PyTorchPlacement> {
         match self {

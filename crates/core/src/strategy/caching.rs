@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use super::free_blocks::{FreeBlock, FreeBlocks};
 use super::{CheckpointBlock, Configured, Placement, PyTorchPlacement, Release, Request, Strategy};
 use crate::block::{Block, BlockId, BlockState, SegmentId};
+use crate::config::Config;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::{Driver, DriverError, unless_out_of_memory};
 use crate::physical::Memory;
@@ -65,12 +66,6 @@ struct SizePool {
 }
 
 impl Caching {
-    /// Applies other options. From then on there can be both plain and expandable segments.
-    pub(crate) fn reconfigure(&mut self, config: CachingConfig, heap: &mut Heap) {
-        heap.set_max_split_size(config.max_split_size);
-        self.config = config;
-    }
-
     /// Returns the free memory that may serve a domain's requests of a kind.
     #[inline]
     fn pool_of(&mut self, domain: DomainId, kind: SizeKind) -> &mut SizePool {
@@ -651,6 +646,16 @@ impl PyTorchPlacement for Caching {
             let ranked = self.ranks.ranked(heap, *id, block);
             self.pool_of(block.domain, block.kind).free.insert(ranked);
         }
+    }
+
+    /// From then on there can be both plain and expandable segments.
+    fn reconfigure(&mut self, config: &Config, heap: &mut Heap) -> bool {
+        let Config::Caching(config) = config else {
+            return false;
+        };
+        heap.set_max_split_size(config.max_split_size);
+        self.config = config.clone();
+        true
     }
 }
 

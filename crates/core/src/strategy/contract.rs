@@ -1,6 +1,7 @@
 //! The traits that a strategy implements, and what it may rely on.
 
 use crate::block::{Block, BlockId, BlockTable, SegmentId};
+use crate::config::Config;
 use crate::config::options::Options;
 use crate::domain::{DomainId, PoolIndex};
 use crate::driver::DriverError;
@@ -197,6 +198,10 @@ pub(crate) trait PyTorchPlacement: Placement {
 
     /// Makes the blocks at the addresses in `oldest` older than all others, in that order.
     fn order_blocks(&mut self, heap: &Heap, oldest: &[DeviceAddress]);
+
+    /// Applies other options while the strategy runs. Returns `false` if they are another strategy's; nothing has then
+    /// changed.
+    fn reconfigure(&mut self, config: &Config, heap: &mut Heap) -> bool;
 }
 
 /// A block as it was at a checkpoint.

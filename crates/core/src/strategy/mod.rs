@@ -2,7 +2,7 @@
 //!
 //! A strategy decides, but does not count or retry. [`Heap`](crate::segment::Heap) has the blocks, segments,
 //! statistics and events. The order of attempts is the same for all
-//! ([`DeviceAllocator::allocate`](crate::DeviceAllocator::allocate)).
+//! ([`Device::serve_miss`](crate::Device::serve_miss)).
 #![expect(
     clippy::inline_always,
     reason = "a call costs a request a fortieth of its time"

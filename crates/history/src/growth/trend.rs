@@ -248,14 +248,14 @@ impl GivenBack {
             past.grown_since.bytes = top - base;
             let fallen = as_float(top - floor);
             if floor < top && fallen >= GIVEN_BACK_SHARE * as_float(top - base) {
-                past.give_back();
+                past.end_growth();
                 (base, top) = (floor, floor);
             }
         }
         past
     }
 
-    fn give_back(&mut self) {
+    fn end_growth(&mut self) {
         if self.grown_since.bytes > 0 {
             self.times += 1;
             self.grown_max.bytes = self.grown_max.bytes.max(self.grown_since.bytes);

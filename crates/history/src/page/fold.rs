@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 
 use super::columns::Columns;
 use super::trace::PageTrace;
-use crate::changes::{GAP_PARTS, GapChanges};
+use crate::changes::{FRAGMENTATION_PARTS, GapChanges};
 use crate::history::{Block, History};
 
 /// The blocks that are not listed one by one. They are reported to the user.
@@ -24,13 +24,13 @@ fn serialize_bytes<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok,
     serializer.serialize_u64(bytes.get())
 }
 
-/// The blocks with the least weight, as what they add to the gap from event to event.
+/// The blocks with the least weight, as what they add to the fragmentation from event to event.
 #[derive(Debug)]
 pub(super) struct Folded {
     /// Whether each block of the history is listed, and not folded.
     is_listed: Vec<bool>,
     pub(super) blocks: FoldedBlocks,
-    /// Their part of the gap.
+    /// Their part of the fragmentation.
     changes: GapChanges,
 }
 
@@ -69,14 +69,14 @@ impl Folded {
         !self.is_listed[block]
     }
 
-    /// Adds the folded blocks' part of the gap: the instants with a change, the number of each change, and the
+    /// Adds the folded blocks' part of the fragmentation: the instants with a change, the number of each change, and the
     /// parts of the distinct changes. A part is stored as twice its absolute value, minus one if it is negative.
     /// The last part is left out: the sum of all parts is 0, because the reserved bytes are known.
     pub(super) fn add_to(&self, columns: &mut Columns) {
         let changes = &self.changes;
         columns.add_u32("folded/instant", changes.instants.iter().copied());
         columns.add_u32("folded/change", changes.numbers.iter().copied());
-        for part in 0..GAP_PARTS - 1 {
+        for part in 0..FRAGMENTATION_PARTS - 1 {
             let what = part
                 .checked_sub(1)
                 .map_or("live", |cause| Cause::ALL[cause].name());
@@ -158,14 +158,14 @@ pub(super) mod tests {
         trace
     }
 
-    /// Returns the gap at an instant with only some blocks, computed from scratch. For recordings without
+    /// Returns the fragmentation at an instant with only some blocks, computed from scratch. For recordings without
     /// expandable segments, private pools and other streams.
     fn gap_by_hand(
         history: &History,
         instant: u32,
         is_there: &dyn Fn(usize) -> bool,
-    ) -> [u64; GAP_PARTS] {
-        let mut gap = [0; GAP_PARTS];
+    ) -> [u64; FRAGMENTATION_PARTS] {
+        let mut fragmentation = [0; FRAGMENTATION_PARTS];
         let lives = |start: u32, end: u32| (start..end).contains(&instant);
         let blocks = history.blocks.iter().enumerate();
         let blocks: Vec<&Block> = blocks
@@ -174,10 +174,10 @@ pub(super) mod tests {
             .collect();
         for block in &blocks {
             if block.is_allocated_at(instant) {
-                gap[0] += block.live_bytes().get();
-                gap[1] += (block.size - block.live_bytes()).get();
+                fragmentation[0] += block.live_bytes().get();
+                fragmentation[1] += (block.size - block.live_bytes()).get();
             } else {
-                gap[2] += block.size.get()
+                fragmentation[2] += block.size.get()
             }
         }
         for segment in history
@@ -188,9 +188,9 @@ pub(super) mod tests {
             let range = segment.address..segment.address + segment.size.get();
             let inside = blocks.iter().filter(|block| range.contains(&block.address));
             let used: u64 = inside.map(|block| block.size.get()).sum();
-            gap[if used == 0 { 5 } else { 7 }] += segment.size.get() - used;
+            fragmentation[if used == 0 { 5 } else { 7 }] += segment.size.get() - used;
         }
-        gap
+        fragmentation
     }
 
     /// Adds segments of four neighbouring blocks each before the events of [`trace`], so that some contain only
@@ -235,7 +235,7 @@ pub(super) mod tests {
             let folded = Folded::new(&page, kept).expect("there are more blocks");
             assert_eq!(folded.blocks.blocks, 200 - kept);
             let changes = &folded.changes;
-            let mut by_folded = [0; GAP_PARTS];
+            let mut by_folded = [0; FRAGMENTATION_PARTS];
             let mut next = 0;
             for instant in 0..=history.events {
                 while changes.instants.get(next).is_some_and(|&at| at <= instant) {

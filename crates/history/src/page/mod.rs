@@ -436,8 +436,11 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         tags: history.tags.clone(),
         regions: history.regions.clone(),
         bucket_events: history.levels.part_instants(),
-        peak_live: Peak::new(&history.peak_live, history.peak_live.gap.live),
-        peak_reserved: Peak::new(&history.peak_reserved, history.peak_reserved.gap.reserved),
+        peak_live: Peak::new(&history.peak_live, history.peak_live.fragmentation.live),
+        peak_reserved: Peak::new(
+            &history.peak_reserved,
+            history.peak_reserved.fragmentation.reserved,
+        ),
         peak_paused: peak_paused(history),
         frames: Frames::of(trace, &page.leaks.steps),
         ooms: ooms(history),

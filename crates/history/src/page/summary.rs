@@ -207,12 +207,12 @@ impl Instant {
         Instant {
             event: moment.instant,
             label: label.to_owned(),
-            live: moment.gap.live.get(),
-            reserved: moment.gap.reserved.get(),
+            live: moment.fragmentation.live.get(),
+            reserved: moment.fragmentation.reserved.get(),
             requested: moment.requested.get(),
             paused: moment.paused.get(),
             stream,
-            causes: Causes(moment.gap.causes),
+            causes: Causes(moment.fragmentation.causes),
         }
     }
 }

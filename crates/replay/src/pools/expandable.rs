@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lowtide_core::{Bytes, DeviceAddress};
 
-use super::{Layout, Owner, SEGMENT_HOLE_MAX, Segment};
+use super::{InferredSegment, Layout, Owner, SEGMENT_HOLE_MAX};
 
 impl Layout {
     /// Records that the expandable segments before the first event are in different pools, unless they may be one
@@ -35,7 +35,7 @@ impl Layout {
     /// Returns whether two runs of pages may be of one segment, which is one address range. The second is the next
     /// run of the same owner.
     fn may_be_one(&self, one: usize, next: usize) -> bool {
-        let Segment { owner, end, .. } = self.segments[one];
+        let InferredSegment { owner, end, .. } = self.segments[one];
         let start = self.segments[next].start;
         let mut at = end;
         while let Some((&address, block)) = self.blocks.range(at..start.max(at)).next() {
@@ -58,7 +58,7 @@ impl Layout {
     /// `request` is the size of the request that it began for, if known. Exceptions are segments without room for
     /// the request, and segments that may have been mapped behind `new` before the first event.
     pub(super) fn separate_begun(&mut self, new: usize, request: Option<Bytes>) {
-        let Segment {
+        let InferredSegment {
             owner, start, end, ..
         } = self.segments[new];
         let of_stream =
@@ -118,7 +118,7 @@ impl Layout {
     /// room for the request. A pool grows at the lowest addresses where a request fits. A segment is one range, so
     /// a segment below such room, or below memory of another kind, is a different one.
     pub(super) fn separate_below(&mut self, grown: usize, size: Bytes) {
-        let Segment { owner, start, .. } = self.segments[grown];
+        let InferredSegment { owner, start, .. } = self.segments[grown];
         let below = (owner.stream, DeviceAddress::NULL)..(owner.stream, start);
         let (mut above, mut may_be_one) = (start, true);
         let mut others = Vec::new();

@@ -57,7 +57,7 @@ impl Runner {
     /// Updates the model with the blocks that a restore exchanged, and reads its events.
     fn exchange(&mut self, freed: &[Allocation], allocated: &[Allocation]) -> Result<(), String> {
         for block in freed {
-            self.shadow.let_go(block.address);
+            self.shadow.free(block.address);
         }
         self.follow_steps()?;
         let events: Vec<_> = self.allocator.lane_mut().event_log().take().collect();

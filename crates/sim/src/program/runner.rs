@@ -396,7 +396,7 @@ impl Runner {
         if result.is_err() {
             return self.unless_fault(result);
         }
-        self.shadow.let_go(address);
+        self.shadow.free(address);
         self.read_events()?;
         let again = self.allocator.free(address);
         ensure(again == Err(AllocError::NotAllocated { address }), || {
@@ -638,7 +638,7 @@ impl Runner {
             self.ledger.apply(&event)?;
             if event.action == Action::Alloc && event.address < address {
                 self.shadow.hand_out(taken_for_the_moment(&event), now_ns)?;
-                self.shadow.let_go(event.address);
+                self.shadow.free(event.address);
             }
             self.shadow.witness(&event, now_ns)?;
         }

@@ -206,7 +206,7 @@ impl Shadow {
     }
 
     /// Removes a block that the program freed. The events say whether it is free yet.
-    pub(super) fn let_go(&mut self, address: DeviceAddress) {
+    pub(super) fn free(&mut self, address: DeviceAddress) {
         let held = self
             .held
             .remove(&address)
@@ -447,7 +447,7 @@ mod tests {
         let mut shadow = shadow();
         shadow.hand_out(allocation(VIEWS[0], Stream(1)), 0).unwrap();
         shadow.launch(Stream(1), 0, 100);
-        shadow.let_go(VIEWS[0]);
+        shadow.free(VIEWS[0]);
         shadow.complete(VIEWS[0], 0).unwrap();
         shadow
     }

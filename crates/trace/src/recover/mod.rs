@@ -122,7 +122,7 @@ pub(crate) fn recover(
     if segments.is_empty() || walked.saw_younger {
         refuse_overlaps(device, &events, &walked.initial, budget)?;
     }
-    budget.give_back(pools_known.len() as u64);
+    budget.release(pools_known.len() as u64);
     budget.take(1, walked.retained_bytes)?;
     Ok(Recovered {
         events: complete_frees(events, &walked.half_frees),

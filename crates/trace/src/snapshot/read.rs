@@ -109,7 +109,7 @@ impl Reader {
             });
         }
         let (heap, mut records, mut budget) = (self.heap, self.records, self.budget);
-        budget.give_back(heap.retained_bytes());
+        budget.release(heap.retained_bytes());
         records.stacks.strings = heap.into_strings();
         budget.take(1, records.stacks.strings.retained_bytes())?;
         // From the last to the first, so that each member takes its events off the end.

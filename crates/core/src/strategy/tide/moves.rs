@@ -21,9 +21,6 @@ const EACH: Duration = Duration::from_millis(10);
 /// to 32 MiB need a tenth. Without it, streams that repeat requests in turn would each get their own memory.
 const MORE_PART: u64 = 4;
 
-/// A job moves frames before it uses the last 32nd of the device, which other programs may need.
-const FREE_PART: u64 = 32;
-
 /// The requests that moved frames.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
@@ -57,11 +54,6 @@ impl Moves {
     pub(super) fn may_hold(&mut self, held: Bytes, used: Bytes) -> bool {
         self.used = self.used.max(used);
         held <= self.used.saturating_add(Bytes(self.used.get() / MORE_PART))
-    }
-
-    /// Returns whether a job may leave only `free` of a device's `total` bytes to avoid moving frames.
-    pub(super) fn may_fill(free: Bytes, total: Bytes) -> bool {
-        free.get() >= total.get() / FREE_PART
     }
 }
 
@@ -116,7 +108,5 @@ mod tests {
         assert!(moves.may_hold(Bytes(125), Bytes(40)), "it used more before");
         assert!(!moves.may_hold(Bytes(126), Bytes(40)));
         assert!(moves.may_hold(Bytes(u64::MAX), Bytes(u64::MAX)));
-        assert!(Moves::may_fill(Bytes(4), Bytes(128)));
-        assert!(!Moves::may_fill(Bytes(3), Bytes(128)));
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use super::moves::Moves;
 use super::{Tide, Window};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
@@ -123,8 +122,12 @@ impl Tide {
         if is_allowed || !may_hold || wanted == 0 {
             return Ok(true);
         }
-        let MemoryInfo { free, total } = driver.memory_info()?;
-        Ok(!Moves::may_fill(free.saturating_sub(new), total))
+        let info = driver.memory_info()?;
+        let after = MemoryInfo {
+            free: info.free.saturating_sub(new),
+            ..info
+        };
+        Ok(!after.missing_free().is_zero())
     }
 
     /// Adds idle frames from elsewhere to a supply, the longest idle first. The window's stream comes after the work

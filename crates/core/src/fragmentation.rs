@@ -54,31 +54,31 @@ impl Cause {
 /// The reserved bytes at one moment, the live part, and the causes of the rest. Each byte counts once, so `live`
 /// and all causes add up to `reserved`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Gap {
+pub struct Fragmentation {
     /// The reserved bytes.
     pub reserved: Bytes,
-    /// The sum of [`Gap::live_bytes_of`] over the allocated blocks.
+    /// The sum of [`Fragmentation::live_bytes_of`] over the allocated blocks.
     pub live: Bytes,
     /// The rest by cause, in the order of [`Cause::ALL`].
     pub causes: [Bytes; Cause::ALL.len()],
 }
 
-impl Gap {
-    /// Returns the gap of an allocator with these `segments`, from the view of a request in `stream`. `large_page`
+impl Fragmentation {
+    /// Returns the fragmentation of an allocator with these `segments`, from the view of a request in `stream`. `large_page`
     /// is the page size of large expandable segments
     /// ([`CachingConfig::large_segment_size`](crate::CachingConfig::large_segment_size)). Linear time.
-    pub fn of(segments: &[SegmentSnapshot], stream: Stream, large_page: Bytes) -> Gap {
-        let mut gap = Gap::default();
+    pub fn of(segments: &[SegmentSnapshot], stream: Stream, large_page: Bytes) -> Fragmentation {
+        let mut fragmentation = Fragmentation::default();
         for segment in segments {
-            gap.reserved += segment.size;
+            fragmentation.reserved += segment.size;
             for block in &segment.blocks {
-                gap.add_block(block);
+                fragmentation.add_block(block);
             }
             for (cause, bytes) in FreeBytes::of(segment, large_page).causes(stream) {
-                *gap.of_cause_mut(cause) += bytes;
+                *fragmentation.of_cause_mut(cause) += bytes;
             }
         }
-        gap
+        fragmentation
     }
 
     /// Returns the live bytes of an allocated block: its request rounded up to 512 bytes, and at most the block's
@@ -100,7 +100,7 @@ impl Gap {
     fn add_block(&mut self, block: &BlockSnapshot) {
         match block.status {
             BlockStatus::Allocated => {
-                let live = Gap::live_bytes_of(block.requested, block.size);
+                let live = Fragmentation::live_bytes_of(block.requested, block.size);
                 self.live += live;
                 *self.of_cause_mut(Cause::Rounding) += block.size - live;
             }
@@ -221,10 +221,10 @@ mod tests {
 
     /// Returns the causes that have bytes, after having checked that all add up.
     fn causes(segments: &[SegmentSnapshot]) -> Vec<(&'static str, u64)> {
-        let gap = Gap::of(segments, Stream::DEFAULT, Bytes::mib(20));
-        let sum: Bytes = gap.causes.into_iter().sum();
-        assert_eq!(gap.live + sum, gap.reserved);
-        let named = Cause::ALL.map(|cause| (cause.name(), gap.of_cause(cause).get()));
+        let fragmentation = Fragmentation::of(segments, Stream::DEFAULT, Bytes::mib(20));
+        let sum: Bytes = fragmentation.causes.into_iter().sum();
+        assert_eq!(fragmentation.live + sum, fragmentation.reserved);
+        let named = Cause::ALL.map(|cause| (cause.name(), fragmentation.of_cause(cause).get()));
         named.into_iter().filter(|&(_, bytes)| bytes > 0).collect()
     }
 
