@@ -8,9 +8,10 @@ use crate::process::Stop;
 const CRATE: &str = "crates/capi";
 const HEADER: &str = "crates/capi/include/lowtide.h";
 /// The files with items for C, in the order in which a reader wants them.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "error",
     "boundary",
+    "pointers",
     "pluggable",
     "pools",
     "checkpoint",

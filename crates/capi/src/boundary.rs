@@ -11,8 +11,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lowtide_core::MempoolId;
-
 use crate::error::{Error, OutOfMemory, Status};
 use crate::fork;
 
@@ -140,30 +138,6 @@ pub(crate) fn report_once(reported: &'static Reported, status: Status) -> Status
         }
     }
     status
-}
-
-/// The number of a memory pool. PyTorch passes it as `std::pair<uint64_t, uint64_t>`, which uses the same
-/// registers. Both 0 is the default pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(C)]
-pub struct Mempool {
-    /// Above 0 for a pool of a graph capture.
-    pub capture: u64,
-    /// Above 0 for a `torch.cuda.MemPool`.
-    pub user: u64,
-}
-
-impl Mempool {
-    pub(crate) fn id(self) -> MempoolId {
-        MempoolId(self.capture, self.user)
-    }
-
-    pub(crate) fn of(id: MempoolId) -> Mempool {
-        Mempool {
-            capture: id.0,
-            user: id.1,
-        }
-    }
 }
 
 /// Returns a text that the caller passed; `None` for null.

@@ -5,9 +5,9 @@ use std::slice;
 
 use lowtide_core::{Allocation, DeviceAddress};
 
-use crate::boundary::{Mempool, run, write_to_c};
+use crate::boundary::{run, write_to_c};
 use crate::error::{Error, Status};
-use crate::pointers::{address_of, host_size, pointer_to};
+use crate::pointers::{Mempool, address_of, host_size, pointer_to};
 use crate::pools::{with_pool, with_pools};
 
 /// The state of a memory pool at one moment. It holds no device memory.

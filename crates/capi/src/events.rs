@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use lowtide_core::{DeviceAddress, MempoolId, Observer, SegmentSnapshot};
 use lowtide_trace::AllocatorSettings;
 
-use crate::boundary::{Mempool, run};
+use crate::boundary::run;
 use crate::devices::{self, Allocator};
 use crate::error::{Error, Status};
-use crate::pointers::pointer_to;
+use crate::pointers::{Mempool, pointer_to};
 use crate::record::recorder::Recorder;
 use crate::regions::table::{self, RegionPool};
 use crate::settings;

@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_void};
 
 use lowtide_core::{BlockSnapshot, BlockStatus, DeviceAddress, Driver, SegmentSnapshot};
 
-use crate::boundary::{Mempool, run, write_to_c};
+use crate::boundary::{run, write_to_c};
 use crate::error::{Error, Status};
-use crate::pointers::{address_of, pointer_to};
+use crate::pointers::{Mempool, address_of, pointer_to};
 use crate::regions::table;
 use crate::{devices, events, start};
 

@@ -22,7 +22,7 @@ use crate::error::{Error, Status};
 use crate::explain;
 use crate::pointers::{address_of, host_size, pointer_to, stream_of};
 use crate::record::stacks;
-use crate::{cuda, drivers, shortage, start};
+use crate::{cuda, shortage, start};
 
 /// Returns at least `size` bytes of `device`, which work in `stream` may use at once. Returns null for 0 bytes
 /// and on failure. After a failure, a line on standard error and `lowtide_last_error` give the reason.
@@ -153,7 +153,8 @@ pub extern "C" fn lowtide_record_stream(memory: *mut c_void, stream: *mut c_void
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_keep_stream(device: c_int, stream: *mut c_void) -> Status {
     run(|| {
-        let is_kept = drivers::with(device, |driver| driver.keep_stream(stream_of(stream)))?;
+        let mut physical = start::device(device)?.physical();
+        let is_kept = physical.driver_mut().keep_stream(stream_of(stream));
         let text = "a thread's own default stream cannot be kept: its number is another stream in each thread";
         is_kept
             .then_some(())
@@ -189,8 +190,8 @@ pub extern "C" fn lowtide_set_memory_fraction(fraction: f64, device: c_int) -> S
             return Err(Error::new(Status::InvalidArgument, text));
         }
         let allocator = start::device(device)?;
-        let total = allocator.physical().driver_mut().memory_info()?.total;
-        let limit = (fraction < 1.0).then(|| total.scale(fraction));
+        let info = allocator.physical().driver_mut().memory_info()?;
+        let limit = info.limit(fraction);
         Ok(allocator.with_all(|device| device.set_limit(limit))?)
     })
 }

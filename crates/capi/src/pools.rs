@@ -7,10 +7,10 @@ use lowtide_core::{
 };
 use lowtide_shared::LaneOf;
 
-use crate::boundary::{Mempool, run, write_to_c};
+use crate::boundary::{run, write_to_c};
 use crate::devices::{self, Lane};
 use crate::error::{Error, Status};
-use crate::pointers::{address_of, host_size, pointer_to};
+use crate::pointers::{Mempool, address_of, host_size, pointer_to};
 use crate::regions;
 use crate::start;
 

@@ -32,9 +32,9 @@ use lowtide_core::{AllocError, Allocation, Bytes, DeviceAddress};
 use lowtide_region::{BackupKind, Change, Copies};
 use lowtide_shared::LaneOf;
 
-use crate::boundary::{Mempool, path_from_c, run, text_from_c, write_to_c};
+use crate::boundary::{path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
-use crate::pointers::{address_of, host_size};
+use crate::pointers::{Mempool, address_of, host_size};
 use crate::{devices, start};
 
 pub(crate) use change::begin_allocate_to_pool;

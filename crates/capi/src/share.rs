@@ -26,13 +26,14 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard};
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress, DriverError};
-use lowtide_cuda::{HeldRange, Uuid};
+use lowtide_cuda::HeldRange;
 
 use crate::boundary::{run, write_to_c};
 use crate::control::copy_for_c;
+use crate::devices::{self, Allocator};
 use crate::error::{Error, Status};
 use crate::pointers::{address_of, pointer_to};
-use crate::{cuda, devices, drivers, peers, regions};
+use crate::{cuda, peers, regions, start};
 use ticket::{Identity, Mapped, Shared, Ticket};
 
 /// Writes bytes to `bytes` that another process passes to `lowtide_attach`. Writes to `offset` the distance from
@@ -111,7 +112,13 @@ pub unsafe extern "C" fn lowtide_attach(
         // SAFETY: 1. it is not null, and may be read for so many bytes, by the contract of this function.
         // 2. The slice is not used after this call.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
-        let address = attach(device, bytes)?;
+        let ticket = Ticket::decode(bytes)?;
+        let owner = find_device(&ticket, device)?;
+        let allocator = start::device(owner)?;
+        if owner != device {
+            peers::enable(allocator, start::device(device)?)?;
+        }
+        let address = attach(allocator, &ticket, bytes)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("memory", memory, pointer_to(address)) }
     })
@@ -133,7 +140,9 @@ fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {
     let (ordinal, block) = devices::find_allocation(address)?;
     regions::refuse_paused(ordinal, &block)?;
     let identity = Identity::of_this_process()?;
-    let (device, mapped, named) = drivers::with_physical(ordinal, |physical| {
+    let allocator = devices::get(ordinal).expect("a device with an allocation is in use");
+    let (device, mapped, named) = {
+        let physical = allocator.physical();
         let mapped = physical.mapped_range(address, block.size);
         let driver = physical.driver();
         let named = match mapped {
@@ -142,7 +151,7 @@ fn share(address: DeviceAddress) -> Result<(Ticket, Bytes), Error> {
             None => Some(driver.ipc_handle(address).map_err(Error::from)),
         };
         (driver.device().clone(), mapped, named)
-    })?;
+    };
     let (shared, start) = match (mapped, named.transpose()?) {
         (_, Some((handle, offset))) => (Shared::Allocation(handle), offset),
         (Some(range), None) => {
@@ -174,7 +183,8 @@ fn not_exportable() -> Error {
 type Attachments = BTreeMap<DeviceAddress, Attachment>;
 
 struct Attachment {
-    ordinal: c_int,
+    /// The device's.
+    allocator: &'static Allocator,
     /// The bytes that it was attached by. `None` if the memory can only be unmapped.
     bytes: Option<Box<[u8]>>,
     memory: Memory,
@@ -201,17 +211,11 @@ fn attached() -> Result<MutexGuard<'static, Attachments>, Error> {
     attached.map_err(|_| Error::stopped("when memory was attached"))
 }
 
-fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
-    let ticket = Ticket::decode(bytes)?;
-    // Also starts the driver: after that, no forked child uses this process's identity as its own.
-    let ordinal = find_device(ticket.device, device)?;
-    if ticket.exporter == Identity::of_this_process()?.name {
-        let text = "these bytes are of this process, which has the memory already";
-        return Err(Error::new(Status::InvalidArgument, text));
-    }
-    if ordinal != device {
-        peers::enable(ordinal, device)?;
-    }
+fn attach(
+    allocator: &'static Allocator,
+    ticket: &Ticket,
+    bytes: &[u8],
+) -> Result<DeviceAddress, Error> {
     let mut attached = attached()?;
     let mut all = attached.iter_mut();
     if let Some((&address, known)) = all.find(|(_, known)| known.bytes.as_deref() == Some(bytes)) {
@@ -221,16 +225,16 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
     }
     let (address, memory) = match &ticket.shared {
         Shared::Allocation(handle) => {
-            let opened = drivers::with(ordinal, |driver| driver.open_ipc(handle))?;
-            (opened?, Memory::Opened)
+            let opened = allocator.physical().driver_mut().open_ipc(handle)?;
+            (opened, Memory::Opened)
         }
         Shared::Mapped(mapped) => {
-            let (address, held) = import(ordinal, ticket.exporter, mapped)?;
+            let (address, held) = import(allocator, ticket.exporter, mapped)?;
             (address, Memory::Mapped(held))
         }
     };
     let attachment = Attachment {
-        ordinal,
+        allocator,
         bytes: Some(bytes.into()),
         memory,
         count: 1,
@@ -240,9 +244,15 @@ fn attach(device: c_int, bytes: &[u8]) -> Result<DeviceAddress, Error> {
     Ok(address)
 }
 
-/// Returns the number of the device with this UUID; `likely` is checked first.
-fn find_device(uuid: Uuid, likely: c_int) -> Result<c_int, Error> {
+/// Returns the number of the device that has the memory; `likely` is checked first. Fails for this process's own memory.
+fn find_device(ticket: &Ticket, likely: c_int) -> Result<c_int, Error> {
+    // Starts the driver: after that, no forked child uses this process's identity as its own.
     let library = cuda::library()?;
+    if ticket.exporter == Identity::of_this_process()?.name {
+        let text = "these bytes are of this process, which has the memory already";
+        return Err(Error::new(Status::InvalidArgument, text));
+    }
+    let uuid = ticket.device;
     let others = (0..library.device_count()?).map(u32::cast_signed);
     let known = others.clone().filter(|&ordinal| ordinal == likely);
     for ordinal in known.chain(others) {
@@ -258,23 +268,22 @@ fn find_device(uuid: Uuid, likely: c_int) -> Result<c_int, Error> {
 
 /// Maps another process's handles one after another, a batch at a time. On failure nothing stays mapped.
 fn import(
-    ordinal: c_int,
+    allocator: &Allocator,
     exporter: [u8; 16],
     mapped: &Mapped,
 ) -> Result<(DeviceAddress, HeldRange), Error> {
     let size = mapped.range.size;
     // Asked before addresses are reserved, because the size in the bytes may be false.
     let mut parts = client::fetch(exporter, mapped, Bytes::ZERO)?;
-    let mut held = drivers::with(ordinal, |driver| driver.begin_import(size))??;
+    let mut held = allocator.physical().driver_mut().begin_import(size)?;
     let mut offset = Bytes::ZERO;
     let mut import_all = || loop {
-        drivers::with(ordinal, |driver| {
-            let mut parts = parts.drain(..);
-            parts.try_for_each(|(part, size)| {
-                offset += size;
-                driver.import_part(&mut held, &part, size)
-            })
-        })??;
+        let mut physical = allocator.physical();
+        for (part, size) in parts.drain(..) {
+            offset += size;
+            physical.driver_mut().import_part(&mut held, &part, size)?;
+        }
+        drop(physical);
         if offset == size {
             return Ok(());
         }
@@ -282,14 +291,14 @@ fn import(
     };
     let imported: Result<(), Error> = import_all();
     let finished = imported.and_then(|()| {
-        drivers::with(ordinal, |driver| driver.finish_import(&held))??;
+        allocator.physical().driver_mut().finish_import(&held)?;
         let address = held.address().expect("it was reserved above");
         Ok(address)
     });
     match finished {
         Ok(address) => Ok((address, held)),
         Err(error) => {
-            drivers::with(ordinal, |driver| driver.abandon(held))?;
+            allocator.physical().driver_mut().abandon(held);
             Err(error)
         }
     }
@@ -311,9 +320,8 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
             return end(&mut attached, address);
         }
         awaited_holders = Some(attachment.holders);
-        let ordinal = attachment.ordinal;
+        let device = attachment.allocator.physical().driver().device().clone();
         drop(attached);
-        let device = drivers::with(ordinal, |driver| driver.device().clone())?;
         unless_driver_gone(device.synchronize())?;
     }
 }
@@ -322,10 +330,13 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
 fn end(attached: &mut Attachments, address: DeviceAddress) -> Result<(), Error> {
     let attachment = attached.get_mut(&address);
     let attachment = attachment.ok_or(AllocError::NotAllocated { address })?;
-    let ended = drivers::with(attachment.ordinal, |driver| match &mut attachment.memory {
+    let mut physical = attachment.allocator.physical();
+    let driver = physical.driver_mut();
+    let ended = match &mut attachment.memory {
         Memory::Opened => driver.close_ipc(address),
         Memory::Mapped(held) => driver.end_import(held),
-    })?;
+    };
+    drop(physical);
     let is_usable = match &attachment.memory {
         Memory::Opened => ended.is_err(),
         Memory::Mapped(held) => held.is_mapped(),

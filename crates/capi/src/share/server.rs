@@ -12,7 +12,7 @@ use lowtide_sockets::{receive, send};
 use super::ticket::Identity;
 use super::wire::{PARTS_MAX, PREFIX, REQUEST_BYTES, Reply, Request, socket_name};
 use crate::error::{Error, Status};
-use crate::{drivers, fork, sockets};
+use crate::{devices, fork, sockets};
 
 /// The time limit for an importer's request and for receiving the reply. Other importers wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -79,7 +79,8 @@ fn export(request: &Request) -> Reply {
     if *stage != Stage::Runs {
         return Reply::Gone;
     }
-    let exported = drivers::find(|physical| {
+    let exported = devices::all().find_map(|(_, allocator)| {
+        let physical = allocator.physical();
         let handles = physical.handles(&request.range, request.offset)?;
         let driver = physical.driver();
         let parts = { handles.take(PARTS_MAX) }
