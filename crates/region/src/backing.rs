@@ -105,7 +105,12 @@ impl Backing {
             .with_physical(|physical| self.runs(range, |address| !has_access(physical, address)));
         mapped.iter().try_for_each(|run| {
             device.with_physical(|physical| physical.set_access(run.address, run.size))
-        })
+        })?;
+        debug_assert!(
+            self.touched(range).all(|piece| is_shown(device, piece)),
+            "each usable piece is mapped at its own address"
+        );
+        Ok(())
     }
 
     /// Unmaps every piece. Makes one call for each run of adjacent pieces.
@@ -115,7 +120,12 @@ impl Backing {
         });
         mapped.iter().try_for_each(|run| {
             device.with_physical(|physical| physical.unmap(run.address, run.size))
-        })
+        })?;
+        debug_assert!(
+            self.usable(device).is_empty(),
+            "no piece stays mapped after all were unmapped"
+        );
+        Ok(())
     }
 
     /// Releases every piece except those that start at `kept`. If a call fails, the others are still made.
@@ -266,7 +276,8 @@ impl Backing {
             handle: device.with_physical(|physical| physical.create(size))?,
             streams: Vec::new(),
         };
-        self.pieces.insert(hole.address, piece);
+        let replaced = self.pieces.insert(hole.address, piece);
+        debug_assert!(replaced.is_none(), "a hole has no piece");
         Ok(())
     }
 
@@ -308,6 +319,16 @@ impl Backing {
         }
         runs
     }
+}
+
+/// Returns whether a piece's whole handle is mapped at its address, for the device to read and write.
+fn is_shown(device: &impl Device, (&address, piece): (&DeviceAddress, &mut Piece)) -> bool {
+    device.with_physical(|physical| {
+        let view = physical.view(address);
+        view.is_some_and(|view| {
+            (view.handle, view.size, view.has_access) == (piece.handle, piece.size, true)
+        })
+    })
 }
 
 /// Returns whether the device may read and write the handle that is mapped from an address on.

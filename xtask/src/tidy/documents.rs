@@ -70,7 +70,10 @@ pub(super) fn changes_are_listed(tree: &Tree) -> Vec<Finding> {
     match tree.text(path) {
         None => vec![Finding::in_file(path, "is missing")],
         Some(text) if text.lines().any(is_unreleased) => Vec::new(),
-        Some(_) => vec![Finding::in_file(path, "has no section such as `## 0.1.0 (unreleased)`")],
+        Some(_) => vec![Finding::in_file(
+            path,
+            "has no section such as `## 0.1.0 (unreleased)`",
+        )],
     }
 }
 

@@ -80,7 +80,7 @@ impl<L: Lanes> Device<L> {
             self.share_limit();
         }
         // If the user set a threshold, release memory that was idle for long before more is reserved.
-        self.lanes.lane(own).release(Release::Idle)?;
+        self.lanes.lane(own).release(Release::Garbage)?;
         // The user may want requests above a fraction of the device's memory to fail before any attempt to allocate.
         if self.is_rejected(own, request)? {
             return Ok(Miss::Rejected);

@@ -483,7 +483,7 @@ impl Strategy for Caching {
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         match wanted {
-            Release::Idle => self.collect_garbage(heap, memory)?,
+            Release::Garbage => self.collect_garbage(heap, memory)?,
             Release::For(request) => return self.release_for(heap, memory, request),
             Release::Pool(pool, _) => self.release_pool(heap, memory, pool)?,
             Release::Domain(_) | Release::Unused { .. } => {}

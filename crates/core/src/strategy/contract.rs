@@ -26,7 +26,7 @@ pub struct Request {
 pub(crate) enum Release<'r> {
     /// Memory that has been idle for long, before new memory is allocated. Only `caching` with a
     /// `garbage_collection_threshold` has such memory.
-    Idle,
+    Garbage,
     /// Just enough memory for a request to fit. Only `caching` with `max_split_size_mb` does that.
     For(&'r Request),
     /// Memory that has been idle since a time of [`Pages::now`](crate::pages::Pages::now) and that no queued work uses, the

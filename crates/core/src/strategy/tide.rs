@@ -486,7 +486,7 @@ impl Strategy for Tide {
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         match wanted {
-            Release::Idle | Release::For(_) => Ok(false),
+            Release::Garbage | Release::For(_) => Ok(false),
             Release::Unused { since, most } => {
                 self.release_unused(heap, memory, (since, most))?;
                 Ok(true)
