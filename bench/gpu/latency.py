@@ -59,16 +59,16 @@ def main() -> None:
     )
     torch.zeros(1, device="cuda")
 
-    def tell(name: str, nanoseconds: float) -> None:
+    def report(name: str, nanoseconds: float) -> None:
         print(json.dumps({"name": name, "label": label, "pair_ns": round(nanoseconds, 1)}), flush=True)
 
-    tell("torch.empty(1024) and its free", from_python(lambda: torch.empty(1024, device="cuda")))
+    report("torch.empty(1024) and its free", from_python(lambda: torch.empty(1024, device="cuda")))
     vector = torch.empty(256, device="cuda")
-    tell("y + y, one small kernel", from_python(lambda: vector + vector))
+    report("y + y, one small kernel", from_python(lambda: vector + vector))
     for name, case in CASES.items():
-        tell(name, min(module.measure(*case) for _ in range(3)))
+        report(name, min(module.measure(*case) for _ in range(3)))
     for name, recorded in RECORDED_CASES.items():
-        tell(name, min(module.measure_recorded(*recorded) for _ in range(3)))
+        report(name, min(module.measure_recorded(*recorded) for _ in range(3)))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def repeated(events: Events, repeat: int) -> Events:
     rounds = [(number, events if number == repeat - 1 else events + end) for number in range(repeat)]
     return [
         {**event, "time_us": event["time_us"] + number * span, "frames": frames_of(event, number)}
-        for number, told in rounds
-        for event in told
+        for number, notes in rounds
+        for event in notes
     ]
 
 

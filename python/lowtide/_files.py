@@ -67,9 +67,9 @@ def make_directory(path: str | os.PathLike[str]) -> None:
 def private_directory(path: Path) -> Path:
     """Returns a directory's path without symbolic links. No other user can change anything in that path.
 
-    Creates missing directories, with access for this user only. Raises `UnsafeError` if another user owns or may write
-    to one of them. Directories with the sticky bit, such as `/tmp`, are allowed: nobody can rename another user's files
-    there.
+    Creates missing directories, with access for this user only. Raises `UnsafeError` if another user owns a directory
+    of the path, or may write to it. Parents with the sticky bit, such as `/tmp`, are allowed: nobody can rename another
+    user's files there.
     """
     with _opened(path, is_private=True, is_made=True) as (_, way):
         return way

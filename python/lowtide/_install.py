@@ -280,7 +280,7 @@ def _install_pluggable(torch: Any) -> None:
 
 def _begin_allocate_to_pool(device: int, pool: Mempool, _filter: int) -> None:
     """PyTorch's hook. Its filter is a C++ `std::function`, which cannot be called from here. So requests of all streams
-    go to the pool: some need not, but none that must is missing.
+    go to the pool, also those that need not be in it.
 
     The interface has no `torch.cuda.MemPool`, so only graph captures call this. It announces a capture in no other way.
     An event that is queried during a capture would invalidate it."""

@@ -58,8 +58,8 @@ export function titleOf(frames: readonly Frame[]): string {
   const own = frames.findIndex(({ owner }) => owner === PROGRAM);
   const called = own < 0 ? frames : frames.slice(0, own);
   const inPackage = called.find(({ owner }) => owner === PACKAGE);
-  const told = [frames[own], inPackage].filter((frame) => frame !== undefined);
-  return (told.length > 0 ? told : frames.slice(0, 1)).map(placeOf).join(" › ") || "no stack";
+  const chosen = [frames[own], inPackage].filter((frame) => frame !== undefined);
+  return (chosen.length > 0 ? chosen : frames.slice(0, 1)).map(placeOf).join(" › ") || "no stack";
 }
 
 function placeOf({ function: name, file, line }: Frame): string {

@@ -52,7 +52,7 @@ export function toFragment(state: State, initial: State): string {
 
 /**
  * Returns the state that a fragment describes. Invalid values are replaced by the initial ones, except that unknown
- * curves are kept.
+ * curves are kept. Instants out of range are clamped.
  */
 export function fromFragment(fragment: string, initial: State, ends: number[]): State {
   const fields = new URLSearchParams(fragment.replace(/^#/, ""));

@@ -36,14 +36,14 @@ fn watch() {
     loop {
         for (ordinal, allocator) in devices::all() {
             // A failed call is reported to the request that makes it next.
-            let _ = release(allocator, &mut idle[ordinal as usize], start.elapsed());
+            let _ = look_at(allocator, &mut idle[ordinal as usize], start.elapsed());
         }
         thread::sleep(EVERY);
     }
 }
 
 /// Releases memory of a device that has been idle for long, if another program may need it.
-fn release(allocator: &Allocator, idle: &mut IdleRelease, now: Duration) -> Result<(), AllocError> {
+fn look_at(allocator: &Allocator, idle: &mut IdleRelease, now: Duration) -> Result<(), AllocError> {
     let release = |since, most| {
         allocator.with_lane(LaneOf::Pools, |lane| {
             // Under the lock, for which another thread may have waited.

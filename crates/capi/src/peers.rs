@@ -13,7 +13,10 @@ use crate::start;
 /// Returns `LOWTIDE_STATUS_DRIVER` if the machine does not connect the two devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_enable_peer_access(device: c_int, peer: c_int) -> Status {
-    run(|| enable(start::device(device)?, start::device(peer)?))
+    run(|| {
+        let peer = start::device(peer)?;
+        enable(start::device(device)?, peer)
+    })
 }
 
 pub(crate) fn enable(owner: &Allocator, peer: &Allocator) -> Result<(), Error> {

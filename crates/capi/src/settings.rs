@@ -156,7 +156,7 @@ pub(crate) fn lock() -> Result<MutexGuard<'static, Settings>, Error> {
 /// If a device is in use, or the configuration is refused. Nothing has changed then.
 pub(crate) fn configure(choice: Choice) -> Result<(), Error> {
     let mut settings = lock()?;
-    settings.refuse_settled()?;
+    settings.refuse_started()?;
     choice.resolve(variable)?;
     settings.choice = choice;
     Ok(())
@@ -201,7 +201,7 @@ pub(crate) fn reconfigure(options: &str) -> Result<(), Error> {
 /// If a device is in use.
 pub(crate) fn set_torch(release: TorchRelease) -> Result<(), Error> {
     let mut settings = lock()?;
-    settings.refuse_settled()?;
+    settings.refuse_started()?;
     settings.torch = Some(release);
     Ok(())
 }
@@ -249,7 +249,7 @@ pub(crate) fn configured() -> Result<Configured, Error> {
 }
 
 impl Settings {
-    fn refuse_settled(&self) -> Result<(), Error> {
+    fn refuse_started(&self) -> Result<(), Error> {
         if self.config.is_some() {
             let text = "lowtide is in use already: configure it before the first request";
             return Err(Error::new(Status::Started, text));

@@ -23,10 +23,10 @@ mod wire;
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use lowtide_core::{AllocError, Bytes, DeviceAddress, DriverError};
-use lowtide_cuda::HeldRange;
+use lowtide_cuda::{HeldRange, Library, Uuid};
 
 use crate::boundary::{run, write_to_c};
 use crate::control::copy_for_c;
@@ -113,11 +113,18 @@ pub unsafe extern "C" fn lowtide_attach(
         // 2. The slice is not used after this call.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
         let ticket = Ticket::decode(bytes)?;
-        let owner = find_device(&ticket, device)?;
-        let allocator = start::device(owner)?;
-        if owner != device {
-            peers::enable(allocator, start::device(device)?)?;
+        // Starts the driver: after that, no forked child uses this process's identity as its own.
+        let library = cuda::library()?;
+        if ticket.exporter == Identity::of_this_process()?.name {
+            let text = "these bytes are of this process, which has the memory already";
+            return Err(Error::new(Status::InvalidArgument, text));
         }
+        let owner = find_device(&library, ticket.device, device)?;
+        if owner != device {
+            let peer = start::device(device)?;
+            peers::enable(start::device(owner)?, peer)?;
+        }
+        let allocator = start::device(owner)?;
         let address = attach(allocator, &ticket, bytes)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("memory", memory, pointer_to(address)) }
@@ -183,7 +190,7 @@ fn not_exportable() -> Error {
 type Attachments = BTreeMap<DeviceAddress, Attachment>;
 
 struct Attachment {
-    /// The device's.
+    /// The allocator of the memory's device.
     allocator: &'static Allocator,
     /// The bytes that it was attached by. `None` if the memory can only be unmapped.
     bytes: Option<Box<[u8]>>,
@@ -244,15 +251,8 @@ fn attach(
     Ok(address)
 }
 
-/// Returns the number of the device that has the memory; `likely` is checked first. Fails for this process's own memory.
-fn find_device(ticket: &Ticket, likely: c_int) -> Result<c_int, Error> {
-    // Starts the driver: after that, no forked child uses this process's identity as its own.
-    let library = cuda::library()?;
-    if ticket.exporter == Identity::of_this_process()?.name {
-        let text = "these bytes are of this process, which has the memory already";
-        return Err(Error::new(Status::InvalidArgument, text));
-    }
-    let uuid = ticket.device;
+/// Returns the number of the device with this UUID; `likely` is checked first.
+fn find_device(library: &Arc<Library>, uuid: Uuid, likely: c_int) -> Result<c_int, Error> {
     let others = (0..library.device_count()?).map(u32::cast_signed);
     let known = others.clone().filter(|&ordinal| ordinal == likely);
     for ordinal in known.chain(others) {
@@ -320,8 +320,9 @@ fn detach(address: DeviceAddress) -> Result<(), Error> {
             return end(&mut attached, address);
         }
         awaited_holders = Some(attachment.holders);
-        let device = attachment.allocator.physical().driver().device().clone();
+        let allocator = attachment.allocator;
         drop(attached);
+        let device = allocator.physical().driver().device().clone();
         unless_driver_gone(device.synchronize())?;
     }
 }

@@ -1,4 +1,4 @@
-//! Starts a device: its allocator is made at the first use. Only exported functions do so.
+//! Starts a device: its allocator is made at the first use. Exported functions do so, at their beginning.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;

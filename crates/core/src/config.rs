@@ -165,7 +165,8 @@ impl Config {
         self.options().memory_fraction()
     }
 
-    /// Returns the page size of expandable segments for large requests, which [`Fragmentation::of`](crate::Fragmentation::of) needs.
+    /// Returns the page size of expandable segments for large requests, which
+    /// [`Fragmentation::of`](crate::Fragmentation::of) needs.
     pub fn large_page(&self) -> Bytes {
         self.options().large_page()
     }

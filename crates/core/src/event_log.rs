@@ -55,7 +55,7 @@ impl EventLog {
 
     /// Sets the observer that is notified of every event from now on; `None` removes it, and no events are recorded.
     /// It is notified of a release to the driver or to a pool's source just before that happens, and of all earlier
-    /// events with it. It is notified of other events when [`Lane::publish_events`](crate::Lane::publish_events) or
+    /// events with it. It is notified of other events when [`Lane::notify_and_clear_peak`](crate::Lane::notify_and_clear_peak) or
     /// [`Device::sync_peaks`](crate::Device::sync_peaks) is called. If the driver refuses a release, the observer is
     /// notified of events that undo those of the call.
     pub fn observe(&mut self, observer: Option<Observer>) {

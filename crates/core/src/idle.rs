@@ -1,6 +1,7 @@
-//! Which memory of a device goes when other programs may need it: as much as is missing in the part that stays free,
-//! and only what a job has not used within the last seconds. A step of training uses its memory again. What is released
-//! costs the job its creation once more, if it needs it.
+//! Decides how much idle memory of a device is released for other programs. A 32nd of the device stays free.
+//!
+//! Memory that the job used within the last ten seconds stays: a step of training uses its memory again. If the job needs
+//! released memory, it is created again.
 
 use std::collections::VecDeque;
 use std::time::Duration;

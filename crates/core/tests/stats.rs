@@ -209,7 +209,7 @@ fn a_peak_rises_only_above_the_last_one() -> Result<(), AllocError> {
         allocator.free(first)?;
         assert_eq!(allocator.allocate(size, Stream::DEFAULT)?, first);
         assert_eq!(allocator.lane().news().has_new_peak, has_new_peak);
-        allocator.lane_mut().publish_events(true);
+        allocator.lane_mut().notify_and_clear_peak(true);
     }
     allocator.allocate(size, Stream::DEFAULT)?;
     assert!(allocator.lane().news().has_new_peak);

@@ -231,7 +231,7 @@ fn contradiction(trace: &Trace) -> String {
 /// Writes two or three lines, without a line break at the end.
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.fmt_gap(f)?;
+        self.fmt_fragmentation(f)?;
         pools::fmt(&self.pools, f)?;
         writeln!(f)?;
         match &self.verdict {
@@ -253,7 +253,7 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    fn fmt_gap(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn fmt_fragmentation(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fragmentation { reserved, live, .. } = self.fragmentation;
         write!(
             f,

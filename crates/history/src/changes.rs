@@ -7,7 +7,7 @@ pub(crate) const FRAGMENTATION_PARTS: usize = 1 + Cause::ALL.len();
 
 /// Changes of a fragmentation's parts by instant. A job repeats the same few changes.
 #[derive(Debug, Default)]
-pub(crate) struct GapChanges {
+pub(crate) struct FragmentationChanges {
     /// The instants with a change, in order.
     pub(crate) instants: Vec<u32>,
     /// The number of the change at each instant.

@@ -135,7 +135,7 @@ pub struct Moment {
     pub instant: u32,
     /// The requested bytes of the blocks that the program holds, unrounded.
     pub requested: Bytes,
-    /// The reserved bytes, the live bytes, and the fragmentation.
+    /// The reserved bytes: live, and the causes of the rest.
     pub fragmentation: Fragmentation,
     /// The stream whose fragmentation it is.
     pub stream: Stream,

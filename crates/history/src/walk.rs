@@ -8,7 +8,7 @@ use lowtide_core::{
 };
 use lowtide_trace::{RecordedStr, RecordedText, StackId, Trace, TraceEvent};
 
-use crate::changes::{FRAGMENTATION_PARTS, GapChanges};
+use crate::changes::{FRAGMENTATION_PARTS, FragmentationChanges};
 use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 use crate::levels::Levels;
 use crate::numbering::Numbering;
@@ -38,7 +38,7 @@ impl History {
         trace: &Trace,
         sizes: &BlockSizes,
         is_listed: &[bool],
-    ) -> GapChanges {
+    ) -> FragmentationChanges {
         Walk::new(trace, sizes).changes_by_unlisted(is_listed)
     }
 }
@@ -132,7 +132,7 @@ impl<'a> Walk<'a> {
 
     /// Returns what the blocks that are not listed add to the fragmentation. `is_listed` has a value for each block of the
     /// history.
-    fn changes_by_unlisted(mut self, is_listed: &'a [bool]) -> GapChanges {
+    fn changes_by_unlisted(mut self, is_listed: &'a [bool]) -> FragmentationChanges {
         self.listed = Some(Listed {
             is_listed,
             space: self.space.clone(),
@@ -143,7 +143,7 @@ impl<'a> Walk<'a> {
         self.take_all();
         let changes = self.listed.map(|listed| {
             let (instants, numbers) = listed.changes.into_iter().unzip();
-            GapChanges {
+            FragmentationChanges {
                 instants,
                 numbers,
                 distinct: listed.distinct.into_values(),
@@ -673,7 +673,7 @@ fn main_stream(trace: &Trace) -> Stream {
     most.map_or(Stream::DEFAULT, |(stream, _)| stream)
 }
 
-/// Adds a block to its parts of a fragmentation, or subtracts it.
+/// Adds a block to its parts of the reserved bytes, or subtracts it.
 fn count_block(fragmentation: &mut Fragmentation, block: &Block, is_there: bool) {
     if block.freed == NEVER {
         let live = block.live_bytes();
@@ -690,7 +690,7 @@ fn change(bytes: &mut Bytes, by: Bytes, is_more: bool) {
     if is_more { *bytes += by } else { *bytes -= by }
 }
 
-/// Returns by how much a fragmentation exceeds another: live and causes.
+/// Returns the difference of the live bytes and of each cause.
 fn difference(fragmentation: &Fragmentation, other: &Fragmentation) -> [i64; FRAGMENTATION_PARTS] {
     let parts = |fragmentation: &Fragmentation| {
         let mut parts = [fragmentation.live; FRAGMENTATION_PARTS];

@@ -70,7 +70,7 @@ pub trait Backups: Send + 'static {
     /// [`BackupError`] if they may still be in progress.
     fn finish(&mut self) -> Result<(), BackupError>;
 
-    /// Releases a backup. Its host memory is kept for the next one or released to the system, as configured.
+    /// Ends a backup. Its host memory is kept for the next one or released, as configured.
     fn release(&mut self, backup: Self::Backup);
 
     /// Releases the host memory that is kept for later backups. Returns when it is released.

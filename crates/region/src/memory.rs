@@ -192,7 +192,7 @@ impl<D: Device> RegionMemory<D> {
         self.resume_pools()
     }
 
-    /// Discards the retained copy of a mapped region, if `copies` includes it. A paused region keeps its copy.
+    /// Releases the retained copy of a mapped region, if `copies` includes it. A paused region keeps its copy.
     /// `backups` are the device's.
     ///
     /// # Errors

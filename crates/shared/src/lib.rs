@@ -443,7 +443,7 @@ impl<D: Driver> SharedAllocator<D> {
             // No other thread changes this bit: the lane is locked.
             self.flags.fetch_xor(1 << guard.index, Ordering::Release);
         }
-        state.lane.publish_events(self.count_in_use() == 1);
+        state.lane.notify_and_clear_peak(self.count_in_use() == 1);
         state.lane.news().has_new_peak
     }
 

@@ -51,7 +51,7 @@ impl Shadow {
         self.swap(block, 0, block.stamp);
     }
 
-    fn let_go(&self, block: &Block) {
+    fn free(&self, block: &Block) {
         self.swap(block, block.stamp, 0);
     }
 
@@ -160,7 +160,7 @@ impl Stress {
     }
 
     fn free(&self, block: &Block) {
-        self.shadow.let_go(block);
+        self.shadow.free(block);
         self.allocator
             .with_block(block.address, |lane| lane.free(block.address))
             .unwrap();

@@ -62,7 +62,7 @@ impl Clock {
     /// Lets the events of `stream` pass by time again.
     pub(crate) fn resume(&mut self, stream: Stream) {
         self.streams.entry(stream).or_default().held = false;
-        self.drop_events(|event| event.stream == stream);
+        self.end_holds(|event| event.stream == stream);
     }
 
     pub(crate) fn record(&mut self, stream: Stream) -> EventHandle {
@@ -128,7 +128,7 @@ impl Clock {
             .get(&stream)
             .map_or(0, |timeline| timeline.done_ns);
         self.host_ns = self.host_ns.max(done_ns);
-        self.drop_events(|event| event.stream == stream);
+        self.end_holds(|event| event.stream == stream);
     }
 
     /// Waits for the work of every stream.
@@ -140,7 +140,7 @@ impl Clock {
             .max()
             .unwrap_or(0);
         self.host_ns = self.host_ns.max(done_ns);
-        self.drop_events(|_| true);
+        self.end_holds(|_| true);
     }
 
     /// Removes an event. Returns whether the event existed.
@@ -155,7 +155,7 @@ impl Clock {
             .map(|(&handle, event)| (handle, event.stream))
     }
 
-    fn drop_events(&mut self, which: impl Fn(&Event) -> bool) {
+    fn end_holds(&mut self, which: impl Fn(&Event) -> bool) {
         for event in self.events.values_mut().filter(|event| which(event)) {
             event.held = false;
         }

@@ -11,7 +11,7 @@ export interface Picture {
   isDifference: boolean;
   before: Float64Array;
   after: Float64Array;
-  /** The width of each node in bytes. In a difference, it is the sum of all increases and decreases below the node. */
+  /** The width of each node in bytes. In a difference, it is the sum of all increases and decreases of the node and below. */
   width: Float64Array;
   childrenOf: (node: number) => number[];
 }

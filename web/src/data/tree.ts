@@ -110,7 +110,7 @@ function treeOfSizes(trace: Trace): Tree {
   return builder.finish((block) => nodes[block], trace.summary.aggregated);
 }
 
-/** Returns a tree with the nodes of both, and the number in it of each node of either. */
+/** Returns a tree with the nodes of both, and for each node of both trees its number in the new one. */
 export function merged(
   first: Tree,
   second: Tree,

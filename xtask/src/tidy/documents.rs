@@ -66,7 +66,11 @@ pub(super) fn life_of_one_allocation_is_short(tree: &Tree) -> Vec<Finding> {
 /// The changelog must have a section for the next release.
 pub(super) fn changes_are_listed(tree: &Tree) -> Vec<Finding> {
     let path = "CHANGELOG.md";
-    let is_unreleased = |line: &str| heading_level(line) == 2 && line.ends_with(" (unreleased)");
+    let is_unreleased = |line: &str| {
+        let version = line[2..].strip_suffix(" (unreleased)");
+        version.is_some_and(|version| !version.trim().is_empty())
+    };
+    let is_unreleased = |line: &str| heading_level(line) == 2 && is_unreleased(line);
     match tree.text(path) {
         None => vec![Finding::in_file(path, "is missing")],
         Some(text) if text.lines().any(is_unreleased) => Vec::new(),
@@ -236,6 +240,7 @@ mod tests {
         let findings = |text| changes_are_listed(&Tree::of(&[("CHANGELOG.md", text)])).len();
         assert_eq!(findings("# Changelog\n\n## 0.1.0 (unreleased)\n"), 0);
         assert_eq!(findings("# Changelog\n\n## 0.1.0\n0.2.0 (unreleased)\n"), 1);
+        assert_eq!(findings("# Changelog\n\n## (unreleased)\n"), 1);
         assert_eq!(changes_are_listed(&Tree::of(&[])).len(), 1);
     }
 

@@ -22,7 +22,7 @@ pub struct LaneNews {
     /// Whether a peak rose since the device's peaks were updated, so that
     /// [`Device::sync_peaks`](crate::Device::sync_peaks) is due.
     pub has_new_peak: bool,
-    /// Whether someone observes events, so that [`Lane::publish_events`] is due.
+    /// Whether someone observes events, so that [`Lane::notify_and_clear_peak`] is due.
     pub is_observed: bool,
     /// Whether private pools serve some streams: their requests then go to the first lane.
     pub has_routes: bool,
@@ -66,7 +66,7 @@ impl<M: Memory> Lane<M> {
 
     /// Notifies the observer, if any, of new events. If this is the only lane in use, a new peak needs no sync, because
     /// it already is the device's peak.
-    pub fn publish_events(&mut self, is_only_lane: bool) {
+    pub fn notify_and_clear_peak(&mut self, is_only_lane: bool) {
         self.notify_observers();
         if is_only_lane {
             self.heap.stats.take_has_new_peak();

@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 
 use super::columns::Columns;
 use super::trace::PageTrace;
-use crate::changes::{FRAGMENTATION_PARTS, GapChanges};
+use crate::changes::{FRAGMENTATION_PARTS, FragmentationChanges};
 use crate::history::{Block, History};
 
 /// The blocks that are not listed one by one. They are reported to the user.
@@ -31,7 +31,7 @@ pub(super) struct Folded {
     is_listed: Vec<bool>,
     pub(super) blocks: FoldedBlocks,
     /// Their part of the fragmentation.
-    changes: GapChanges,
+    changes: FragmentationChanges,
 }
 
 impl Folded {
@@ -160,7 +160,7 @@ pub(super) mod tests {
 
     /// Returns the fragmentation at an instant with only some blocks, computed from scratch. For recordings without
     /// expandable segments, private pools and other streams.
-    fn gap_by_hand(
+    fn fragmentation_by_hand(
         history: &History,
         instant: u32,
         is_there: &dyn Fn(usize) -> bool,
@@ -243,8 +243,9 @@ pub(super) mod tests {
                     by_folded = std::array::from_fn(|part| by_folded[part] + change[part]);
                     next += 1;
                 }
-                let all = gap_by_hand(&history, instant, &|_| true);
-                let listed = gap_by_hand(&history, instant, &|block| !folded.contains(block));
+                let all = fragmentation_by_hand(&history, instant, &|_| true);
+                let listed =
+                    fragmentation_by_hand(&history, instant, &|block| !folded.contains(block));
                 let sums = std::array::from_fn(|part| listed[part].cast_signed() + by_folded[part]);
                 assert_eq!(sums, all.map(u64::cast_signed), "{kept} kept, at {instant}");
                 let exact = |part: usize| history.levels.most(1 + part)[instant as usize];

@@ -90,7 +90,7 @@ class Shortage {
     return has_freed;
   }
 
-  // Tells lowtide that this thread's stream is never destroyed, if it is from PyTorch's pools. The id of an external
+  // Registers this thread's stream with lowtide as never destroyed, if it is from PyTorch's pools. The id of an external
   // stream is its address.
   static void keep_current_stream(DeviceIndex device) {
     const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);

@@ -1,4 +1,4 @@
-// PyTorch's cuBLAS workspaces: one block for each handle and stream, which PyTorch never frees.
+// PyTorch's cuBLAS workspaces: one block for each handle and stream, which PyTorch keeps until they are cleared.
 #pragma once
 
 #include "status.h"
@@ -101,7 +101,7 @@ void with_workspaces(Act act) {
 // reattached after the resume; the others are freed.
 class WorkspacesAside {
  public:
-  // The time of a pause of the regions with a tag, or of all regions if it is null. Create it before the pause and
+  // A guard for a pause of the regions with a tag, or of all regions if it is null. Create it before the pause and
   // destroy it once the pause has ended or failed. Meanwhile the regions' workspaces are detached, because work outside
   // of the regions would use them.
   class Pause {

@@ -146,8 +146,8 @@ fn a_small_backup_leaves_the_memory_of_a_large_one_alone() {
     world.end();
 }
 
-/// A backup is released, dropped, released, and outlives its `CudaBackups`, while its blocks are being
-/// page-locked.
+/// While its blocks are being page-locked, a backup is dropped; another is released, and so is its kept memory; a third
+/// outlives its `CudaBackups`.
 #[test]
 fn locking_stops_wherever_it_is() {
     for _ in 0..20 {
