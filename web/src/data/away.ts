@@ -1,6 +1,7 @@
 // The paused memory at one instant. Its segments and blocks exist, but their memory is not on the device.
 
-import { rowsAt, type Trace, upperBound } from "./trace.ts";
+import { upperBound } from "./search.ts";
+import { rowsAt, type Trace } from "./trace.ts";
 
 /** A paused range of addresses, and the index of its pause. */
 export interface Part {

@@ -2,8 +2,9 @@
 // `live` and `reserved`.
 
 import { byAddress } from "./gap.ts";
+import { upperBound } from "./search.ts";
 import { CAUSES } from "./summary.ts";
-import { liveBytes, type Pauses, type Trace, upperBound } from "./trace.ts";
+import { liveBytes, type Pauses, type Trace } from "./trace.ts";
 
 /** The minimum and maximum of a curve in each step. */
 export interface Envelope {

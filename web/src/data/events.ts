@@ -1,6 +1,7 @@
 // The effects of each event, inferred from the rows that begin or end at its instant.
 
-import { EXPANDABLE, type Trace, upperBound } from "./trace.ts";
+import { upperBound } from "./search.ts";
+import { EXPANDABLE, type Trace } from "./trace.ts";
 
 export type What =
   | "before"

@@ -1,8 +1,8 @@
 // The bytes that aggregated blocks add to live bytes and to fragmentation. These blocks are not listed one by one. The
 // page has their changes at each instant instead, exact to the byte.
 
+import { upperBound } from "./search.ts";
 import { CAUSES, type Cause } from "./summary.ts";
-import { upperBound } from "./trace.ts";
 
 /** The parts of reserved bytes: live bytes and the causes. */
 export const GAP_PARTS = ["live", ...CAUSES] as const;

@@ -1,6 +1,7 @@
 // The contents of a segment at an instant.
 
-import { EXPANDABLE, LARGE, liveBytes, type Trace, upperBound } from "./trace.ts";
+import { upperBound } from "./search.ts";
+import { EXPANDABLE, LARGE, liveBytes, type Trace } from "./trace.ts";
 
 /** The blocks that exist at an instant, by address, and their addresses. */
 export interface Placed {

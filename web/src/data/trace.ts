@@ -3,6 +3,7 @@
 
 import type { Container } from "./container.ts";
 import { Folded } from "./folded.ts";
+import { upperBound } from "./search.ts";
 import type { TraceSummary } from "./summary.ts";
 
 /** The lifetimes of blocks. A block exists at instants `start <= k < end`, and is freed by the program at `freed`. */
@@ -327,16 +328,4 @@ function checkpointAfter({ start, end }: Lives, before: Checkpoint, first: numbe
   for (const row of before.rows) if (end[row] > begun) rows[count++] = row;
   for (let row = before.first; row < first; row++) if (end[row] > begun) rows[count++] = row;
   return { first, rows: rows.slice(0, count) };
-}
-
-/** Returns how many of the sorted values are at most `value`. */
-export function upperBound(values: Uint32Array | Float64Array, value: number): number {
-  let low = 0;
-  let high = values.length;
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if (values[middle] <= value) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }

@@ -1,7 +1,8 @@
 // The events around the chosen instant.
 
 import { type Happening, isUnlisted, type What } from "../data/events.ts";
-import { type Trace, upperBound } from "../data/trace.ts";
+import { upperBound } from "../data/search.ts";
+import type { Trace } from "../data/trace.ts";
 import { bytesOf, type Child, copyable, fill, h, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";

@@ -2,7 +2,7 @@
 
 import uPlot from "uplot";
 import { everyFitting, type Steps, stepsWithin } from "../data/curves.ts";
-import { upperBound } from "../data/trace.ts";
+import { upperBound } from "../data/search.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";

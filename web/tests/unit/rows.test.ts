@@ -2,8 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { rowsByAddress } from "../../src/data/gap.ts";
 import { Filter, firstRows, grouped } from "../../src/data/rows.ts";
+import { upperBound } from "../../src/data/search.ts";
 import { filterOf } from "../../src/data/site.ts";
-import { rowsAt, upperBound } from "../../src/data/trace.ts";
+import { rowsAt } from "../../src/data/trace.ts";
 import { traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
