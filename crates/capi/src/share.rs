@@ -120,11 +120,11 @@ pub unsafe extern "C" fn lowtide_attach(
             return Err(Error::new(Status::InvalidArgument, text));
         }
         let owner = find_device(&library, ticket.device, device)?;
-        if owner != device {
-            let peer = start::device(device)?;
-            peers::enable(start::device(owner)?, peer)?;
-        }
+        let user = start::device(device)?;
         let allocator = start::device(owner)?;
+        if owner != device {
+            peers::enable(allocator, user)?;
+        }
         let address = attach(allocator, &ticket, bytes)?;
         // SAFETY: it may be written to, by the contract of this function.
         unsafe { write_to_c("memory", memory, pointer_to(address)) }

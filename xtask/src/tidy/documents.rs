@@ -67,10 +67,9 @@ pub(super) fn life_of_one_allocation_is_short(tree: &Tree) -> Vec<Finding> {
 pub(super) fn changes_are_listed(tree: &Tree) -> Vec<Finding> {
     let path = "CHANGELOG.md";
     let is_unreleased = |line: &str| {
-        let version = line[2..].strip_suffix(" (unreleased)");
-        version.is_some_and(|version| !version.trim().is_empty())
+        let heading = line.strip_prefix("## ");
+        heading.is_some_and(|text| text.ends_with(" (unreleased)"))
     };
-    let is_unreleased = |line: &str| heading_level(line) == 2 && is_unreleased(line);
     match tree.text(path) {
         None => vec![Finding::in_file(path, "is missing")],
         Some(text) if text.lines().any(is_unreleased) => Vec::new(),
