@@ -20,7 +20,8 @@ _STRATEGY = os.environ.get("LOWTIDE_STRATEGY") or "tide"
 on_caching = pytest.mark.skipif(
     not IS_NATIVE and _STRATEGY != "caching", reason=f"{_STRATEGY} is not PyTorch's allocator"
 )
-on_tide = pytest.mark.skipif(IS_NATIVE or _STRATEGY != "tide", reason="about tide")
+IS_TIDE = not IS_NATIVE and _STRATEGY == "tide"
+on_tide = pytest.mark.skipif(not IS_TIDE, reason="about tide")
 # Without one (`fakeruntime`) memory is real, kernels do nothing, and a context is a device's primary one.
 on_a_card = pytest.mark.skipif(os.environ.get("LOWTIDE_TEST_FAKE") == "1", reason="needs a card")
 

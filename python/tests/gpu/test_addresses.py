@@ -6,9 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import MIB, bytes_of, segment_of, version  # noqa: E402
+from gpu_helpers import IS_TIDE, MIB, bytes_of, on_caching, on_tide, segment_of, version  # noqa: E402
 
 pytestmark = pytest.mark.skipif(version() < (2, 13), reason="newer")
+
+# What a request of 8 MiB reserves: PyTorch a segment of 20 MiB, tide no more than the request.
+RESERVED = 8 * MIB if IS_TIDE else 20 * MIB
 
 
 def at_address(address: int, size: int) -> Any:
@@ -32,8 +35,9 @@ def test_memory_is_taken_at_an_address_and_counted_as_pytorch_does() -> None:
     assert blocks_around(start) == [
         (0, 4 * MIB, "inactive"),
         (4 * MIB, 2 * MIB, "active_allocated"),
-        (6 * MIB, 14 * MIB, "inactive"),
+        (6 * MIB, RESERVED - 6 * MIB, "inactive"),
     ]
+    assert after["num_device_alloc"] == before["num_device_alloc"]
     # What lies before is taken for the moment.
     grown = {key: after[key] - before[key] for key in after if ".large_pool." in key and ".peak" not in key}
     expected = {
@@ -42,14 +46,16 @@ def test_memory_is_taken_at_an_address_and_counted_as_pytorch_does() -> None:
         "allocated_bytes.large_pool.allocated": 6 * MIB,
         "allocated_bytes.large_pool.freed": 4 * MIB,
         "requested_bytes.large_pool.allocated": 6 * MIB,
-        "inactive_split.large_pool.current": 2,
-        "inactive_split_bytes.large_pool.current": 18 * MIB,
-        "inactive_split_bytes.large_pool.allocated": 20 * MIB,
+        # PyTorch does not count free blocks of expandable segments, and tide counts none of its own.
+        "inactive_split.large_pool.current": 0 if IS_TIDE else 2,
+        "inactive_split_bytes.large_pool.current": 0 if IS_TIDE else RESERVED - 2 * MIB,
+        "inactive_split_bytes.large_pool.allocated": 0 if IS_TIDE else RESERVED,
         "segment.large_pool.allocated": 0,
     }
     assert {key: grown[key] for key in expected} == expected
 
 
+@on_caching
 def test_the_rest_of_a_block_comes_with_memory_at_an_address_as_with_any() -> None:
     start = bytes_of(30 * MIB).data_ptr()
     storages = [at_address(start + 2 * MIB, 27 * MIB)]
@@ -57,6 +63,35 @@ def test_the_rest_of_a_block_comes_with_memory_at_an_address_as_with_any() -> No
     # However little lies before.
     storages.append(at_address(start + 512, MIB + 512))
     assert blocks_around(start)[:2] == [(0, 512, "inactive"), (512, 2 * MIB - 512, "active_allocated")]
+
+
+@on_tide
+def test_tide_takes_what_is_asked_for_and_no_rest() -> None:
+    start = bytes_of(30 * MIB).data_ptr()
+    large = at_address(start + 2 * MIB, 27 * MIB)
+    small = at_address(start + 512, MIB + 512)
+    assert blocks_around(start) == [
+        (0, 512, "inactive"),
+        (512, MIB + 512, "active_allocated"),
+        (MIB + 1024, MIB - 1024, "inactive"),
+        (2 * MIB, 27 * MIB, "active_allocated"),
+        (29 * MIB, MIB, "inactive"),
+    ]
+    assert (large.data_ptr(), small.data_ptr()) == (start + 2 * MIB, start + 512)
+
+
+@on_tide
+def test_tide_refuses_addresses_without_memory() -> None:
+    start = bytes_of(20 * MIB).data_ptr()
+    held = at_address(start, 2 * MIB)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    # The addresses are free, and the driver is not asked for memory there.
+    for offset in (2 * MIB, 8 * MIB):
+        with pytest.raises(RuntimeError, match="exact address"):
+            at_address(start + offset, 2 * MIB)
+    del held
+    assert at_address(start, 2 * MIB).data_ptr() == start
 
 
 def test_memory_at_an_address_that_is_not_free_is_refused() -> None:
@@ -71,13 +106,13 @@ def test_memory_at_an_address_that_is_not_free_is_refused() -> None:
     refuse(held.data_ptr(), 2 * MIB)
     refuse(held.data_ptr() + 512, 512)
     refuse(start, 5 * MIB)
-    refuse(start + 19 * MIB, 2 * MIB)
+    refuse(start + RESERVED - MIB, 2 * MIB)
     refuse(start + 7 * MIB, 512)
     refuse(4096, 2 * MIB)
-    refuse(start + 8 * MIB, 1 << 61)
-    refuse(start + 8 * MIB + 8, 2 * MIB, r"addr must be aligned to kMinBlockSize \(512 bytes\), got 0x")
+    refuse(start + 6 * MIB, 1 << 61)
+    refuse(start + 6 * MIB + 8, MIB, r"addr must be aligned to kMinBlockSize \(512 bytes\), got 0x")
     with torch.cuda.stream(torch.cuda.Stream()):
-        refuse(start + 8 * MIB, 2 * MIB)
+        refuse(start + 6 * MIB, 2 * MIB)
     assert (torch.cuda.memory_stats(), blocks_around(start)) == before
 
 
