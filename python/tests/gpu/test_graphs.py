@@ -1,14 +1,17 @@
 """CUDA graphs: pools of their own, memory of several streams, checkpoints, and programs that PyTorch compiles."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu_helpers import MIB, bytes_of, on_a_card, on_caching, on_lowtide, segment_of, settings  # noqa: E402
+from gpu_helpers import MIB, bytes_of, on_a_card, on_caching, on_lowtide, on_tide, segment_of, settings  # noqa: E402
 
 REUSES = ("graph_capture_record_stream_reuse:True", "graph_capture_record_stream_reuse:False")
 
@@ -219,3 +222,14 @@ def test_compiled_training_with_graphs_computes_the_same() -> None:
         losses.append(float(loss))
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     torch._dynamo.reset()
+
+
+@on_tide
+@on_a_card
+def test_compiled_training_of_one_shape_keeps_its_graphs_and_addresses() -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).resolve().parents[3] / "bench" / "gpu" / "reduce_overhead.py"
+    command = [sys.executable, "-m", "lowtide", "run", str(program), "--one-shape"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    # It fails if a graph is recorded or an address changes after the third step.
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
