@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -917,3 +918,68 @@ def test_another_process_uses_a_tensor_in_expandable_segments() -> None:
     torch.cuda.empty_cache()
     with expandable(), torch.cuda.stream(torch.cuda.Stream()):
         exchange(lambda: torch.arange(3 * MIB, dtype=torch.int32, device="cuda"))
+
+
+def _contents(tensor: Any) -> tuple[int, list[int]]:
+    """Returns the sum, and the first number of each 2 MiB: pieces that are exchanged leave the sum as it is."""
+    return int(tensor.sum()), tensor[:: 2 * MIB // tensor.element_size()].tolist()
+
+
+def _compare(found: tuple[int, list[int]], expected: tuple[int, list[int]], what: str) -> None:
+    wrong = [index for index, pair in enumerate(zip(found[1], expected[1], strict=True)) if pair[0] != pair[1]]
+    assert found == expected, f"{what}: the sum is {found[0]} for {expected[0]}, these pieces differ: {wrong[:10]}"
+
+
+def _receive_large(queue: Any, answers: Any) -> None:
+    lowtide.install()
+    answers.put(resource.getrlimit(resource.RLIMIT_NOFILE))
+    tensor = queue.get()
+    answers.put(_contents(tensor))
+    tensor.neg_()
+    torch.cuda.synchronize()
+    answers.put("written")
+
+
+def share_large(size: int) -> None:
+    """Has another process read and write a tensor of so many bytes, and frees it."""
+    import torch.multiprocessing as multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    other = context.Process(target=_receive_large, args=(queue, answers))
+    other.start()
+    try:
+        assert answers.get(timeout=120) == resource.getrlimit(resource.RLIMIT_NOFILE) == (1024, 1024)
+        before = torch.cuda.memory_allocated()
+        tensor = torch.arange(size // 8, device="cuda")
+        total, firsts = (size // 8) * (size // 8 - 1) // 2, list(range(0, size // 8, 2 * MIB // 8))
+        _compare(_contents(tensor), (total, firsts), "written here")
+        queue.put(tensor)
+        _compare(answers.get(timeout=120), (total, firsts), "read there")
+        assert answers.get(timeout=120) == "written"
+        _compare(_contents(tensor), (-total, [-first for first in firsts]), "written there")
+        other.join(120)
+        assert other.exitcode == 0
+    finally:
+        other.kill()
+    del tensor
+    torch.cuda.ipc_collect()
+    assert torch.cuda.memory_allocated() == before
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < size
+
+
+@on_tide
+@on_a_card
+def test_another_process_uses_more_memory_than_files_may_be_open() -> None:
+    # 2,048 frames of 2 MiB, which are sent as file descriptors.
+    program = (
+        "import resource, sys; sys.path[:0] = sys.argv[1:]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))\n"
+        "import lowtide; lowtide.install()\n"
+        "from test_torch import share_large; share_large(4 << 30)\n"
+    )
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", program, str(here), str(here.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
