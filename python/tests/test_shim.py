@@ -86,7 +86,7 @@ def test_what_a_tracker_throws_reaches_the_caller_who_gave_memory_back(gpu: Mach
         sys.stderr = sys.stdout
         os.dup2(1, 2)
         tracker.free_block(warned)
-        print(allocate(1000).value == raised.value)
+        print({allocate(1000).value, allocate(1000).value} == {raised.value, warned.value})
         """,
     )
     assert "the tracker objects\nwarns:\n" in printed
@@ -147,6 +147,8 @@ def test_trackers_register_what_is_resumed_anew(gpu: Machine) -> None:
         check(library().lowtide_empty_cache(-1))
         print(registrations.registered_count(), registrations.wrong_count())
         """,
+        # NCCL registers no memory of tide's outside of regions.
+        LOWTIDE_STRATEGY="caching",
     )
     assert printed == "3\n1\n2\n0 0\n"
 
