@@ -235,3 +235,93 @@ def test_a_pool_that_is_registered_while_it_is_paused_is_so_at_the_resume(gpu: M
         """,
     )
     assert printed == "0 3\n2\n0\n0 2 0\n"
+
+
+# Holds memory until a request finds none, and throws instead if it is told to.
+SPARE = """
+    #include <c10/cuda/CUDACachingAllocator.h>
+    #include <stdexcept>
+
+    namespace caching = c10::cuda::CUDACachingAllocator;
+
+    static void* held = nullptr;
+    static bool throws_next = false;
+
+    class Spare : public c10::FreeMemoryCallback {
+     public:
+      bool Execute() override {
+        if (throws_next) {
+          throws_next = false;
+          throw std::runtime_error("the callback objects");
+        }
+        if (held == nullptr) {
+          return false;
+        }
+        caching::raw_delete(held);
+        held = nullptr;
+        return true;
+      }
+    };
+
+    namespace c10 {
+    REGISTER_FREE_MEMORY_CALLBACK("spare", Spare)
+    }
+
+    extern "C" void hold(size_t size) {
+      // With one device, no request asks CUDA's runtime for the current one.
+      caching::get()->init(1);
+      held = caching::get()->raw_alloc_with_stream(size, nullptr);
+    }
+
+    extern "C" void throw_next() {
+      throws_next = true;
+    }
+"""
+
+# Of two requests of 200 MiB, one fits.
+SHORT = """
+    def request():
+        torch._C._cuda_cudaCachingAllocator_raw_alloc(200 << 20, 0)
+
+    torch._C._cuda_setMemoryFraction(0.25, 0)
+    spare.hold(ctypes.c_size_t(200 << 20))
+"""
+
+
+def test_what_a_registered_callback_frees_serves_the_request(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        compiled("spare", SPARE),
+        SHORT,
+        """
+
+        request()
+        print("served")
+        try:
+            request()
+        except torch.OutOfMemoryError as error:
+            print(str(error).partition(". ")[0])
+        """,
+        FAKECUDA_CAPACITY=str(1 << 30),
+    )
+    assert printed == "served\nCUDA out of memory\n"
+
+
+def test_a_request_whose_callback_throws_runs_out_of_memory(gpu: Machine) -> None:
+    printed = gpu.code(
+        SHIM,
+        compiled("spare", SPARE),
+        SHORT,
+        """
+
+        spare.throw_next()
+        try:
+            request()
+        except torch.OutOfMemoryError as error:
+            print(str(error).partition(". ")[0])
+        request()
+        print("served")
+        """,
+        FAKECUDA_CAPACITY=str(1 << 30),
+    )
+    assert printed == "CUDA out of memory\nserved\n"
