@@ -19,6 +19,7 @@ import pytest
 
 import lowtide
 from lowtide._report import find_command
+from lowtide._run import STARTUP
 from lowtide.torch import build
 
 torch = pytest.importorskip("torch")
@@ -983,3 +984,43 @@ def test_another_process_uses_more_memory_than_files_may_be_open() -> None:
     command = [sys.executable, "-c", program, str(here), str(here.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+PLAIN = """
+import sys, torch
+assert "lowtide" not in sys.modules, "PyTorch is not on its own allocator"
+held = {}
+streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+for step in range(300):
+    with torch.cuda.stream(streams[step % 2]):
+        held[step] = torch.full((1 + step * 7919**2 % 5_000_000,), step, device="cuda")
+    torch.cuda.synchronize()
+    if step % 3 == 2:
+        gone = held.pop(step - 1)
+        assert bool((gone == step - 1).all()), f"step {step}: {gone.unique().tolist()[:10]}"
+        del gone
+    if step % 25 == 24:
+        torch.cuda.empty_cache()
+wrong = {step: tensor.unique().tolist()[:10] for step, tensor in held.items() if not bool((tensor == step).all())}
+assert not wrong, wrong
+left, right = (torch.arange(n, dtype=torch.float64).view(500, -1) % 1000 for n in (1_000_000, 500_000))
+product = (left.cuda().t() @ right.cuda()).cpu()
+assert torch.equal(product, left.t() @ right), "a product is wrong"
+print("done")
+"""
+
+
+@on_lowtide
+@on_a_card
+def test_plain_pytorch_computes_the_same_with_tide_in_front_of_the_driver() -> None:
+    dropped = ("LOWTIDE_COMPAT", "LOWTIDE_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    # `lowtide run` installs lowtide in its children, too.
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(STARTUP))
+    environment["LOWTIDE_STRATEGY"] = "tide"
+    command = [sys.executable, "-m", "lowtide", "run", "--preload", sys.executable, "-c", PLAIN]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), f"{done.stdout}\n{done.stderr}"
+    # Only what lowtide served has peaks.
+    assert "lowtide: device 0: peak " in done.stderr, done.stderr
