@@ -28,6 +28,7 @@ mod ensure;
 mod ledger;
 mod order;
 mod places;
+mod pools;
 mod restore;
 mod runner;
 mod shadow;

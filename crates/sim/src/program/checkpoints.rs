@@ -2,16 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use lowtide_core::{
-    Allocation, Bytes, Checkpoint, Config, DeviceAddress, MempoolId, StrategyName, Stream,
-};
+use lowtide_core::{Allocation, Bytes, Checkpoint, DeviceAddress, MempoolId, Stream};
 
 /// The newest checkpoint of each pool.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Checkpoints {
     pub(super) notes: BTreeMap<MempoolId, Note>,
-    /// Whether a pool keeps its memory as long as its use count is above zero.
-    pub(super) keeps_memory: bool,
 }
 
 /// A checkpoint of one pool.
@@ -28,28 +24,11 @@ pub(super) struct Note {
 pub(super) type Place = (DeviceAddress, Bytes, Stream);
 
 impl Checkpoints {
-    pub(super) fn new(config: &Config) -> Checkpoints {
-        let may_release = |config: &Config| match config {
-            // With this option, a request may release the pool's own segments to make room.
-            Config::Caching(caching) => caching.max_split_size.is_some(),
-            config => config.name() == StrategyName::Direct,
-        };
-        Checkpoints {
-            notes: BTreeMap::new(),
-            keeps_memory: !may_release(config),
-        }
-    }
-
     /// Records that a pool may lose memory.
     pub(super) fn doubt(&mut self, pool: MempoolId) {
         if let Some(note) = self.notes.get_mut(&pool) {
             note.is_doubtful = true;
         }
-    }
-
-    /// Records that any pool may lose memory from now on.
-    pub(super) fn doubt_all(&mut self) {
-        self.keeps_memory = false;
     }
 }
 

@@ -54,19 +54,15 @@ impl Runner {
         while self.shadow.len() > 0 {
             self.apply(&Op::Free { index: 0 })?;
         }
-        for pool in self.pools.use_counts.keys().copied().collect::<Vec<_>>() {
+        let pools: Vec<_> = self.shadow.pools.use_counts.keys().copied().collect();
+        for &pool in &pools {
             self.apply(&Op::EndPool { pool })?;
-            while self.pools.use_count(pool) > 0 {
+            while self.shadow.pools.use_count(pool) > 0 {
                 self.apply(&Op::ReleasePool { pool })?;
             }
         }
         self.give_everything_back()?;
-        for &pool in self
-            .pools
-            .use_counts
-            .keys()
-            .filter(|pool| !pool.is_default())
-        {
+        for pool in pools.into_iter().filter(|pool| !pool.is_default()) {
             let answer = self.allocator.lane().pool(pool);
             ensure(answer == Err(AllocError::NoSuchPool { pool }), || {
                 format!("{pool:?} has ended, and the allocator says {answer:?}")

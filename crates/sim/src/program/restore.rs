@@ -17,7 +17,7 @@ impl Runner {
         let note = Note {
             checkpoint,
             held: self.held_in(pool).map(place).collect(),
-            is_doubtful: pool.is_default() || self.pools.use_count(pool) == 0,
+            is_doubtful: pool.is_default() || self.shadow.pools.use_count(pool) == 0,
         };
         self.checkpoints.notes.insert(pool, note);
         Ok(Effect::Done)
@@ -45,7 +45,7 @@ impl Runner {
             Err(AllocError::NoSuchPool { .. }) if note.is_doubtful => Ok(Effect::Refused),
             Err(AllocError::NotRestorable { .. })
                 if note.is_doubtful
-                    || !self.checkpoints.keeps_memory
+                    || self.shadow.pools.may_lose_memory
                     || self.shadow.captures > 0 =>
             {
                 Ok(Effect::Refused)

@@ -10,7 +10,7 @@ use super::Op;
 use super::checkpoints::Checkpoints;
 use super::ensure::{ensure, ensure_equal, ensure_unchanged};
 use super::ledger::Ledger;
-use super::shadow::{Pools, Shadow};
+use super::shadow::Shadow;
 use crate::{Call, FaultPlan, SimConfig, SimDriver};
 
 /// An allocator on a simulated device, and the model that it is checked against.
@@ -25,7 +25,6 @@ pub struct Runner {
     /// segment that the request would get without them.
     pub(super) limit_slack: Bytes,
     pub(super) shadow: Shadow,
-    pub(super) pools: Pools,
     pub(super) ledger: Ledger,
     pub(super) checkpoints: Checkpoints,
     config: Config,
@@ -98,9 +97,8 @@ impl Runner {
                 _ => Bytes::ZERO,
             },
             shadow: Shadow::new(config),
-            pools: Pools::default(),
             ledger: Ledger::default(),
-            checkpoints: Checkpoints::new(config),
+            checkpoints: Checkpoints::default(),
             config: config.clone(),
             fault: None,
             had_fault: false,
@@ -216,8 +214,7 @@ impl Runner {
             Op::CaptureBegin { stream } => {
                 self.allocator.lane_mut().capture_begin();
                 self.allocator.driver().begin_capture(stream);
-                self.shadow.captured.begin(stream);
-                self.shadow.captures += 1;
+                self.shadow.begin_capture(stream);
             }
             Op::SetLimit { limit } => self.allocator.set_limit(limit),
             Op::Fault { nth, out_of_memory } => self.set_fault(nth, out_of_memory),
@@ -263,7 +260,7 @@ impl Runner {
                 Ok(Effect::Done)
             }
             Ok(address) => {
-                let pool = named.unwrap_or_else(|| self.pools.route(stream));
+                let pool = named.unwrap_or_else(|| self.shadow.pools.route(stream));
                 self.check_block(address, size, stream, pool)?;
                 Ok(Effect::Done)
             }
@@ -310,7 +307,7 @@ impl Runner {
             Ok(DeviceAddress::NULL) if size.is_zero() => Ok(Effect::Done),
             Ok(at) => {
                 ensure_equal("the address", at.get(), address.get())?;
-                self.check_block(at, size, stream, self.pools.route(stream))?;
+                self.check_block(at, size, stream, self.shadow.pools.route(stream))?;
                 Ok(Effect::Done)
             }
             Err(AllocError::NotFree { .. } | AllocError::TooLarge { .. }) => Ok(Effect::Refused),
@@ -348,7 +345,8 @@ impl Runner {
             .allocation(address)
             .map_err(|error| error.to_string())?;
         let is_from = |pool| (allocation.stream, allocation.pool) == (stream, pool);
-        let is_from_open = pool.is_default() && self.pools.open.iter().any(|&open| is_from(open));
+        let is_from_open =
+            pool.is_default() && self.shadow.pools.open.iter().any(|&open| is_from(open));
         ensure(is_from(pool) || is_from_open, || {
             format!("{allocation:?} was handed out for {stream:?} and {pool:?}")
         })?;
@@ -444,7 +442,7 @@ impl Runner {
     }
 
     fn manage_pool(&mut self, op: &Op) -> Result<Effect, String> {
-        let (pools, lane) = (&mut self.pools, self.allocator.lane_mut());
+        let (pools, lane) = (&mut self.shadow.pools, self.allocator.lane_mut());
         let (pool, result, expected) = match *op {
             Op::BeginPool { pool, stream } => {
                 let accepts = move |other| other == stream;
@@ -500,6 +498,7 @@ impl Runner {
                 Op::ReleasePool { .. } => {
                     if count == 1 {
                         self.checkpoints.doubt(pool);
+                        pools.end_hold(pool);
                     }
                     pools.use_counts.insert(pool, count - 1)
                 }
@@ -539,7 +538,7 @@ impl Runner {
             self.limit_slack = options.large_segment_size;
         }
         if max_split_size.is_some() {
-            self.checkpoints.doubt_all();
+            self.shadow.pools.lose_memory();
         }
         Ok(Effect::Done)
     }
@@ -559,8 +558,8 @@ impl Runner {
             Err(_) => false,
         };
         if was_looked_for {
-            let count = self.pools.use_count(pool).max(1);
-            self.pools.use_counts.insert(pool, count);
+            let count = self.shadow.pools.use_count(pool).max(1);
+            self.shadow.pools.use_counts.insert(pool, count);
         }
         self.check_pool(pool)
     }
@@ -571,8 +570,8 @@ impl Runner {
 
     pub(super) fn check_pool(&self, pool: MempoolId) -> Result<(), String> {
         let answer = self.use_count(pool);
-        let count = self.pools.use_count(pool);
-        let has_ended = count == 0 && !self.pools.is_routed(pool) && answer.is_err();
+        let count = self.shadow.pools.use_count(pool);
+        let has_ended = count == 0 && !self.shadow.pools.is_routed(pool) && answer.is_err();
         ensure(has_ended || answer == Ok(count), || {
             format!("{pool:?} is held {count} times, and the allocator says {answer:?}")
         })

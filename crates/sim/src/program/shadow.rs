@@ -4,12 +4,14 @@
 //! are found.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
-use lowtide_core::{Action, Allocation, Bytes, Config, DeviceAddress, Event, MempoolId, Stream};
+use lowtide_core::{Action, Allocation, Bytes, Config, DeviceAddress, Event, Handle, Stream};
 
 use super::capture_clocks::{CaptureClocks, CapturedWork};
 use super::order::Order;
 use super::places::{Piece, Places};
+use super::pools::Pools;
 use crate::{Step, StepKind};
 
 /// The blocks and streams of one program.
@@ -23,6 +25,7 @@ pub(super) struct Shadow {
     /// Which physical bytes each address shows, and which of them the allocated blocks have.
     places: Places,
     held_pieces: BTreeMap<Piece, DeviceAddress>,
+    pub(super) pools: Pools,
     order: Order,
     /// The time when the queued work of each stream is done.
     done_ns: BTreeMap<Stream, u64>,
@@ -75,6 +78,7 @@ impl Shadow {
                 Config::Caching(caching) => caching.graph_capture_record_stream_reuse,
                 _ => false,
             },
+            pools: Pools::new(config),
             ..Shadow::default()
         }
     }
@@ -119,8 +123,9 @@ impl Shadow {
     ///
     /// # Errors
     ///
-    /// A sentence if the block overlaps an allocated block, by address or by physical memory, or if it has memory
-    /// that work may still access without being ordered before the new owner's work.
+    /// A sentence if the block overlaps an allocated block, by address or by physical memory, if it has memory that
+    /// work may still access without being ordered before the new owner's work, or if a private pool's block shares a
+    /// handle with a block of another pool.
     pub(super) fn hand_out(&mut self, allocation: Allocation, now_ns: u64) -> Result<(), String> {
         let Allocation {
             address,
@@ -167,6 +172,7 @@ impl Shadow {
                 ));
             }
         }
+        self.give_to_pool(&allocation, &pieces)?;
         self.held_pieces
             .extend(pieces.iter().map(|&piece| (piece, address)));
         self.held_bytes += size;
@@ -183,6 +189,37 @@ impl Shadow {
             },
         );
         Ok(())
+    }
+
+    /// Gives the handles of a new block to its pool, if that is private and held.
+    ///
+    /// # Errors
+    ///
+    /// A sentence if a handle belongs to another pool, or if this pool gets one that has a block of another pool.
+    fn give_to_pool(&mut self, block: &Allocation, pieces: &[Piece]) -> Result<(), String> {
+        if self.captures > 0 {
+            self.pools.capture(block);
+        }
+        for handle in pieces.iter().filter_map(|piece| piece.handle) {
+            if !self.pools.give(handle, block)? {
+                continue;
+            }
+            let beside = self.held_pieces.range(all_of(handle));
+            let mut beside = beside.map(|(_, at)| &self.held[at].allocation);
+            if let Some(other) = beside.find(|other| other.pool != block.pool) {
+                return Err(format!("{block:?} shares {handle:?} with {other:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a capture, which may use every block that is allocated.
+    pub(super) fn begin_capture(&mut self, stream: Stream) {
+        self.captured.begin(stream);
+        self.captures += 1;
+        for held in self.held.values() {
+            self.pools.capture(&held.allocation);
+        }
     }
 
     /// Records that a stream uses an allocated block.
@@ -259,12 +296,12 @@ impl Shadow {
     ///
     /// # Errors
     ///
-    /// A sentence if memory that work may still access is free or unmapped.
+    /// A sentence if memory that work or a graph may still access is free or unmapped.
     pub(super) fn witness(&mut self, event: &Event, now_ns: u64) -> Result<(), String> {
         match event.action {
             Action::FreeCompleted => self.complete(event.address, now_ns),
             // What is unmapped is checked where the driver does it: an event says only which address counts.
-            Action::SegmentFree => self.check_idle(event, (event.address, event.size), now_ns),
+            Action::SegmentFree => self.check_unused(event, (event.address, event.size), now_ns),
             _ => Ok(()),
         }
     }
@@ -273,7 +310,7 @@ impl Shadow {
     ///
     /// # Errors
     ///
-    /// A sentence if addresses are unmapped that a block or work may still access.
+    /// A sentence if addresses are unmapped that a block, work or a graph may still access.
     pub(super) fn follow(&mut self, step: &Step) -> Result<(), String> {
         match step.kind {
             StepKind::Map {
@@ -287,7 +324,7 @@ impl Shadow {
                 {
                     return Err(format!("{step:?} takes the memory of {at}"));
                 }
-                self.check_idle(step, (address, size), step.now_ns)?;
+                self.check_unused(step, (address, size), step.now_ns)?;
                 self.places.unmap(address, size);
             }
             StepKind::Record { event, stream } => {
@@ -303,13 +340,18 @@ impl Shadow {
         Ok(())
     }
 
-    /// Checks that no work uses freed memory at some addresses, which `what` takes away.
-    fn check_idle(
+    /// Checks that neither work nor a graph of a held pool uses freed memory at some addresses, which `what` takes away.
+    fn check_unused(
         &self,
         what: &impl std::fmt::Debug,
         (start, size): (DeviceAddress, Bytes),
         now_ns: u64,
     ) -> Result<(), String> {
+        if let Some((at, pool)) = self.pools.captured_in(start, start + size) {
+            return Err(format!(
+                "{what:?} takes {at}, which a graph of {pool:?} may use"
+            ));
+        }
         let touched = self.resting.iter().find(|resting| {
             let inside =
                 resting.allocation.address < start + size && end_of(&resting.allocation) > start;
@@ -358,37 +400,6 @@ impl Shadow {
     }
 }
 
-/// The program's pools and the routes to them.
-#[derive(Debug, Default)]
-pub(super) struct Pools {
-    /// The use count of each pool. A pool with a count of zero may have ended.
-    pub(super) use_counts: BTreeMap<MempoolId, u32>,
-    /// In the order in which they began. The last one that matches a stream applies.
-    pub(super) routes: Vec<(MempoolId, Stream)>,
-    /// The pools that were ever allowed to serve other requests.
-    pub(super) open: Vec<MempoolId>,
-}
-
-impl Pools {
-    pub(super) fn route(&self, stream: Stream) -> MempoolId {
-        let route = self
-            .routes
-            .iter()
-            .rev()
-            .find(|&&(_, routed)| routed == stream);
-        route.map_or(MempoolId::DEFAULT, |&(pool, _)| pool)
-    }
-
-    pub(super) fn use_count(&self, pool: MempoolId) -> u32 {
-        let unheld = u32::from(pool.is_default());
-        self.use_counts.get(&pool).copied().unwrap_or(unheld)
-    }
-
-    pub(super) fn is_routed(&self, pool: MempoolId) -> bool {
-        self.routes.iter().any(|&(routed, _)| routed == pool)
-    }
-}
-
 fn end_of(allocation: &Allocation) -> DeviceAddress {
     allocation.address + allocation.size
 }
@@ -402,13 +413,24 @@ fn end_of_handle(piece: &Piece) -> Piece {
     }
 }
 
+/// Returns the range of all pieces of a handle.
+fn all_of(handle: Handle) -> RangeInclusive<Piece> {
+    let piece = |start| Piece {
+        handle: Some(handle),
+        start,
+        end: start,
+    };
+    piece(0)..=piece(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
-    use lowtide_core::{EventHandle, Handle};
+    use lowtide_core::{EventHandle, MempoolId};
 
     use super::*;
 
     const PAGE: Bytes = Bytes::mib(2);
+    const POOL: MempoolId = MempoolId(0, 1);
     /// Two addresses that show the same handle.
     const VIEWS: [DeviceAddress; 2] = [DeviceAddress(1 << 30), DeviceAddress(1 << 31)];
 
@@ -483,10 +505,6 @@ mod tests {
 
     #[test]
     fn what_a_block_or_work_uses_is_not_unmapped() {
-        let unmap = |address| {
-            let size = PAGE;
-            step(StepKind::Unmap { address, size })
-        };
         let mut held = shadow();
         held.hand_out(allocation(VIEWS[0], Stream(1)), 0).unwrap();
         let error = held.follow(&unmap(VIEWS[0])).unwrap_err();
@@ -495,5 +513,68 @@ mod tests {
         let error = freed().follow(&unmap(VIEWS[0])).unwrap_err();
         assert!(error.contains("under work"), "{error}");
         assert_eq!(freed().follow(&unmap(VIEWS[1])), Ok(()));
+    }
+
+    fn unmap(address: DeviceAddress) -> Step {
+        let size = PAGE;
+        step(StepKind::Unmap { address, size })
+    }
+
+    /// A block of a held private pool at the first view, allocated and freed during a capture, which has ended.
+    fn captured() -> Shadow {
+        let mut shadow = shadow();
+        shadow.pools.use_counts.insert(POOL, 1);
+        shadow.begin_capture(Stream(1));
+        let block = private(VIEWS[0]);
+        shadow.hand_out(block, 0).unwrap();
+        shadow.free(VIEWS[0]);
+        shadow.captured.end_first();
+        shadow.captures = 0;
+        shadow.complete(VIEWS[0], 0).unwrap();
+        shadow.forget_idle(0);
+        assert!(shadow.resting.is_empty());
+        shadow
+    }
+
+    fn private(address: DeviceAddress) -> Allocation {
+        let pool = POOL;
+        Allocation {
+            pool,
+            ..allocation(address, Stream(1))
+        }
+    }
+
+    #[test]
+    fn no_other_pool_gets_a_handle_of_a_held_pool() {
+        let other = allocation(VIEWS[1] + Bytes(512), Stream(1));
+        let error = captured().hand_out(other, 0).unwrap_err();
+        assert!(error.contains("which is"), "{error}");
+        let own = private(VIEWS[1] + Bytes(512));
+        assert_eq!(captured().hand_out(own, 0), Ok(()));
+        let mut released = captured();
+        released.pools.end_hold(POOL);
+        assert_eq!(released.hand_out(other, 0), Ok(()));
+        let error = released.hand_out(private(VIEWS[0]), 0).unwrap_err();
+        assert!(error.contains("shares"), "{error}");
+    }
+
+    #[test]
+    fn what_a_graph_may_use_is_not_unmapped() {
+        let error = captured().follow(&unmap(VIEWS[0])).unwrap_err();
+        assert!(error.contains("which a graph of"), "{error}");
+        assert_eq!(captured().follow(&unmap(VIEWS[1])), Ok(()));
+        let mut released = captured();
+        released.pools.end_hold(POOL);
+        assert_eq!(released.follow(&unmap(VIEWS[0])), Ok(()));
+        let mut allocated = shadow();
+        allocated.pools.use_counts.insert(POOL, 1);
+        allocated.hand_out(private(VIEWS[0]), 0).unwrap();
+        allocated.begin_capture(Stream(1));
+        assert!(
+            allocated
+                .pools
+                .captured_in(VIEWS[0], VIEWS[0] + PAGE)
+                .is_some()
+        );
     }
 }
