@@ -6,12 +6,15 @@
 //! Two failures in one operation are tried while pages are mapped (`million.rs` has more). Not covered: a driver
 //! call that has an effect although it returns an error.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
 use lowtide_core::{
     AllocError, BlockSnapshot, BlockStatus, Bytes, CheckLevel, Config, DeviceAddress,
-    DeviceAllocator, DriverError, MempoolId, SegmentSnapshot, Stream,
+    DeviceAllocator, DriverError, Handle, MempoolId, SegmentSnapshot, Stream,
 };
-use lowtide_sim::program::{CAPACITY, Op, Runner, configs, random_program};
-use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver};
+use lowtide_sim::program::{CAPACITY, Effect, Op, Runner, configs, random_program};
+use lowtide_sim::{Call, FaultPlan, SimConfig, SimDriver, Step, StepKind};
 
 const RANDOM_PROGRAMS: u64 = if cfg!(miri) { 0 } else { 6 };
 const RANDOM_LENGTH: usize = 60;
@@ -99,6 +102,40 @@ fn pool_program() -> Vec<Op> {
     ]
 }
 
+/// A request that needs frames of `tide` from everywhere.
+const MIXED: Bytes = Bytes::mib(20);
+
+/// Prepares [`MIXED`]. While work is queued, no view is unmapped, so each larger request gets addresses behind the last
+/// block of 2 MiB. Idle frames move there. The frames at each place, by the size of its request:
+///
+/// ```text
+/// 4 MiB: ab   6 MiB: abc   8 MiB: abcd   10 MiB: abcde   12 MiB: cdefgh
+/// ```
+///
+/// Then `c` and `d` are in use in the place of 8 MiB, and the work is done. The request extends the last place. It
+/// unmaps `c` and `d` there, uses `e` to `h`, moves `a` and `b`, which lose one of their four views, and creates four.
+fn before_mixed() -> Vec<Op> {
+    let mut program = vec![Op::Launch {
+        stream: Stream(0),
+        ns: 1_000_000,
+    }];
+    for (separators, size) in (0..).zip([4, 6, 8, 10]) {
+        program.push(alloc(Bytes::mib(size), 0));
+        program.push(alloc(Bytes::mib(2), 0));
+        program.push(Op::Free { index: separators });
+    }
+    program.extend([
+        // `a` and `b` are in use while `c` moves for the fourth time.
+        alloc(Bytes::mib(4), 0),
+        alloc(Bytes::mib(12), 0),
+        Op::Free { index: 5 },
+        alloc(Bytes::mib(4), 0),
+        Op::Free { index: 4 },
+        Op::Advance { ns: 1_000_000 },
+    ]);
+    program
+}
+
 /// Random programs without failures of their own.
 fn random_programs() -> impl Iterator<Item = Vec<Op>> {
     let plain = |op: &Op| !matches!(op, Op::Fault { .. });
@@ -120,20 +157,86 @@ fn count_driver_calls(config: &Config, program: &[Op]) -> u64 {
 
 fn fail_every_call(program: &[Op]) {
     for config in configs() {
-        let calls = count_driver_calls(&config, program);
-        assert!(calls > 3, "{config} never misses: {calls} calls");
-        for nth in 1..=calls {
-            for out_of_memory in [false, true] {
-                let mut faulty = vec![Op::Fault { nth, out_of_memory }];
-                faulty.extend(program);
-                assert_eq!(
-                    Runner::run(&config, CAPACITY, &faulty),
-                    Ok(()),
-                    "{faulty:?}"
-                );
-            }
+        fail_every_call_of(&config, program);
+    }
+}
+
+fn fail_every_call_of(config: &Config, program: &[Op]) {
+    let calls = count_driver_calls(config, program);
+    assert!(calls > 3, "{config} never misses: {calls} calls");
+    for nth in 1..=calls {
+        for out_of_memory in [false, true] {
+            let mut faulty = vec![Op::Fault { nth, out_of_memory }];
+            faulty.extend(program);
+            assert_eq!(Runner::run(config, CAPACITY, &faulty), Ok(()), "{faulty:?}");
         }
     }
+}
+
+/// What a driver call does for a block.
+#[derive(PartialEq, Eq, Debug)]
+enum Way {
+    Retire,
+    UnmapStale(Bytes),
+    Move,
+    MapNew,
+}
+
+/// Returns what a driver call does for the block at some addresses. `known` are the handles that were mapped before.
+fn way_of(step: &Step, block: &Range<DeviceAddress>, known: &BTreeSet<Handle>) -> Option<Way> {
+    match step.kind {
+        StepKind::Unmap { address, size } if block.contains(&address) => {
+            Some(Way::UnmapStale(size))
+        }
+        StepKind::Unmap { .. } => Some(Way::Retire),
+        StepKind::Map { handle, .. } if known.contains(&handle) => Some(Way::Move),
+        StepKind::Map { .. } => Some(Way::MapNew),
+        StepKind::Record { .. } | StepKind::Wait { .. } => None,
+    }
+}
+
+/// One request reuses, moves, retires, unmaps and creates.
+#[test]
+fn when_a_request_takes_frames_from_everywhere() {
+    let config: Config = "tide".parse().expect("a strategy");
+    let mut program = before_mixed();
+    let mut runner = Runner::new(&config, CAPACITY);
+    let mut known = BTreeSet::new();
+    for op in &program {
+        runner.apply(op).expect("nothing fails yet");
+        known.extend(runner.steps().iter().filter_map(|step| match step.kind {
+            StepKind::Map { handle, .. } => Some(handle),
+            _ => None,
+        }));
+    }
+    let request = alloc(MIXED, 0);
+    assert_eq!(runner.apply(&request), Ok(Effect::Done));
+    let held = runner.allocator().lane().held_blocks(MempoolId::DEFAULT);
+    let held = held.expect("the default pool exists");
+    let block = held.iter().find(|block| block.size == MIXED);
+    let start = block.expect("the request was served").address;
+    let steps = runner.steps().iter();
+    let ways: Vec<Way> = steps
+        .filter_map(|step| way_of(step, &(start..start + MIXED), &known))
+        .collect();
+    // The other four of its ten pages had their frames.
+    assert_eq!(
+        ways,
+        [
+            Way::Retire,
+            Way::Retire,
+            Way::UnmapStale(Bytes::mib(4)),
+            Way::Move,
+            Way::Move,
+            Way::MapNew,
+            Way::MapNew,
+            Way::MapNew,
+            Way::MapNew,
+        ]
+    );
+    // A second request follows the one that fails.
+    program.extend([request, request]);
+    fail_every_call_of(&config, &program);
 }
 
 #[test]

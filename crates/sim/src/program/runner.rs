@@ -11,7 +11,7 @@ use super::checkpoints::Checkpoints;
 use super::ensure::{ensure, ensure_equal, ensure_unchanged};
 use super::ledger::Ledger;
 use super::shadow::Shadow;
-use crate::{Call, FaultPlan, SimConfig, SimDriver};
+use crate::{Call, FaultPlan, SimConfig, SimDriver, Step};
 
 /// An allocator on a simulated device, and the model that it is checked against.
 ///
@@ -40,6 +40,8 @@ pub struct Runner {
     released_at: u64,
     /// Kept between calls for its capacity.
     pub(super) events: Vec<Event>,
+    /// The driver's steps since the last operation began.
+    steps: Vec<Step>,
 }
 
 /// The effect of an operation.
@@ -106,6 +108,7 @@ impl Runner {
             ooms: 0,
             released_at: 0,
             events: Vec::new(),
+            steps: Vec::new(),
         }
     }
 
@@ -116,6 +119,7 @@ impl Runner {
     ///
     /// A sentence that says what is wrong.
     pub fn apply(&mut self, op: &Op) -> Result<Effect, String> {
+        self.steps.clear();
         let asked = self.event_questions();
         let reserved = self.allocator.stats().reserved();
         let effect = self.perform(op)?;
@@ -151,6 +155,11 @@ impl Runner {
     /// Returns how many events the allocator has recorded so far.
     pub fn events(&self) -> u64 {
         self.ledger.events
+    }
+
+    /// Returns the driver calls of the last operation that changed what addresses show, or the order of streams.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
     }
 
     /// Returns the allocator.
@@ -620,6 +629,7 @@ impl Runner {
     /// Follows the calls of the driver since this was last done.
     pub(super) fn follow_steps(&mut self) -> Result<(), String> {
         let steps = self.allocator.driver().take_steps();
+        self.steps.extend(&steps);
         steps.iter().try_for_each(|step| self.shadow.follow(step))
     }
 
