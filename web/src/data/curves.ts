@@ -107,6 +107,12 @@ export function stepsWithin(
   return { first, marks: boundaries.subarray(first, upperBound(boundaries, to)) };
 }
 
+/** Returns the number of the step that contains an instant, counted from 1; `null` if none does. */
+export function stepAt(boundaries: Uint32Array, instant: number): number | null {
+  const step = upperBound(boundaries, instant);
+  return step === 0 || step >= boundaries.length ? null : step;
+}
+
 /** Returns the smallest power of ten n for which n items, each `pixels` wide, take at least `wanted` pixels. */
 export function everyFitting(pixels: number, wanted: number): number {
   let every = 1;

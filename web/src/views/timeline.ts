@@ -1,8 +1,7 @@
 // The chart of memory over a trace's instants, from the whole recording down to single events.
 
 import uPlot from "uplot";
-import { everyFitting, type Steps, stepsWithin } from "../data/curves.ts";
-import { upperBound } from "../data/search.ts";
+import { everyFitting, type Steps, stepAt, stepsWithin } from "../data/curves.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -243,9 +242,8 @@ export class Timeline implements View, Gestures {
   }
 
   #stepText(instant: number): string {
-    const boundaries = this.#model.trace.stepBoundaries;
-    const step = upperBound(boundaries, instant) - 1;
-    return step < 0 || step >= boundaries.length - 1 ? "" : `, step ${format.whole(step)}`;
+    const step = stepAt(this.#model.trace.stepBoundaries, instant);
+    return step === null ? "" : `, step ${format.whole(step)}`;
   }
 
   // ---- the chart ----
@@ -391,12 +389,12 @@ export class Timeline implements View, Gestures {
     ctx.fillStyle = color("--ink-3");
     ctx.globalAlpha = 0.7;
     marks.forEach((event, i) => {
-      const step = first + i;
+      const step = first + i + 1;
       if (step % marked !== 0) return;
       const x = valToPos(event, "x", true);
       ctx.fillRect(x, bottom - 7 * ratio, ratio, 7 * ratio);
       // The last boundary is the end of the last step and has no number.
-      const isNumbered = step % numbered === 0 && step < boundaries.length - 1;
+      const isNumbered = step % numbered === 0 && step < boundaries.length;
       if (isNumbered) ctx.fillText(`step ${format.whole(step)}`, x + 4 * ratio, bottom - ratio);
     });
     ctx.restore();

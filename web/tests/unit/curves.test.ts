@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Curves, everyFitting, stepsWithin } from "../../src/data/curves.ts";
+import { Curves, everyFitting, stepAt, stepsWithin } from "../../src/data/curves.ts";
 import { count, traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
@@ -102,6 +102,13 @@ test("the steps of a view are those that begin in it, and keep their numbers", (
   assert.deepEqual(within(10, 20), [1, 10, 20]);
   assert.deepEqual(within(11, 19), [2]);
   assert.deepEqual(within(31, 40), [4]);
+});
+
+test("steps are counted from 1, and end where the last one does", () => {
+  const boundaries = Uint32Array.of(5, 10, 20);
+  const steps = [0, 4, 5, 9, 10, 19, 20, 21].map((instant) => stepAt(boundaries, instant));
+  assert.deepEqual(steps, [null, null, 1, 1, 2, 2, null, null]);
+  assert.equal(stepAt(new Uint32Array(0), 7), null);
 });
 
 test("what does not fit is marked every tenth or hundredth time", () => {
