@@ -47,6 +47,12 @@ export interface Pauses {
   size: Float64Array;
 }
 
+/** The instants at which frames of `tide` moved to other addresses, in order, and how many did. */
+export interface Moves {
+  event: Uint32Array;
+  frames: Float64Array;
+}
+
 export const LARGE = 1;
 export const EXPANDABLE = 2;
 
@@ -116,6 +122,11 @@ export class Trace {
   get pauses(): Pauses {
     this.#pauses ??= this.#readPauses();
     return this.#pauses;
+  }
+
+  /** The moves of frames; none for other strategies than `tide`. */
+  get moves(): Moves {
+    return { event: this.#u32("moves/event"), frames: this.#u64("moves/frames") };
   }
 
   /** The sums of the aggregated blocks; `null` if all blocks are listed. */

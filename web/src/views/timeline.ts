@@ -11,6 +11,7 @@ import { color, onThemeChange } from "../theme.ts";
 import { type Gestures, installGestures } from "./gestures.ts";
 import type { InstantBar } from "./instant.ts";
 import { colorOf, Legend, nameOf, OTHERS } from "./legend.ts";
+import { LANE_HEIGHT, MovesLane } from "./moves.ts";
 
 const HEIGHT = 340;
 const AXIS_FONT = "12px system-ui, sans-serif";
@@ -35,6 +36,7 @@ export class Timeline implements View, Gestures {
   readonly #bar: InstantBar;
   readonly #tooltip: Tooltip;
   readonly #legend: Legend;
+  readonly #lane: MovesLane;
   readonly #plotPlace = h("div", {
     class: "plot",
     tabindex: 0,
@@ -58,6 +60,7 @@ export class Timeline implements View, Gestures {
     this.#bar = bar;
     this.#tooltip = tooltip;
     this.#legend = new Legend(model);
+    this.#lane = new MovesLane(model, bar, tooltip);
     const tool = (text: string, label: string, click: () => void) =>
       h("button", { type: "button", "aria-label": label, click }, text);
     this.element = section(
@@ -117,16 +120,18 @@ export class Timeline implements View, Gestures {
     const data = `${curves} ${from} ${to} ${width}`;
     if (data !== this.#drawnData) {
       this.#drawnData = data;
-      if (plot.width !== width) plot.setSize({ width, height: HEIGHT });
+      if (plot.width !== width) plot.setSize({ width, height: HEIGHT + this.#laneHeight });
       const steps = this.#steps();
       plot.batch(() => {
         plot.setData(this.#dataOf(steps), false);
         plot.setScale("x", { min: from, max: to });
         plot.setScale("y", { min: 0, max: this.#highest(steps) });
       });
+      this.#lane.draw([from, to], plot.over.clientWidth);
       this.#showLevel(steps);
     }
     this.#placeMarks();
+    this.#lane.showInstant();
     this.#drawTable();
     this.#plotPlace.setAttribute(
       "aria-label",
@@ -134,6 +139,10 @@ export class Timeline implements View, Gestures {
         ? "Memory over time, without an event"
         : `Memory over time, events ${format.whole(from)} to ${format.whole(to)} of ${format.whole(trace.end)}`,
     );
+  }
+
+  get #laneHeight(): number {
+    return this.#lane.isNeeded ? LANE_HEIGHT : 0;
   }
 
   #steps(): Steps {
@@ -272,7 +281,7 @@ export class Timeline implements View, Gestures {
     this.#plot = new uPlot(
       {
         width: this.#plotPlace.clientWidth,
-        height: HEIGHT,
+        height: HEIGHT + this.#laneHeight,
         padding: [null, () => this.#halfLabel(), null, null],
         legend: { show: false },
         cursor: { drag: { x: false, y: false, setScale: false }, y: false, points: { show: false } },
@@ -281,8 +290,9 @@ export class Timeline implements View, Gestures {
           {
             ...axis,
             grid: { show: false },
-            ticks: { ...grid, size: 5 },
-            size: this.#model.trace.hasTimes ? 46 : 32,
+            // The lane lies between the curves and the labels.
+            ticks: { ...grid, size: 5 + this.#laneHeight },
+            size: (this.#model.trace.hasTimes ? 46 : 32) + this.#laneHeight,
             space: 90,
             incrs: WHOLE_STEPS,
             values: (_plot, splits) => splits.map((split) => this.#instantText(split)),
@@ -304,6 +314,7 @@ export class Timeline implements View, Gestures {
       this.#plotPlace,
     );
     this.#plot.over.append(this.#between, this.#to, this.#at);
+    if (this.#lane.isNeeded) this.#plot.over.append(this.#lane.element);
   }
 
   #shown(): string[] {
@@ -475,7 +486,8 @@ export class Timeline implements View, Gestures {
         : `Each point is ${format.whole(steps.width)} events, from their least to their most bytes.`) +
       (others && steps.width < bucket_events && bucket_events > 1
         ? ` ${which}: least and most of ${format.whole(bucket_events)} events.`
-        : "");
+        : "") +
+      (this.#lane.isNeeded ? ` ${this.#lane.about}` : "");
   }
 
   /** Draws the curves as a table: their values at the chosen instant, and their minimum and maximum in the view. */

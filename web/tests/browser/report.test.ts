@@ -444,6 +444,100 @@ test("frames of tide are counted, and the step that moved most is a click away",
   assertQuiet();
 });
 
+/** A recording whose frames moved three times: twice in the second step, and in the fourth. */
+function withMoves(): Recording {
+  const [, second, third, fourth] = first.steps;
+  const moves = [
+    { event: second + 20, frames: 5 },
+    { event: second + 21, frames: 7 },
+    { event: fourth + 30, frames: 24 },
+  ];
+  const busiest = { number: 4, event: fourth, moved: 24 };
+  const frames = { size: 2 * MIB, peak: 100, moved: 36, moving_steps: 2, busiest };
+  assert.ok(second + 21 < third);
+  return { ...first, frames, moves };
+}
+
+test("a bar below the chart says how many frames moved and when, and a click leads there", async () => {
+  const recording = withMoves();
+  const [early, late] = [recording.moves?.[0].event ?? 0, recording.moves?.[2].event ?? 0];
+  for (const colorScheme of ["light", "dark"] as const) {
+    const page = await session.open([recording], "", { colorScheme });
+    assert.match(
+      await page.locator(".level").innerText(),
+      / Each bar: the frames that moved in \d+ events\.$/,
+    );
+    const lane = page.getByRole("slider", { name: "Frames moved" });
+    await lane.scrollIntoViewIfNeeded();
+    const bars = lane.locator(".bars i");
+    const boxes = await bars.evaluateAll((all) => all.map((bar) => bar.getBoundingClientRect().toJSON()));
+    assert.equal(boxes.length, 2);
+    assert.ok(boxes[0].height < boxes[1].height && boxes.every(({ width }) => width >= 3));
+    const over = await page.locator(".u-over").boundingBox();
+    assert.ok(over !== null && boxes.every(({ top }) => top >= over.y + over.height));
+
+    const tip = page.locator(".tooltip");
+    // A pointer that is a little beside a bar means it, too.
+    await page.mouse.move(boxes[0].x - 3, boxes[0].y);
+    const at = (instant: number) => instant.toLocaleString("en-US");
+    const when = `Events ${at(early)} to ${at(early + 1)}, step 2`;
+    assert.equal(await tip.innerText(), `12 frames moved: 24 MiB\n${when}`);
+    await page.mouse.move(boxes[1].x + 2, boxes[1].y);
+    assert.equal(await tip.innerText(), `24 frames moved: 48 MiB\nEvent ${at(late)}, step 4`);
+    await page.mouse.move((boxes[0].x + boxes[1].x) / 2, boxes[0].y);
+    assert.equal(await tip.isVisible(), false);
+
+    await page.mouse.click(boxes[0].x - 3, boxes[0].y);
+    assert.equal(await shownInstant(page), early);
+    await page.mouse.click(boxes[1].x + 2, boxes[1].y);
+    assert.equal(await shownInstant(page), late);
+    await page.context().close();
+  }
+  assertQuiet();
+});
+
+test("the keyboard goes from bar to bar, out of the view too, and each is said in words", async () => {
+  const recording = withMoves();
+  const [early, , late] = (recording.moves ?? []).map(({ event }) => event);
+  const page = await session.open([recording], `#at=0%3A5&view=0-${early + 200}`);
+  const lane = page.getByRole("slider", { name: "Frames moved" });
+  const said = () => lane.getAttribute("aria-valuetext");
+  await lane.focus();
+  assert.equal(await said(), "No frames moved at event 5");
+  for (const [key, instant, text] of [
+    ["ArrowRight", early, /^5 frames moved: 10 MiB\. Event [\d,]+, step 2$/],
+    ["ArrowRight", early + 1, /^7 frames moved: 14 MiB\./],
+    ["ArrowRight", late, /^24 frames moved: 48 MiB\. Event [\d,]+, step 4$/],
+    ["ArrowRight", late, /^24 frames/],
+    ["ArrowLeft", early + 1, /^7 frames/],
+    ["End", late, /^24 frames/],
+    ["Home", early, /^5 frames/],
+  ] as const) {
+    await page.keyboard.press(key);
+    assert.equal(await shownInstant(page), instant, key);
+    assert.match((await said()) ?? "", text);
+    assert.equal(await lane.getAttribute("aria-valuenow"), String(instant));
+  }
+  // All other keys are the chart's.
+  await page.keyboard.press("0");
+  await page.waitForFunction(() => !location.hash.includes("view="));
+  assertQuiet();
+});
+
+test("without moves there is no lane, and the trace that has some brings it", async () => {
+  const page = await session.open([first, withMoves()]);
+  const lane = page.getByRole("slider", { name: "Frames moved" });
+  const height = async () => (await page.locator(".plot").boundingBox())?.height ?? 0;
+  assert.equal(await lane.count(), 0);
+  assert.doesNotMatch(await page.locator(".level").innerText(), /Each bar/);
+  const without = await height();
+  await page.locator("#trace").selectOption({ index: 1 });
+  await settled(page);
+  assert.equal(await lane.count(), 1);
+  assert.equal(await height(), without + ((await lane.boundingBox())?.height ?? 0));
+  assertQuiet();
+});
+
 /** Has a page keep what its pictures write: the text, and where it begins and ends, in pixels. */
 async function keepTexts(page: Page): Promise<() => Promise<{ text: string; from: number; to: number }[]>> {
   await page.addInitScript(() => {

@@ -74,6 +74,8 @@ export interface Recording {
   strategies?: Strategy[];
   replay_notes?: string[];
   frames?: Frames;
+  /** The instants at which frames moved, and how many did; none where it is left out. */
+  moves?: { event: number; frames: number }[];
   /** Whether its end is missing. */
   is_cut_off?: boolean;
   /** How many events came after its last, of which its segments tell; none where it is left out. */
@@ -176,6 +178,9 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   columns[`${prefix}pauses/address`] = u64(pauses.map(({ address }) => address));
   columns[`${prefix}pauses/size`] = u64(pauses.map(({ size }) => size));
   columns[`${prefix}steps/boundaries`] = u32(recording.steps);
+  const moves = recording.moves ?? [];
+  columns[`${prefix}moves/event`] = u32(moves.map(({ event }) => event));
+  columns[`${prefix}moves/frames`] = u64(moves.map(({ frames }) => frames));
   if (recording.pace_us > 0) {
     columns[`${prefix}events/time_event`] = u32([0, recording.events]);
     columns[`${prefix}events/time_us`] = u64([0, recording.events * recording.pace_us]);

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// Columns of numbers by name. Each number is stored as its difference to the number before. The lowest bytes of
 /// all differences come first, then the next bytes, and so on, because most of those are zero.
-#[derive(Debug, Default)]
+#[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct Columns {
     /// Begins the name of each column that is added.
     prefix: String,
@@ -17,7 +17,7 @@ pub(super) struct Columns {
     bytes: Vec<u8>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(PartialEq, Eq, Debug, Serialize)]
 struct Entry {
     name: String,
     kind: &'static str,

@@ -5,6 +5,7 @@ use lowtide_trace::Trace;
 use serde::Serialize;
 
 use crate::growth::Steps;
+use crate::page::columns::Columns;
 
 /// The frames: pieces of memory of one size, each shown at one address at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -37,11 +38,7 @@ type Moves = Vec<(u32, u64)>;
 impl Frames {
     /// Returns the frames of a recording; `None` unless it is of `tide` and has any. Linear in the events.
     pub(super) fn of(trace: &Trace, steps: &Steps) -> Option<Frames> {
-        let strategy = trace.settings.strategy.raw().parse().ok()?;
-        let Config::Tide(_) = strategy else {
-            return None;
-        };
-        let size = strategy.large_page();
+        let size = frame_size(trace)?;
         let (peak, moves) = (peak(trace, size), moves(trace, size));
         let steps = moving_steps(&moves, &steps.boundaries);
         (peak > 0).then(|| Frames {
@@ -52,6 +49,22 @@ impl Frames {
             // Among equals, the first.
             busiest: steps.into_iter().rev().max_by_key(|step| step.moved),
         })
+    }
+}
+
+/// Adds the instants at which frames moved, and how many did; empty columns if none moved. Linear in the events.
+pub(super) fn add_moves(columns: &mut Columns, trace: &Trace) {
+    let moves = frame_size(trace).map_or_else(Vec::new, |size| moves(trace, size));
+    columns.add_u32("moves/event", moves.iter().map(|&(instant, _)| instant));
+    columns.add_u64("moves/frames", moves.iter().map(|&(_, moved)| moved));
+}
+
+/// Returns the size of the recording's frames; `None` unless it is of `tide`.
+fn frame_size(trace: &Trace) -> Option<Bytes> {
+    let strategy: Config = trace.settings.strategy.raw().parse().ok()?;
+    match strategy {
+        Config::Tide(_) => Some(strategy.large_page()),
+        _ => None,
     }
 }
 
@@ -186,6 +199,12 @@ mod tests {
             busiest: Some(busiest),
         };
         assert_eq!(frames, expected);
+        let mut columns = Columns::default();
+        add_moves(&mut columns, &trace);
+        let mut expected = Columns::default();
+        expected.add_u32("moves/event", [end].into_iter());
+        expected.add_u64("moves/frames", [10].into_iter());
+        assert_eq!(columns, expected);
         // A job without steps has moves, too.
         let frames = Frames::of(&trace, &steps(Vec::new())).unwrap();
         assert_eq!((frames.moved, frames.busiest), (10, None));

@@ -30,7 +30,7 @@ use crate::walk::large_page;
 use columns::Columns;
 use fold::Folded;
 pub use fold::FoldedBlocks;
-use frames::Frames;
+use frames::{Frames, add_moves};
 use stacks::{Stacks, Strings};
 use summary::{
     GrowthSummary, Instant, Oom, Peak, SiteSummary, StrategySummary, Summary, TraceSummary,
@@ -134,6 +134,7 @@ impl PageData {
         let duration_us = add_times(&mut columns, trace);
         let texts_before = self.strings.page_bytes();
         add_annotations(&mut columns, &mut self.strings, trace);
+        add_moves(&mut columns, trace);
         let mut columns_bytes = columns.page_bytes();
 
         let list = |folded: Option<&Folded>| {
