@@ -1,13 +1,15 @@
 //! The stand-in driver, and its functions beyond CUDA.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 use std::process::Command;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use fakecuda::Live;
 
-use lowtide_core::Stream;
+use cudarc::driver::sys::CUmemAllocationProp;
+use lowtide_core::{DeviceAddress, Stream};
 use lowtide_cuda::{CudaDriver, Device, Library, LoadError};
 
 use super::common::program::Program;
@@ -152,6 +154,28 @@ impl Fake {
         let mut address = 0;
         // SAFETY: the call writes `address`, which outlives it.
         unsafe { allocate(&raw mut address, 4096) }
+    }
+
+    /// Returns the properties with which the handle that is mapped at an address was created.
+    pub(crate) fn properties_at(&self, address: DeviceAddress) -> CUmemAllocationProp {
+        type Retain = unsafe extern "C" fn(*mut u64, u64) -> c_uint;
+        type Get = unsafe extern "C" fn(*mut CUmemAllocationProp, u64) -> c_uint;
+        type Release = unsafe extern "C" fn(u64) -> c_uint;
+        // SAFETY: the type is cuda.h's.
+        let retain = unsafe { self.function::<Retain>("cuMemRetainAllocationHandle") };
+        // SAFETY: the type is cuda.h's.
+        let get = unsafe { self.function::<Get>("cuMemGetAllocationPropertiesFromHandle") };
+        // SAFETY: the type is cuda.h's.
+        let release = unsafe { self.function::<Release>("cuMemRelease") };
+        let (mut handle, mut properties) = (0, MaybeUninit::uninit());
+        // SAFETY: the call writes `handle`, which outlives it.
+        assert_eq!(unsafe { retain(&raw mut handle, address.0) }, 0);
+        // SAFETY: the call writes `properties`, which outlives it.
+        assert_eq!(unsafe { get(properties.as_mut_ptr(), handle) }, 0);
+        // SAFETY: the handle is retained.
+        assert_eq!(unsafe { release(handle) }, 0);
+        // SAFETY: they were written.
+        unsafe { properties.assume_init() }
     }
 
     /// Returns how many bytes of device 0 are in use.

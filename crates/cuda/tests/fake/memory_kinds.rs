@@ -1,6 +1,6 @@
 //! Physical memory: what the device reports, and what it then refuses.
 
-use lowtide_core::{Bytes, Driver, DriverError};
+use lowtide_core::{Bytes, DeviceAllocator, Driver, DriverError, Stream};
 use lowtide_cuda::CudaDriver;
 
 use super::common::steps;
@@ -13,6 +13,23 @@ const RDMA: u32 = 110;
 const NOT_PERMITTED: i32 = 800;
 const NOT_SUPPORTED: i32 = 801;
 const UNKNOWN: i32 = 999;
+
+/// Network cards reach the memory of a frame if the device lets them.
+#[test]
+fn frames_are_made_for_rdma_where_the_device_has_it() {
+    for has_rdma in [true, false] {
+        let fake = Fake::start();
+        let device = fake.device();
+        fake.set_attribute(RDMA, has_rdma.into());
+        let driver = fake.driver_of(device);
+        let mut allocator = DeviceAllocator::new(driver, 0, &"tide".parse().unwrap());
+        let address = allocator.allocate(Bytes::mib(3), Stream::DEFAULT).unwrap();
+        for offset in [Bytes::ZERO, Bytes::mib(2)] {
+            let flags = fake.properties_at(address + offset).allocFlags;
+            assert_eq!(flags.gpuDirectRDMACapable, u8::from(has_rdma), "{offset}");
+        }
+    }
+}
 
 #[test]
 fn what_is_not_offered_is_not_tried() {
