@@ -30,6 +30,8 @@ struct OfDomain {
     classes: Vec<RecentClass>,
     /// The index of each class with blocks, and of some without.
     filled: Vec<usize>,
+    /// The number of blocks.
+    len: usize,
 }
 
 /// The blocks of one size class in one domain, the newest last.
@@ -46,7 +48,16 @@ impl RecentBlocks {
     #[inline(always)]
     pub(super) fn take(&mut self, (domain, class): (DomainId, usize)) -> Option<BlockId> {
         let domain = self.domains.get_mut(domain.index())?;
-        domain.classes.get_mut(class)?.blocks.pop()
+        let id = domain.classes.get_mut(class)?.blocks.pop()?;
+        domain.len -= 1;
+        Some(id)
+    }
+
+    /// Returns whether a domain has no block.
+    #[inline]
+    pub(super) fn is_empty(&self, domain: DomainId) -> bool {
+        let known = self.domains.get(domain.index());
+        known.is_none_or(|domain| domain.len == 0)
     }
 
     /// Adds a freed block of a domain and class. Returns the one that was freed first if there are too many, to be merged.
@@ -57,7 +68,11 @@ impl RecentBlocks {
         (id, size): (BlockId, Bytes),
     ) -> Option<BlockId> {
         let known = self.domains.get_mut(domain.index());
-        let OfDomain { classes, filled } = match known {
+        let OfDomain {
+            classes,
+            filled,
+            len,
+        } = match known {
             Some(known) if class < known.classes.len() => known,
             _ => self.insert_class(domain, class),
         };
@@ -67,16 +82,25 @@ impl RecentBlocks {
             filled.push(class);
         }
         recent.blocks.push(id);
-        (recent.blocks.len() > recent.blocks_max).then(|| recent.blocks.remove(0))
+        if recent.blocks.len() <= recent.blocks_max {
+            *len += 1;
+            return None;
+        }
+        Some(recent.blocks.remove(0))
     }
 
     /// Takes any block of a domain, to be merged. Constant amortized time.
     #[inline]
     pub(super) fn pop(&mut self, domain: DomainId) -> Option<BlockId> {
-        let OfDomain { classes, filled } = self.domains.get_mut(domain.index())?;
+        let OfDomain {
+            classes,
+            filled,
+            len,
+        } = self.domains.get_mut(domain.index())?;
         while let Some(&class) = filled.last() {
             let recent = &mut classes[class];
             if let Some(id) = recent.blocks.pop() {
+                *len -= 1;
                 return Some(id);
             }
             recent.is_filled = false;
@@ -180,6 +204,11 @@ mod tests {
                 }
                 let listed: BTreeSet<BlockId> = recent.iter().collect();
                 prop_assert_eq!(listed.len(), recent.iter().count());
+                for number in 0..2 {
+                    let mut classes = queues.range((number, 0)..(number + 1, 0));
+                    let is_empty = classes.all(|(_, queue)| queue.is_empty());
+                    prop_assert_eq!(is_empty, recent.is_empty(DomainId::of_number(number)));
+                }
                 prop_assert_eq!(listed, queues.values().flatten().copied().map(block_id).collect());
             }
         }

@@ -10,13 +10,14 @@
 //!    driver calls.
 //!
 //! A freed block of up to 1 MiB serves the next request of its size before it is merged ([`RecentBlocks`]). Until then
-//! its pages count as in use. A larger request of its stream merges it. So a job with such requests gets the same
-//! addresses in each step. Without such requests, two of three random programs that repeat never did.
+//! its pages count as in use. A larger request of its stream merges it, and so does a free that leaves the job with the
+//! least memory ([`Lows`]). So a job that repeats gets the same addresses in each step.
 //!
 //! A stale view is unmapped when its page needs another frame and no work uses its address. Nothing waits for that:
 //! until then, requests use other addresses.
 
 mod fences;
+mod lows;
 mod moves;
 mod supply;
 mod windows;
@@ -24,6 +25,7 @@ mod windows;
 use std::collections::BTreeSet;
 
 use fences::{FenceId, Fences};
+use lows::Lows;
 use moves::Moves;
 
 use super::free_blocks::{FreeBlock, FreeBlocks};
@@ -93,6 +95,8 @@ pub(crate) struct Tide {
     /// The stream of each segment with pages.
     fence_of: Vec<Option<FenceId>>,
     moves: Moves,
+    /// By domain.
+    lows: Vec<Lows>,
 }
 
 /// The addresses for one kind of a domain's requests.
@@ -187,6 +191,14 @@ impl Tide {
         room_of(&mut self.rooms, domain, kind)
     }
 
+    #[inline(always)]
+    fn lows(&mut self, domain: DomainId) -> &mut Lows {
+        if domain.index() >= self.lows.len() {
+            self.lows.resize_with(domain.index() + 1, Lows::default);
+        }
+        &mut self.lows[domain.index()]
+    }
+
     /// Returns the stream of a segment with pages.
     fn fence(&self, segment: SegmentId) -> FenceId {
         self.fence_of[segment.index()].expect("its stream is known since it was reserved")
@@ -214,6 +226,29 @@ impl Tide {
             "a window becomes a block of its own"
         );
         id
+    }
+
+    /// Takes a recently freed block of the request's size, or a free block that needs no driver call.
+    #[inline(always)]
+    fn take_mapped(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
+        if request.size > RECENT_MAX {
+            self.merge_recent(heap, request.domain);
+            return self.take_free(heap, request);
+        }
+        if let Some(id) = self.recent.take((request.domain, class_of(request.size))) {
+            debug_assert_eq!(
+                (heap.blocks.state(id), heap.blocks.get(id).size),
+                (BlockState::Recent, request.size),
+                "a recently freed block stays as it was"
+            );
+            heap.blocks.set_state(id, BlockState::Free);
+            return Some(id);
+        }
+        let found = self.take_free(heap, request);
+        if found.is_none() && self.merge_recent(heap, request.domain) {
+            return self.take_free(heap, request);
+        }
+        found
     }
 
     /// Takes a free block that needs no driver call.
@@ -365,6 +400,37 @@ impl Tide {
         Ok(block)
     }
 
+    /// Maps memory for a request and takes its block. `None` if there is too little.
+    fn map_and_take<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        request: &Request,
+    ) -> Result<Option<BlockId>, DriverError> {
+        self.merge_all_recent(heap);
+        let maps = memory.physical().driver().supports_virtual_memory();
+        if !maps || heap.domains.has_source(request.domain) {
+            return self.grow_plain(heap, memory, request);
+        }
+        if heap.captures == 0 {
+            let stream = heap.domains.domain(request.domain).stream;
+            let own = self.fences.of_stream(stream);
+            self.fences
+                .update(memory.physical_mut().driver_mut(), Some(own));
+        }
+        let found = match self.best_window(heap, request, true) {
+            None => unless_out_of_memory(self.extend(heap, memory, request))?,
+            found => found,
+        };
+        let Some(found) = found else {
+            return Ok(None);
+        };
+        let window = self.best_inside(heap, request, found);
+        debug_assert!(self.cost(heap, &window, (u64::MAX, true)).is_some());
+        let filled = unless_out_of_memory(self.fill(heap, memory, &window))?;
+        Ok(filled.map(|()| self.carve(heap, &window)))
+    }
+
     /// Returns a block of a new segment without pages: from a pool's own source, or on a device that cannot map memory.
     fn grow_plain<M: Memory>(
         &mut self,
@@ -413,25 +479,11 @@ impl Strategy for Tide {
         request.size.round_up(PAGE)
     }
 
+    #[inline]
     fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
-        if request.size > RECENT_MAX {
-            self.merge_recent(heap, request.domain);
-            return self.take_free(heap, request);
-        }
-        if let Some(id) = self.recent.take((request.domain, class_of(request.size))) {
-            debug_assert_eq!(
-                (heap.blocks.state(id), heap.blocks.get(id).size),
-                (BlockState::Recent, request.size),
-                "a recently freed block stays as it was"
-            );
-            heap.blocks.set_state(id, BlockState::Free);
-            return Some(id);
-        }
-        let found = self.take_free(heap, request);
-        if found.is_none() && self.merge_recent(heap, request.domain) {
-            return self.take_free(heap, request);
-        }
-        found
+        let id = self.take_mapped(heap, request)?;
+        self.lows(request.domain).add(request.size);
+        Some(id)
     }
 
     fn grow<M: Memory>(
@@ -440,32 +492,22 @@ impl Strategy for Tide {
         memory: &mut M,
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
-        self.merge_all_recent(heap);
-        let maps = memory.physical().driver().supports_virtual_memory();
-        if !maps || heap.domains.has_source(request.domain) {
-            return self.grow_plain(heap, memory, request);
+        let found = self.map_and_take(heap, memory, request)?;
+        if found.is_some() {
+            self.lows(request.domain).add(request.size);
         }
-        if heap.captures == 0 {
-            let stream = heap.domains.domain(request.domain).stream;
-            let own = self.fences.of_stream(stream);
-            self.fences
-                .update(memory.physical_mut().driver_mut(), Some(own));
-        }
-        let found = match self.best_window(heap, request, true) {
-            None => unless_out_of_memory(self.extend(heap, memory, request))?,
-            found => found,
-        };
-        let Some(found) = found else {
-            return Ok(None);
-        };
-        let window = self.best_inside(heap, request, found);
-        debug_assert!(self.cost(heap, &window, (u64::MAX, true)).is_some());
-        let filled = unless_out_of_memory(self.fill(heap, memory, &window))?;
-        Ok(filled.map(|()| self.carve(heap, &window)))
+        Ok(found)
     }
 
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
+        let is_low = self.lows(block.domain).remove(block.size);
+        // One block alone may stay, so that a program that has no other is not slowed down.
+        if is_low && !self.recent.is_empty(block.domain) {
+            self.merge(heap, id);
+            self.merge_recent(heap, block.domain);
+            return None;
+        }
         // A block whose kind does not fit its size was split at an address that the program requested.
         if block.size > RECENT_MAX || kind_of(block.size) != block.kind {
             self.merge(heap, id);
@@ -640,6 +682,7 @@ impl Placement for Tide {
         } else {
             before
         };
+        self.lows(request.domain).add(size);
         Some(self.carve(heap, &Window { size, ..whole }))
     }
 
@@ -660,6 +703,7 @@ impl Placement for Tide {
     ) -> BlockId {
         let around = around.expect("a block that is not in use lies in a free one");
         let window = window_at(heap, around, wanted.address, wanted.size);
+        self.lows(wanted.domain).add(wanted.size);
         self.carve(heap, &window)
     }
 }
