@@ -117,8 +117,8 @@ pub struct OutOfMemory {
     pub holders: Vec<Holder>,
     /// Whether the request was rejected before an attempt to allocate (`throw_on_cudamalloc_oom`).
     pub is_rejected: bool,
-    /// Whether new segments grow by mapping memory.
-    pub expandable_segments: bool,
+    /// Whether PyTorch's setting `expandable_segments` is on. `None` if the strategy does not read it.
+    pub expandable_segments: Option<bool>,
     /// The release of PyTorch whose wording the message uses: the newest, unless the caller sets another.
     pub torch: TorchRelease,
 }
@@ -300,8 +300,11 @@ macro_rules! advise_expandable_segments {
 
 impl OutOfMemory {
     /// Returns PyTorch's advice, in the wording of its release. Releases up to 2.13 give it even if segments are
-    /// expandable already.
+    /// expandable already. Empty if the strategy does not read PyTorch's settings.
     fn advice(&self) -> &'static str {
+        let Some(is_expandable) = self.expandable_segments else {
+            return "";
+        };
         match self.torch {
             TorchRelease(..2, _) | TorchRelease(2, ..10) => advise_expandable_segments!(
                 "PYTORCH_CUDA_ALLOC_CONF",
@@ -311,8 +314,8 @@ impl OutOfMemory {
                 "PYTORCH_ALLOC_CONF",
                 "pytorch.org/docs/stable/notes/cuda.html#environment-variables"
             ),
-            TorchRelease(2, 14) if self.expandable_segments => "",
-            TorchRelease(major, minor) if self.expandable_segments && (major, minor) > (2, 14) => {
+            TorchRelease(2, 14) if is_expandable => "",
+            TorchRelease(major, minor) if is_expandable && (major, minor) > (2, 14) => {
                 " expandable_segments is enabled. If instead the process is running out of virtual address space \
                  (VSZ), expandable segments may be over-reserving VA (each segment reserves ~9/8 of device memory, \
                  times the number of streams); reduce it via PYTORCH_CUDA_ALLOC_CONF expandable_segments_reserve / \

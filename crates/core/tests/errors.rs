@@ -106,6 +106,8 @@ fn the_advice_is_that_of_the_release() {
         for (config, expected) in [
             ("caching", without),
             ("caching:expandable_segments:True", with),
+            ("tide", String::new()),
+            ("pool", String::new()),
         ] {
             let mut allocator = allocator(&config.parse().unwrap(), Bytes::mib(100));
             let mut error = out_of_memory(allocator.allocate(Bytes::mib(101), Stream::DEFAULT));

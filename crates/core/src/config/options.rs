@@ -55,9 +55,9 @@ pub(crate) trait Options {
         false
     }
 
-    /// Returns whether new segments grow by mapping memory.
-    fn has_expandable_segments(&self) -> bool {
-        false
+    /// Returns whether new segments grow by mapping memory, if PyTorch's setting `expandable_segments` decides that.
+    fn expandable_segments(&self) -> Option<bool> {
+        None
     }
 
     /// Returns the last attempt of a request, after all cached memory was released.

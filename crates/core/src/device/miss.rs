@@ -224,7 +224,7 @@ impl<L: Lanes> Device<L> {
             details: lane.strategy.describe(heap, request),
             holders,
             is_rejected,
-            expandable_segments: lane.config.options().has_expandable_segments(),
+            expandable_segments: lane.config.options().expandable_segments(),
             torch: TorchRelease::NEWEST,
         };
         if is_rejected {

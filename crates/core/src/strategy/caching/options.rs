@@ -367,8 +367,8 @@ impl Options for CachingConfig {
         self.graph_capture_record_stream_reuse
     }
 
-    fn has_expandable_segments(&self) -> bool {
-        self.expandable_segments
+    fn expandable_segments(&self) -> Option<bool> {
+        Some(self.expandable_segments)
     }
 
     fn last_try(&self) -> LastTry {
