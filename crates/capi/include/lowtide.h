@@ -1231,8 +1231,8 @@ enum lowtide_status lowtide_find_allocation(void *memory,
 
 /**
  * Writes the size of the largest block that could be allocated. It is the larger of the largest free block, in
- * any memory pool and stream of the device, and the driver's free memory. PyTorch reports this size to cuDNN's
- * benchmarks.
+ * any memory pool and stream of the device, and the driver's free memory. With `tide`, which can use both for one block,
+ * it is the sum of idle and free memory, within the limit. PyTorch reports this size to cuDNN's benchmarks.
  *
  * The caller promises:
  *

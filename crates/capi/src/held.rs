@@ -163,8 +163,8 @@ pub unsafe extern "C" fn lowtide_find_allocation(
 }
 
 /// Writes the size of the largest block that could be allocated. It is the larger of the largest free block, in
-/// any memory pool and stream of the device, and the driver's free memory. PyTorch reports this size to cuDNN's
-/// benchmarks.
+/// any memory pool and stream of the device, and the driver's free memory. With `tide`, which can use both for one block,
+/// it is the sum of idle and free memory, within the limit. PyTorch reports this size to cuDNN's benchmarks.
 ///
 /// # Safety
 ///
@@ -173,10 +173,10 @@ pub unsafe extern "C" fn lowtide_find_allocation(
 pub unsafe extern "C" fn lowtide_largest_free(device: c_int, size: *mut u64) -> Status {
     run(|| {
         let allocator = start::device(device)?;
-        let free = allocator.with_all(|device| device.largest_free())?;
-        let info = allocator.physical().driver_mut().memory_info()?;
+        let free = allocator.physical().driver_mut().memory_info()?.free;
+        let largest = allocator.with_all(|device| device.largest_request(free))?;
         // SAFETY: it may be written to, by the contract of this function.
-        unsafe { write_to_c("size", size, free.max(info.free).get()) }
+        unsafe { write_to_c("size", size, largest.get()) }
     })
 }
 

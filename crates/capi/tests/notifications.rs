@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::thread;
 use std::{env, fs, ptr};
 
-use common::{CACHING, allocate, allocate_on, find, is_tide, isolated, last_error, stat};
+use common::{CACHING, TIDE, allocate, allocate_on, find, is_tide, isolated, last_error, stat};
 use lowtide::*;
 
 static EVENTS: Mutex<Vec<(Action, c_int, u64)>> = Mutex::new(Vec::new());
@@ -258,22 +258,23 @@ fn the_largest_free_block_is_the_drivers_or_a_pools() {
     });
 }
 
-/// Its idle frames come together at any addresses.
+/// Its idle and new frames come together at any addresses.
 #[test]
-fn the_largest_free_block_of_tide_is_what_is_idle() {
-    let test = "the_largest_free_block_of_tide_is_what_is_idle";
-    let variables = [
-        ("LOWTIDE_STRATEGY", "tide"),
-        ("FAKECUDA_CAPACITY", "104857600"),
-    ];
+fn the_largest_free_block_of_tide_is_what_is_idle_or_free() {
+    let test = "the_largest_free_block_of_tide_is_what_is_idle_or_free";
+    let variables = [TIDE, ("FAKECUDA_CAPACITY", "104857600")];
     isolated(test, &variables, |_| {
         let [first, held, last] = [30, 30, 30].map(|mib| allocate(mib << 20, 0).unwrap());
         assert_eq!(largest_free(0), 10 << 20, "the driver's");
         for memory in [first, last] {
             assert_eq!(lowtide_deallocate(memory), Status::Ok);
         }
-        assert_eq!(largest_free(0), 60 << 20);
-        let whole = allocate(60 << 20, 0).unwrap();
+        // With the driver's 10 MiB, unless the limit is in the way.
+        for (fraction, largest) in [(0.96, 66), (0.5, 60), (1.0, 70)] {
+            assert_eq!(lowtide_set_memory_fraction(fraction, 0), Status::Ok);
+            assert_eq!(largest_free(0), largest << 20);
+        }
+        let whole = allocate(70 << 20, 0).unwrap();
         for memory in [held, whole] {
             assert_eq!(lowtide_deallocate(memory), Status::Ok);
         }

@@ -5,12 +5,11 @@ mod common;
 
 use std::ffi::c_void;
 
-use common::{Fake, allocate, allocate_on, check, fill, isolated, last_error, stat};
+use common::{Fake, TIDE, allocate, allocate_on, check, fill, isolated, last_error, stat};
 use lowtide::*;
 
 const TWO: (&str, &str) = ("FAKECUDA_DEVICES", "2");
 const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
-const TIDE: (&str, &str) = ("LOWTIDE_STRATEGY", "tide");
 
 /// Returns whether work of a stream may write to memory. If not, the stream's context is lost.
 fn can_write(fake: &Fake, memory: *mut c_void, stream: *mut c_void) -> bool {
@@ -37,6 +36,40 @@ fn a_peer_uses_what_there_is_and_what_comes() {
             assert!(!can_write(fake, other, fake.stream_of(0)));
         });
     }
+}
+
+/// Allocates 20 frames, 15 of which move from the addresses of a freed block.
+fn move_frames(fake: &Fake) -> *mut c_void {
+    let [freed, _behind] =
+        [30 << 20, 2 << 20].map(|size| allocate(size, 0).expect("there is memory"));
+    assert_eq!(lowtide_deallocate(freed), Status::Ok);
+    let created = fake.calls("cuMemCreate");
+    let memory = allocate(40 << 20, 0).expect("there is memory");
+    assert_eq!(fake.calls("cuMemCreate"), created + 5);
+    memory
+}
+
+/// A frame that moves is mapped at another address, and stays mapped where it was.
+#[test]
+fn a_peer_uses_memory_that_moved_and_that_moves_later() {
+    let test = "a_peer_uses_memory_that_moved_and_that_moves_later";
+    isolated(test, &[TWO, TIDE], |fake| {
+        let moved = move_frames(fake);
+        assert_eq!(lowtide_enable_peer_access(0, 1), Status::Ok);
+        let stream = fake.stream_of(1);
+        let can_write_all = |memory, size| {
+            fake.set_bytes(memory, size, stream);
+            fake.synchronize(stream)
+        };
+        assert!(can_write_all(moved, 40 << 20));
+        assert_eq!(lowtide_deallocate(moved), Status::Ok);
+        let maps = fake.calls("cuMemMap");
+        let old = allocate(30 << 20, 0).unwrap();
+        assert_eq!(fake.calls("cuMemMap"), maps, "it is where it was");
+        assert!(can_write_all(old, 30 << 20));
+        let moved = move_frames(fake);
+        assert!(can_write_all(moved, 40 << 20));
+    });
 }
 
 #[test]

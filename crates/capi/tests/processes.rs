@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{env, ptr};
 
-use common::{CACHING, Fake, allocate, is_tide, isolated, last_error};
+use common::{CACHING, Fake, TIDE, allocate, is_tide, isolated, last_error};
 use lowtide::*;
 
 fn configure(strategy: Option<&CStr>, conf: Option<&CStr>) -> Status {
@@ -111,6 +111,16 @@ fn the_text_of_an_error_is_that_of_the_programs_pytorch() {
             assert!(said.starts_with(TO_ENABLE), "{said}");
         });
     }
+}
+
+/// `tide` does not read the setting that PyTorch advises.
+#[test]
+fn the_text_of_an_error_advises_nothing_that_has_no_effect() {
+    let test = "the_text_of_an_error_advises_nothing_that_has_no_effect";
+    isolated(test, &[TIDE], |_| {
+        let said = advice();
+        assert!(said.starts_with(" The largest free block"), "{said}");
+    });
 }
 
 fn settings_in_force(given: &CStr) -> CachingSettings {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, ptr, thread};
 
-use common::{Fake, allocate, allocate_on, check, fill, is_tide, isolated, last_error, stat};
+use common::{Fake, TIDE, allocate, allocate_on, check, fill, is_tide, isolated, last_error, stat};
 use lowtide::*;
 
 const STRATEGIES: [(&str, &str); 8] = [
@@ -57,10 +57,7 @@ fn contents_stay_whatever_the_strategy() {
 /// while a library captures a stream.
 #[test]
 fn memory_that_was_idle_for_long_goes_back_where_little_is_free() {
-    let variables = [
-        ("LOWTIDE_STRATEGY", "tide"),
-        ("FAKECUDA_CAPACITY", "268435456"),
-    ];
+    let variables = [TIDE, ("FAKECUDA_CAPACITY", "268435456")];
     let test = "memory_that_was_idle_for_long_goes_back_where_little_is_free";
     isolated(test, &variables, |fake| {
         let reserved = || stat(0, "reserved_bytes.all.current");
@@ -417,10 +414,7 @@ fn what_is_not_held_is_not_taken_back() {
 /// Where no event shows how far a stream is, its memory serves others only after a wait for all work of the device.
 #[test]
 fn memory_of_a_stream_that_the_driver_does_not_know_serves_others() {
-    let variables = [
-        ("LOWTIDE_STRATEGY", "tide"),
-        ("FAKECUDA_CAPACITY", "134217728"),
-    ];
+    let variables = [TIDE, ("FAKECUDA_CAPACITY", "134217728")];
     let test = "memory_of_a_stream_that_the_driver_does_not_know_serves_others";
     isolated(test, &variables, |fake| {
         assert_eq!(lowtide_init(1), Status::Ok);
@@ -454,7 +448,7 @@ fn memory_of_a_stream_that_the_driver_does_not_know_serves_others() {
 
 #[test]
 fn idle_memory_of_a_stream_that_is_kept_serves_others() {
-    let variables = [("LOWTIDE_STRATEGY", "tide")];
+    let variables = [TIDE];
     let test = "idle_memory_of_a_stream_that_is_kept_serves_others";
     isolated(test, &variables, |fake| {
         assert_eq!(lowtide_init(1), Status::Ok);
@@ -490,10 +484,7 @@ fn idle_memory_of_a_stream_that_is_kept_serves_others() {
 /// As many events wait for the stream as there may be, so that none was refused before it is needed.
 #[test]
 fn memory_of_a_destroyed_stream_with_many_events_serves_others() {
-    let variables = [
-        ("LOWTIDE_STRATEGY", "tide"),
-        ("FAKECUDA_CAPACITY", "536870912"),
-    ];
+    let variables = [TIDE, ("FAKECUDA_CAPACITY", "536870912")];
     let test = "memory_of_a_destroyed_stream_with_many_events_serves_others";
     isolated(test, &variables, |fake| {
         assert_eq!(lowtide_init(1), Status::Ok);

@@ -560,6 +560,17 @@ impl<M: Memory> Lane<M> {
         Ok(self.heap.pages.now())
     }
 
+    /// Releases as much idle memory as is missing for `size` new bytes, the longest idle first. Waits for all work of the
+    /// device, unless a capture forbids that. Returns whether some was missing, and there was so much. Only `tide` has
+    /// such memory.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Driver`] when the driver refuses a call; memory released before that stays released.
+    pub fn release_idle(&mut self, size: Bytes) -> Result<bool, AllocError> {
+        Ok(self.release(Release::Idle(size))?)
+    }
+
     /// Releases all free memory, except that of private pools that keep it.
     pub(crate) fn release_cached(&mut self, failing: Option<&Request>) -> Result<(), DriverError> {
         self.heap.release_spares(&mut self.memory)?;

@@ -197,8 +197,14 @@ impl Heap {
 
     /// Returns whether reserving `size` more bytes would exceed the limit.
     pub(crate) fn exceeds_limit(&self, size: Bytes) -> bool {
-        let passes = |limit| self.limited().saturating_add(size) > limit;
-        self.limit.is_some_and(passes)
+        !self.over_limit(size).is_zero()
+    }
+
+    /// Returns how many bytes too many would be reserved with `size` more.
+    pub(crate) fn over_limit(&self, size: Bytes) -> Bytes {
+        let reserved = self.limited().saturating_add(size);
+        self.limit
+            .map_or(Bytes::ZERO, |limit| reserved.saturating_sub(limit))
     }
 
     /// Returns the bytes that count against the limit: all reserved bytes except those of paused pools.

@@ -4,7 +4,7 @@
 
 use lowtide_core::{
     Action, AllocError, Allocation, Bytes, CheckLevel, Config, DeviceAddress, DeviceAllocator,
-    DirectConfig, DriverError, MempoolId, Restored, StatsReset, StrategyName, Stream,
+    DirectConfig, DriverError, MempoolId, PoolSetting, Restored, StatsReset, StrategyName, Stream,
 };
 use lowtide_sim::program::configs;
 use lowtide_sim::{FaultPlan, SimConfig, SimDriver};
@@ -302,5 +302,27 @@ fn segments_are_restored_one_after_the_other() -> Outcome {
     assert_eq!(stats.allocation.all.peak, 3);
     assert_eq!(stats.allocated_bytes.all.current, 2 << 20);
     check(&allocator);
+    Ok(())
+}
+
+/// Blocks that share a segment of a device that cannot map memory come back, even if the pool splits no more.
+#[test]
+fn a_pool_that_splits_no_more_is_restored() -> Outcome {
+    for config in ["tide", "caching"] {
+        let driver = SimDriver::new(SimConfig {
+            virtual_memory: false,
+            ..SimConfig::default()
+        });
+        let mut allocator = DeviceAllocator::new(driver, 0, &config.parse().expect("a strategy"));
+        let held = take(&mut allocator, &[1, 1])?;
+        allocator.lane_mut().set_pool(POOL, PoolSetting::NoSplit)?;
+        let checkpoint = allocator.lane().checkpoint(POOL)?;
+        for &block in &held {
+            allocator.free(block)?;
+        }
+        let restored = allocator.lane_mut().restore(&checkpoint)?;
+        assert_eq!(addresses(&restored.allocated), held, "{config}");
+        check(&allocator);
+    }
     Ok(())
 }

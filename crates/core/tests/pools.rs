@@ -325,11 +325,30 @@ fn a_pool_serves_others_only_if_it_is_open_to_them() {
 
 #[test]
 fn a_pool_without_splitting_hands_blocks_out_whole() -> Outcome {
-    let mut allocator = allocator(&Config::default());
-    allocator.lane_mut().create_or_retain_pool(POOL);
-    allocator.lane_mut().set_pool(POOL, PoolSetting::NoSplit)?;
-    let block = allocator.allocate_in(POOL, Bytes::mib(3), ROUTED)?;
-    assert_eq!(allocator.lane().allocation(block)?.size, Bytes::mib(20));
+    for (config, sizes) in [("caching", [20, 20, 30]), ("tide", [4, 2, 30])] {
+        let mut allocator = allocator(&config.parse().expect("the strategy exists"));
+        allocator.lane_mut().create_or_retain_pool(POOL);
+        allocator.lane_mut().set_pool(POOL, PoolSetting::NoSplit)?;
+        let blocks = [Bytes::mib(3), Bytes::kib(1100), Bytes::mib(30)]
+            .map(|size| allocator.allocate_in(POOL, size, ROUTED));
+        let mut addresses = Vec::new();
+        for (block, mib) in blocks.into_iter().zip(sizes) {
+            let block = allocator.lane().allocation(block?)?;
+            assert_eq!(block.size, Bytes::mib(mib), "{config}");
+            addresses.push(block.address);
+        }
+        let segments = allocator.recent_past().segments;
+        let starts: Vec<_> = segments.iter().map(|segment| segment.address).collect();
+        assert!(addresses.iter().all(|address| starts.contains(address)));
+        allocator.free(addresses[2])?;
+        let again = allocator.allocate_in(POOL, Bytes::mib(25), ROUTED)?;
+        assert_eq!(again, addresses[2], "{config}");
+        assert_eq!(allocator.lane().allocation(again)?.size, Bytes::mib(30));
+        allocator
+            .lane()
+            .check_invariants(CheckLevel::Everything)
+            .expect("all holds");
+    }
     Ok(())
 }
 

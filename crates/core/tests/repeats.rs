@@ -94,12 +94,12 @@ fn the_largest_free_block_has_what_was_freed_recently() -> Result<(), AllocError
         let mut allocator = DeviceAllocator::new(SimDriver::default(), 0, &config);
         let before = allocator.allocate(Bytes::kib(512), Stream::DEFAULT)?;
         let blocks = [(); 2].map(|()| allocator.allocate(Bytes::kib(512), Stream::DEFAULT));
-        let largest = allocator.largest_free();
+        let largest = allocator.largest_request(Bytes::ZERO);
         for block in blocks {
             allocator.free(block?)?;
         }
         allocator.free(before)?;
-        let freed = allocator.largest_free();
+        let freed = allocator.largest_request(Bytes::ZERO);
         assert!(
             freed > largest && freed >= Bytes::mib(2),
             "{strategy}: {freed}"

@@ -5,14 +5,16 @@
 //! |---|---|
 //! | the host, at a pause | copies of the device's other regions that the program does not read |
 //! | the host, still | such copies on every device, and the host memory that is kept for later backups |
-//! | the device, at a resume | what is cached on the device |
+//! | the device, at a resume | what is missing, of memory that `tide` keeps idle |
+//! | the device, still | what is cached on the device |
 //! | the device, at a pause that failed and could not be undone | what is cached on the device |
 
 use std::fmt;
 use std::sync::Arc;
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-use lowtide_core::Bytes;
+use lowtide_core::{Bytes, Lane};
+use lowtide_shared::LaneOf;
 
 use crate::backup::Backups;
 use crate::device::Device;
@@ -148,9 +150,19 @@ impl Change {
                 self.attempt(region, backups)
             }
             (Change::Pause | Change::Resume, Err(error)) if error.is_out_of_memory() => {
+                let mut outcome = Err(error);
                 let allocator = region.device().allocator();
-                allocator.with_all(|device| device.empty_cache(None))??;
-                self.attempt(region, backups)
+                if let Err(RegionError::NoRoom { needed, .. }) = outcome {
+                    let release = |lane: &mut Lane<_>| lane.release_idle(needed);
+                    if allocator.with_lane(LaneOf::Pools, release)? {
+                        outcome = self.attempt(region, backups);
+                    }
+                }
+                if outcome.as_ref().is_err_and(RegionError::is_out_of_memory) {
+                    allocator.with_all(|device| device.empty_cache(None))??;
+                    outcome = self.attempt(region, backups);
+                }
+                outcome
             }
             (_, outcome) => outcome,
         }

@@ -38,7 +38,7 @@ fn recorded_under(strategy: &str, empties: bool) -> Trace {
             held.push(allocator.allocate(size, Stream::DEFAULT).unwrap());
         }
         // A release of all that is idle would look like `empty_cache`.
-        if step % 70 == 30 && allocator.largest_free() > IDLE_MIN {
+        if step % 70 == 30 && allocator.largest_request(Bytes::ZERO) > IDLE_MIN {
             let idle = allocator.lane_mut().release_unused(u64::MAX, IDLE);
             idle.unwrap();
         }

@@ -26,14 +26,12 @@ const CHILD: &str = "LOWTIDE_TEST_CHILD";
 const STRATEGIES: [&str; 2] = ["tide", "caching"];
 /// For a test of what `caching` does alone, or of its settings.
 pub(crate) const CACHING: (&str, &str) = ("LOWTIDE_STRATEGY", "caching");
+/// Chooses `tide`.
+pub(crate) const TIDE: (&str, &str) = ("LOWTIDE_STRATEGY", "tide");
 
 /// Runs `body` in a new process with these environment variables. Fails if the process fails. Without a strategy or
 /// PyTorch's settings in them, runs it once with each of [`STRATEGIES`].
 pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) {
-    if env::var_os(CHILD).is_some() {
-        body(&Fake::load());
-        exit(0);
-    }
     let mut names = variables.iter().map(|&(name, _)| name);
     let strategy = variables.iter().find(|(name, _)| *name == CACHING.0);
     let strategies = match strategy {
@@ -42,22 +40,32 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) 
         None => STRATEGIES.to_vec(),
     };
     for strategy in strategies {
-        let output = command(test)
-            .env(CHILD, "1")
-            .envs(variables.iter().copied())
-            .env("LOWTIDE_STRATEGY", strategy)
-            .output()
-            .unwrap();
-        // If no test has the name, the process succeeds too, so its output is checked.
-        let has_run = String::from_utf8_lossy(&output.stdout).contains("running 1 test");
-        assert!(
-            output.status.success() && has_run,
-            "{test} with {strategy} and {variables:?}: {}\n{}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+        let mut variables = variables.to_vec();
+        variables.push((CACHING.0, strategy));
+        output_of(test, &variables, body);
     }
+}
+
+/// Runs `body` in a new process with these environment variables. Fails if the process fails. Returns its output.
+pub(crate) fn output_of(test: &str, variables: &[(&str, &str)], body: fn(&Fake)) -> String {
+    if env::var_os(CHILD).is_some() {
+        body(&Fake::load());
+        exit(0);
+    }
+    let output = command(test)
+        .env(CHILD, "1")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // If no test has the name, the process succeeds too, so its output is checked.
+    assert!(
+        output.status.success() && text.contains("running 1 test"),
+        "{test} with {variables:?}: {}\n{text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
 }
 
 /// Returns whether the test's process uses `tide`.

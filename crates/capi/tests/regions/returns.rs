@@ -4,7 +4,7 @@ use std::ptr;
 
 use lowtide::*;
 
-use crate::common::{Live, allocate, allocate_on, check, is_tide, isolated, last_error};
+use crate::common::{Live, TIDE, allocate, allocate_on, check, is_tide, isolated, last_error};
 use crate::{MIB, allocate_in, enter, host_copy, leave, pause, region, resume, trim};
 
 /// With a region's last block its copy, retained or not, its memory and its addresses are released.
@@ -96,6 +96,30 @@ fn cached_memory_moves_between_a_region_and_the_rest() {
             check(inside, 150 * MIB, seed);
             assert_eq!(lowtide_deallocate(inside), Status::Ok);
         }
+    });
+}
+
+/// Where the device is full, a region's request and a resume release what is missing of `tide`'s idle memory.
+#[test]
+fn a_region_takes_as_much_idle_memory_as_is_missing() {
+    let test = "returns::a_region_takes_as_much_idle_memory_as_is_missing";
+    let variables = [TIDE, ("FAKECUDA_CAPACITY", "209715200")];
+    isolated(test, &variables, |fake| {
+        let outside = [60, 60].map(|mib| allocate(mib * MIB, 0).unwrap());
+        for memory in outside {
+            assert_eq!(lowtide_deallocate(memory), Status::Ok);
+        }
+        let inside = allocate_in("kv", Backup::None, 100 * MIB, 0, 1);
+        assert_eq!(fake.used_bytes(0), 200 << 20, "20 MiB were missing");
+        check(inside, 100 * MIB, 1);
+        assert_eq!(pause("kv"), Status::Ok);
+        let outside = allocate(150 * MIB, 0).unwrap();
+        assert_eq!(lowtide_deallocate(outside), Status::Ok);
+        assert_eq!(resume("kv"), Status::Ok);
+        assert_eq!(fake.used_bytes(0), 200 << 20, "50 MiB were missing");
+        // What the margin needs is not known here. The request does not fail for that.
+        assert_eq!(lowtide_set_memory_margin(10 << 20), Status::Ok);
+        allocate_in("kv", Backup::None, 40 * MIB, 0, 2);
     });
 }
 

@@ -100,10 +100,12 @@ impl<L: Lanes> Device<L> {
         numbers
     }
 
-    /// Returns the size of the largest free block of any pool and stream. Linear in the number of free blocks.
-    pub fn largest_free(&mut self) -> Bytes {
+    /// Returns the size of the largest request, of any pool and stream, that could be served if the driver has `new`
+    /// free bytes. With zero, of the largest free block. Linear in the number of free blocks.
+    pub fn largest_request(&mut self, new: Bytes) -> Bytes {
         let lanes = self.lanes.parts_mut().1;
-        { lanes.map(Lane::largest_free).max() }.unwrap_or_default()
+        let largest = lanes.map(|lane| lane.largest_request(new));
+        largest.max().unwrap_or(new)
     }
 
     /// Returns all segments and the last events that led to them.

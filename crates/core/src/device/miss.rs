@@ -96,15 +96,19 @@ impl<L: Lanes> Device<L> {
             return Ok(Miss::Served(address));
         }
         // New memory, after just enough cached memory is released for the driver to have it.
-        if let Some(address) = self.grow_after_release_for(own, request)? {
+        if let Some(address) = self.grow_after(Release::For(request), own, request)? {
             return Ok(Miss::Served(address));
         }
         // In a capture nothing may wait for events, so no more memory can be released.
         if self.lane().is_capturing() {
             return Ok(Miss::Unserved);
         }
-        // Release all cached memory, including pending blocks after a wait, then try the last times.
+        // The same after a wait, which also frees pending blocks.
         self.reclaim_pending()?;
+        if let Some(address) = self.grow_after(Release::ForAfterWait(request), own, request)? {
+            return Ok(Miss::Served(address));
+        }
+        // Release all cached memory, then try the last times.
         self.release_cached(Some(request))?;
         self.share_limit();
         if let Some(address) = self.try_again(own, request)? {
@@ -144,12 +148,13 @@ impl<L: Lanes> Device<L> {
         Ok(self.limited().saturating_add(size) > most)
     }
 
-    fn grow_after_release_for(
+    fn grow_after(
         &mut self,
+        wanted: Release<'_>,
         own: usize,
         request: &Request,
     ) -> Result<Option<DeviceAddress>, DriverError> {
-        if !self.lanes.lane(own).release(Release::For(request))? {
+        if !self.lanes.lane(own).release(wanted)? {
             return Ok(None);
         }
         self.share_limit();

@@ -151,14 +151,15 @@ impl<M: Memory> Lane<M> {
         }
     }
 
-    /// Returns the size of the largest free block of any pool and stream. Linear in the number of free blocks.
-    pub(crate) fn largest_free(&mut self) -> Bytes {
+    /// Returns the size of the largest request, of any pool and stream, that could be served if the driver has `new`
+    /// free bytes. Linear in the number of free blocks.
+    pub(crate) fn largest_request(&mut self, new: Bytes) -> Bytes {
         let domains: Vec<DomainId> = self.heap.domains.iter().collect();
         let largest = domains.into_iter().map(|domain| {
             self.strategy.merge_recent(&mut self.heap, domain);
-            self.strategy.largest_free(&self.heap, domain)
+            self.strategy.largest_request(&self.heap, domain, new)
         });
-        largest.max().unwrap_or_default()
+        largest.max().unwrap_or(new)
     }
 
     /// Changes the options of `caching` while it runs. Segments and blocks stay as they are, so some may be

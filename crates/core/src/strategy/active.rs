@@ -142,6 +142,10 @@ impl Strategy for ActiveStrategy {
         dispatch!(self, strategy => strategy.largest_free(heap, domain))
     }
 
+    fn largest_request(&self, heap: &Heap, domain: DomainId, new: Bytes) -> Bytes {
+        dispatch!(self, strategy => strategy.largest_request(heap, domain, new))
+    }
+
     fn describe(&self, heap: &Heap, request: &Request) -> String {
         dispatch!(self, strategy => strategy.describe(heap, request))
     }

@@ -313,7 +313,7 @@ impl Strategy for Bfc {
                 self.chunks_of(domain).next_region_size = None;
                 return Ok(true);
             }
-            Release::Garbage | Release::For(_) | Release::Unused { .. } => return Ok(false),
+            _ => return Ok(false),
         };
         if failing.is_some_and(|request| !self.gains_by_release(heap, request)) {
             return Ok(false);

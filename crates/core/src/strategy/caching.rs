@@ -487,6 +487,7 @@ impl Strategy for Caching {
             Release::For(request) => return self.release_for(heap, memory, request),
             Release::Pool(pool, _) => self.release_pool(heap, memory, pool)?,
             Release::Domain(_) | Release::Unused { .. } => {}
+            Release::ForAfterWait(_) | Release::Idle(_) => return Ok(false),
         }
         Ok(true)
     }

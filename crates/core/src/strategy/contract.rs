@@ -27,11 +27,17 @@ pub(crate) enum Release<'r> {
     /// Memory that has been idle for long, before new memory is allocated. Only `caching` with a
     /// `garbage_collection_threshold` has such memory.
     Garbage,
-    /// Just enough memory for a request to fit. Only `caching` with `max_split_size_mb` does that.
+    /// Just enough memory for a request to fit. Only `caching` with `max_split_size_mb` does that, and `tide` for a request
+    /// that idle frames cannot serve.
     For(&'r Request),
+    /// The same, after a wait for all work of the device. Only `tide` does that.
+    ForAfterWait(&'r Request),
     /// Memory that has been idle since a time of [`Pages::now`](crate::pages::Pages::now) and that no queued work uses, the
     /// longest idle first: as many bytes at most. Waits for nothing. Only `tide` has such memory.
     Unused { since: u64, most: Bytes },
+    /// Just enough idle memory for so many new bytes, the longest idle first. Waits for all work of the device, unless a
+    /// capture forbids that. Only `tide` has such memory.
+    Idle(Bytes),
     /// The strategy's state of a domain that has no memory. Another domain may get its number.
     Domain(DomainId),
     /// Every wholly free segment of a pool. The request, if any, would fail otherwise; `bfc` keeps the segments
@@ -94,6 +100,12 @@ pub(crate) trait Strategy {
     /// Returns the size of the largest free block of a domain. Linear time is acceptable: this is called when
     /// memory has run out.
     fn largest_free(&self, heap: &Heap, domain: DomainId) -> Bytes;
+
+    /// Returns the size of the largest request of a domain that could be served if the driver has `new` free bytes. By
+    /// default without regard to the limit, as in PyTorch.
+    fn largest_request(&self, heap: &Heap, domain: DomainId, new: Bytes) -> Bytes {
+        self.largest_free(heap, domain).max(new)
+    }
 
     /// Returns a description of the strategy's state for an out-of-memory error; empty if it has none.
     fn describe(&self, _heap: &Heap, _request: &Request) -> String {

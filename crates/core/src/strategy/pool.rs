@@ -459,7 +459,8 @@ mod tests {
     fn the_largest_free_block_is_that_of_either_kind_of_list_or_a_rest() {
         let driver = TestDriver::new(Bytes::gib(80));
         let mut allocator = DeviceAllocator::new(driver, 0, &pool(Bytes::mib(4)));
-        let largest = |allocator: &mut DeviceAllocator<TestDriver>| allocator.largest_free();
+        let largest =
+            |allocator: &mut DeviceAllocator<TestDriver>| allocator.largest_request(Bytes::ZERO);
         let indexed = allocate(&mut allocator, MIB);
         let other = allocate(&mut allocator, MIB + 1);
         allocate(&mut allocator, 2 * MIB - 2 * KIB);

@@ -161,6 +161,22 @@ fn kind_of(size: Bytes) -> SizeKind {
     }
 }
 
+/// Returns whether a request can be served by frames from other addresses. Otherwise its memory is in whole segments: on
+/// a device that cannot map memory, and in a pool with a source of its own or whose segments are not split.
+fn can_steal<M: Memory>(heap: &Heap, memory: &M, request: &Request) -> bool {
+    let maps = memory.physical().driver().supports_virtual_memory();
+    let (domains, id) = (&heap.domains, request.domain);
+    maps && !domains.has_source(id) && !domains.is_no_split(id)
+}
+
+/// Returns whether the rest of a free block becomes a block of its own. Pages are always split: a pool without splitting
+/// has some from the time before it was set so.
+#[inline(always)]
+fn may_split(heap: &Heap, id: BlockId) -> bool {
+    heap.pages.contains(heap.blocks.segment(id))
+        || !heap.domains.is_no_split(heap.blocks.get(id).domain)
+}
+
 /// Returns the class of a recently freed block.
 #[expect(
     clippy::cast_possible_truncation,
@@ -199,6 +215,13 @@ impl Tide {
         &mut self.lows[domain.index()]
     }
 
+    /// Counts a block that was taken.
+    #[inline(always)]
+    fn count(&mut self, heap: &Heap, id: BlockId) {
+        let block = heap.blocks.get(id);
+        self.lows(block.domain).add(block.size);
+    }
+
     /// Returns the stream of a segment with pages.
     fn fence(&self, segment: SegmentId) -> FenceId {
         self.fence_of[segment.index()].expect("its stream is known since it was reserved")
@@ -206,6 +229,12 @@ impl Tide {
 
     /// Uses a window. The bytes before and behind it stay free.
     fn carve(&mut self, heap: &mut Heap, window: &Window) -> BlockId {
+        let splits = may_split(heap, window.block);
+        self.carve_whole_or_part(heap, window, splits)
+    }
+
+    /// Uses a window, or all of its block from there on unless that `splits`.
+    fn carve_whole_or_part(&mut self, heap: &mut Heap, window: &Window, splits: bool) -> BlockId {
         let mut id = window.block;
         let block = heap.blocks.get(id);
         debug_assert!(
@@ -219,10 +248,11 @@ impl Tide {
             id = heap.blocks.split(id, before);
             room.insert(heap, window.block);
         }
-        room.use_start(heap, FreeBlock::of(id, &heap.blocks.get(id)), window.size);
-        debug_assert_eq!(
-            (heap.blocks.get(id).address, heap.blocks.get(id).size),
-            (window.address, window.size),
+        let free = FreeBlock::of(id, &heap.blocks.get(id));
+        room.use_start(heap, free, if splits { window.size } else { free.size });
+        let block = heap.blocks.get(id);
+        debug_assert!(
+            block.address == window.address && (block.size == window.size || !splits),
             "a window becomes a block of its own"
         );
         id
@@ -408,15 +438,14 @@ impl Tide {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         self.merge_all_recent(heap);
-        let maps = memory.physical().driver().supports_virtual_memory();
-        if !maps || heap.domains.has_source(request.domain) {
-            return self.grow_plain(heap, memory, request);
-        }
         if heap.captures == 0 {
             let stream = heap.domains.domain(request.domain).stream;
             let own = self.fences.of_stream(stream);
             self.fences
                 .update(memory.physical_mut().driver_mut(), Some(own));
+        }
+        if !can_steal(heap, memory, request) {
+            return self.grow_plain(heap, memory, request);
         }
         let found = match self.best_window(heap, request, true) {
             None => unless_out_of_memory(self.extend(heap, memory, request))?,
@@ -431,7 +460,7 @@ impl Tide {
         Ok(filled.map(|()| self.carve(heap, &window)))
     }
 
-    /// Returns a block of a new segment without pages: from a pool's own source, or on a device that cannot map memory.
+    /// Returns a block of a new segment without pages.
     fn grow_plain<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -482,7 +511,7 @@ impl Strategy for Tide {
     #[inline]
     fn take(&mut self, heap: &mut Heap, request: &Request) -> Option<BlockId> {
         let id = self.take_mapped(heap, request)?;
-        self.lows(request.domain).add(request.size);
+        self.count(heap, id);
         Some(id)
     }
 
@@ -493,8 +522,8 @@ impl Strategy for Tide {
         request: &Request,
     ) -> Result<Option<BlockId>, DriverError> {
         let found = self.map_and_take(heap, memory, request)?;
-        if found.is_some() {
-            self.lows(request.domain).add(request.size);
+        if let Some(id) = found {
+            self.count(heap, id);
         }
         Ok(found)
     }
@@ -528,15 +557,19 @@ impl Strategy for Tide {
         wanted: Release<'_>,
     ) -> Result<bool, DriverError> {
         match wanted {
-            Release::Garbage | Release::For(_) => Ok(false),
+            Release::Garbage => Ok(false),
+            Release::For(request) => self.release_for(heap, memory, request),
             Release::Unused { since, most } => {
                 self.release_unused(heap, memory, (since, most))?;
                 Ok(true)
             }
+            Release::ForAfterWait(request) => self.release_for_after_wait(heap, memory, request),
+            Release::Idle(size) => self.release_idle(heap, memory, size),
             Release::Domain(domain) => {
                 if let Some(rooms) = self.rooms.get_mut(domain.index()) {
                     *rooms = Default::default();
                 }
+                *self.lows(domain) = Lows::default();
                 Ok(true)
             }
             Release::Pool(pool, failing) => {
@@ -553,6 +586,14 @@ impl Strategy for Tide {
         // Idle frames can be mapped together at any addresses.
         let idle = heap.pages.bytes(heap.pages.idle().count());
         usable.max().unwrap_or_default().max(idle)
+    }
+
+    /// Returns the idle and the new memory together, within the limit: frames of both serve a request.
+    fn largest_request(&self, heap: &Heap, domain: DomainId, new: Bytes) -> Bytes {
+        let idle = heap.pages.bytes(heap.pages.idle().count());
+        let new = new.saturating_sub(heap.over_limit(new));
+        let whole = new.round_down(heap.pages.page_size());
+        self.largest_free(heap, domain).max(idle + whole)
     }
 
     fn check(&self, heap: &Heap) -> Result<Bytes, String> {
@@ -674,7 +715,8 @@ impl Placement for Tide {
         let has_memory = self
             .cost(heap, &whole, (u64::MAX, true))
             .is_some_and(|cost| !cost.calls_driver);
-        if !has_memory || !(before % UNIT).is_zero() {
+        let begins = before.is_zero() || ((before % UNIT).is_zero() && may_split(heap, id));
+        if !has_memory || !begins {
             return None;
         }
         let size = if before.is_zero() {
@@ -682,8 +724,9 @@ impl Placement for Tide {
         } else {
             before
         };
-        self.lows(request.domain).add(size);
-        Some(self.carve(heap, &Window { size, ..whole }))
+        let id = self.carve(heap, &Window { size, ..whole });
+        self.count(heap, id);
+        Some(id)
     }
 
     fn merge_recent(&mut self, heap: &mut Heap, domain: DomainId) -> bool {
@@ -703,7 +746,9 @@ impl Placement for Tide {
     ) -> BlockId {
         let around = around.expect("a block that is not in use lies in a free one");
         let window = window_at(heap, around, wanted.address, wanted.size);
-        self.lows(wanted.domain).add(wanted.size);
-        self.carve(heap, &window)
+        // The segment may have been split before its pool was set so that none is.
+        let id = self.carve_whole_or_part(heap, &window, true);
+        self.count(heap, id);
+        id
     }
 }

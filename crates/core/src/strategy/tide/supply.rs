@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::{Tide, Window};
+use super::{Tide, Window, can_steal};
 use crate::block::{BlockId, BlockState, SegmentId};
 use crate::domain::PoolIndex;
 use crate::driver::{Driver, DriverError, Handle, MemoryInfo, unless_out_of_memory};
 use crate::pages::{FrameId, PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
-use crate::strategy::Request;
+use crate::strategy::{Request, Strategy as _};
 use crate::units::{Bytes, Stream};
 
 /// The most views of a stolen frame, unless work uses them all. More views did not help jobs repeat.
@@ -261,8 +261,7 @@ fn map<M: Memory>(heap: &mut Heap, memory: &mut M, supply: &mut Supply) -> Resul
 /// Releases memory to the driver.
 impl Tide {
     /// Releases the idle memory of a pool. If `failing` would fail otherwise, the default pool only waits until all its
-    /// idle frames can be mapped anywhere. The request then steals them. One whose memory has another source cannot, so
-    /// the memory is released.
+    /// idle frames can be mapped anywhere. The request then steals them. If it cannot, they are released.
     pub(super) fn release_pool<M: Memory>(
         &mut self,
         heap: &mut Heap,
@@ -282,8 +281,8 @@ impl Tide {
                 self.fences
                     .synchronize(memory.physical_mut().driver_mut())?;
             }
-            let can_steal = |request: &Request| !heap.domains.has_source(request.domain);
-            if pool == PoolIndex::DEFAULT && failing.is_some_and(can_steal) {
+            let steals = failing.is_some_and(|request| can_steal(heap, memory, request));
+            if pool == PoolIndex::DEFAULT && steals {
                 return Ok(());
             }
             let paged = segments.iter().filter(|&&id| heap.pages.contains(id));
@@ -307,17 +306,86 @@ impl Tide {
         Ok(())
     }
 
+    /// Releases what is missing for a request that cannot steal, as far as no work uses it. Returns whether that is enough.
+    /// A source may need more than the request's size. Never waits.
+    pub(super) fn release_for<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        request: &Request,
+    ) -> Result<bool, DriverError> {
+        if can_steal(heap, memory, request) {
+            return Ok(false);
+        }
+        self.make_room(heap, memory, self.segment_size(request))
+    }
+
+    /// Like [`Tide::release_for`], after a wait for all work of the device.
+    pub(super) fn release_for_after_wait<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        request: &Request,
+    ) -> Result<bool, DriverError> {
+        let own = heap.domains.domain(request.domain).stream;
+        let waits = !can_steal(heap, memory, request) && self.wait(heap, memory, Some(own))?;
+        Ok(waits && self.release_for(heap, memory, request)?)
+    }
+
+    /// Releases idle frames that are missing for `size` new bytes, after a wait for all work of the device. Returns whether
+    /// there were so many. Does not wait in a capture.
+    pub(super) fn release_idle<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        size: Bytes,
+    ) -> Result<bool, DriverError> {
+        self.wait(heap, memory, None)?;
+        self.make_room(heap, memory, size)
+    }
+
+    /// Waits for all work of the device if frames are idle. Returns whether it did: a capture forbids it.
+    fn wait<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        own: Option<Stream>,
+    ) -> Result<bool, DriverError> {
+        self.merge_all_recent(heap);
+        if heap.pages.idle().next().is_none() || self.is_capturing(heap, memory, own) {
+            return Ok(false);
+        }
+        self.fences
+            .synchronize(memory.physical_mut().driver_mut())?;
+        Ok(true)
+    }
+
+    /// Releases frames that no work uses and that are missing for `size` new bytes. Returns whether some were missing, and
+    /// there were so many.
+    fn make_room<M: Memory>(
+        &mut self,
+        heap: &mut Heap,
+        memory: &mut M,
+        size: Bytes,
+    ) -> Result<bool, DriverError> {
+        let free = memory.physical_mut().driver_mut().memory_info()?.free;
+        let missing = size.saturating_sub(free).max(heap.over_limit(size));
+        let whole = missing.round_up(heap.pages.page_size());
+        let released = self.release_unused(heap, memory, (u64::MAX, whole))?;
+        Ok(!missing.is_zero() && released == whole)
+    }
+
     /// Releases frames that no work uses and that have been idle since a time: up to `most` bytes, the longest idle
-    /// first. Never waits.
+    /// first. Returns how many bytes. Never waits.
     pub(super) fn release_unused<M: Memory>(
         &mut self,
         heap: &mut Heap,
         memory: &mut M,
         (since, most): (u64, Bytes),
-    ) -> Result<(), DriverError> {
+    ) -> Result<Bytes, DriverError> {
         let page_size = heap.pages.page_size();
         if most < page_size || heap.captures > 0 {
-            return Ok(());
+            return Ok(Bytes::ZERO);
         }
         self.merge_all_recent(heap);
         self.fences.update(memory.physical_mut().driver_mut(), None);
@@ -327,7 +395,8 @@ impl Tide {
         let old: Vec<FrameId> = old
             .take(usize::try_from(count).unwrap_or(usize::MAX))
             .collect();
-        self.release_frames(heap, memory, &old)
+        self.release_frames(heap, memory, &old)?;
+        Ok(heap.pages.bytes(old.len()))
     }
 
     /// Returns whether a stream is captured, even into a graph that lowtide was not notified of.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::fences::FenceId;
-use super::{Cost, Tide, Window, kind_of, room_index, room_of, window_at};
+use super::{Cost, Tide, Window, kind_of, may_split, room_index, room_of, window_at};
 use crate::block::{BlockId, SegmentId};
 use crate::pages::{FrameId, Page, PageId, PageRange, PageState};
 use crate::segment::Heap;
@@ -91,7 +91,12 @@ impl Tide {
         };
         let room = room_of(&mut self.rooms, request.domain, kind_of(size));
         let free = room.free.take_first_at_least(size, costs_least)?;
-        room.use_start(heap, free, size);
+        let whole = if may_split(heap, free.id) {
+            size
+        } else {
+            free.size
+        };
+        room.use_start(heap, free, whole);
         Some(free.id)
     }
 
