@@ -9,13 +9,14 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{Fake, allocate, check, fill, find, isolated, last_error, stat};
+use common::{Fake, TIDE, allocate, check, fill, find, isolated, last_error, stat};
 use lowtide::*;
 
 const POOL: Mempool = Mempool {
     capture: 0,
     user: 3,
 };
+const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
 
 fn use_count(pool: Mempool) -> c_int {
     let mut count = -1;
@@ -183,58 +184,62 @@ fn set_source(pool: Mempool, seen: &'static Seen) -> Status {
     unsafe { lowtide_set_pool_source(0, pool, Some(give), Some(take), context, Some(end)) }
 }
 
+fn uses_a_source(fake: &Fake) {
+    let seen: &'static Seen = Box::leak(Box::default());
+    assert_eq!(
+        set_source(POOL, seen),
+        Status::Pool,
+        "there is no such pool"
+    );
+    assert_eq!(
+        seen.ended.load(Ordering::Relaxed),
+        1,
+        "a failure ends it too"
+    );
+    assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
+    assert_eq!(set_source(POOL, seen), Status::Ok);
+    let other: &'static Seen = Box::leak(Box::default());
+    assert_eq!(set_source(POOL, other), Status::Pool);
+    assert_eq!(
+        last_error(),
+        "memory pool (0, 3) has segments already, or others have said where they come from"
+    );
+    assert_eq!(other.ended.load(Ordering::Relaxed), 1);
+    // SAFETY: null is refused.
+    let refused = unsafe { lowtide_set_pool_source(0, POOL, None, None, ptr::null_mut(), None) };
+    assert_eq!(refused, Status::InvalidArgument);
+
+    let used = fake.used_bytes(0);
+    let blocks = allocate_in(POOL, &[1000, 30 << 20, 1000]);
+    let held = seen.held.lock().unwrap().clone();
+    let sizes: Vec<usize> = held.iter().map(|&(_, size)| size).collect();
+    assert_eq!(sizes, [2 << 20, 30 << 20], "the small blocks share one");
+    assert_eq!(fake.used_bytes(0), used, "the driver is not asked");
+    assert!(!find(blocks[0]).unwrap().is_expandable);
+    fill(blocks[1], 30 << 20, 5);
+    check(blocks[1], 30 << 20, 5);
+    route(POOL);
+    assert_eq!(allocate(65 << 20, 0), Err(Status::OutOfMemory));
+    assert_eq!(lowtide_end_allocate_to_pool(0, POOL), Status::Ok);
+    let plain = allocate(1000, 0).unwrap();
+    assert!(find(plain).unwrap().is_expandable);
+    for memory in blocks {
+        assert_eq!(lowtide_deallocate(memory), Status::Ok);
+    }
+    for _ in 0..2 {
+        assert_eq!(lowtide_release_pool(0, POOL), Status::Ok);
+    }
+    assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
+    assert_eq!(seen.ended.load(Ordering::Relaxed), 2);
+    assert!(seen.held.lock().unwrap().is_empty());
+}
+
 #[test]
 fn segments_come_from_the_programs_source() {
     let test = "segments_come_from_the_programs_source";
-    let expandable = [("LOWTIDE_CONF", "expandable_segments:True")];
-    isolated(test, &expandable, |fake| {
-        let seen: &'static Seen = Box::leak(Box::default());
-        assert_eq!(
-            set_source(POOL, seen),
-            Status::Pool,
-            "there is no such pool"
-        );
-        assert_eq!(
-            seen.ended.load(Ordering::Relaxed),
-            1,
-            "a failure ends it too"
-        );
-        assert_eq!(lowtide_retain_pool(0, POOL), Status::Ok);
-        assert_eq!(set_source(POOL, seen), Status::Ok);
-        let other: &'static Seen = Box::leak(Box::default());
-        assert_eq!(set_source(POOL, other), Status::Pool);
-        assert_eq!(
-            last_error(),
-            "memory pool (0, 3) has segments already, or others have said where they come from"
-        );
-        assert_eq!(other.ended.load(Ordering::Relaxed), 1);
-        // SAFETY: null is refused.
-        let refused =
-            unsafe { lowtide_set_pool_source(0, POOL, None, None, ptr::null_mut(), None) };
-        assert_eq!(refused, Status::InvalidArgument);
-
-        let used = fake.used_bytes(0);
-        let blocks = allocate_in(POOL, &[1000, 30 << 20]);
-        assert_eq!(seen.held.lock().unwrap().len(), 2);
-        assert_eq!(fake.used_bytes(0), used, "the driver is not asked");
-        assert!(!find(blocks[0]).unwrap().is_expandable);
-        fill(blocks[1], 30 << 20, 5);
-        check(blocks[1], 30 << 20, 5);
-        route(POOL);
-        assert_eq!(allocate(65 << 20, 0), Err(Status::OutOfMemory));
-        assert_eq!(lowtide_end_allocate_to_pool(0, POOL), Status::Ok);
-        let plain = allocate(1000, 0).unwrap();
-        assert!(find(plain).unwrap().is_expandable);
-        for memory in blocks {
-            assert_eq!(lowtide_deallocate(memory), Status::Ok);
-        }
-        for _ in 0..2 {
-            assert_eq!(lowtide_release_pool(0, POOL), Status::Ok);
-        }
-        assert_eq!(lowtide_empty_pool(0, POOL), Status::Ok);
-        assert_eq!(seen.ended.load(Ordering::Relaxed), 2);
-        assert!(seen.held.lock().unwrap().is_empty());
-    });
+    for variables in [EXPANDABLE, TIDE] {
+        isolated(test, &[variables], uses_a_source);
+    }
 }
 
 /// A source of another package, which allocates from the driver.
@@ -378,8 +383,9 @@ fn restores_a_pool() {
 #[test]
 fn a_pool_comes_back_to_what_it_held() {
     let test = "a_pool_comes_back_to_what_it_held";
-    for conf in ["expandable_segments:False", "expandable_segments:True"] {
-        isolated(test, &[("LOWTIDE_CONF", conf)], |_| restores_a_pool());
+    let plain = ("LOWTIDE_CONF", "expandable_segments:False");
+    for variables in [plain, EXPANDABLE, TIDE] {
+        isolated(test, &[variables], |_| restores_a_pool());
     }
 }
 

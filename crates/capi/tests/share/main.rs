@@ -16,7 +16,7 @@ use std::ffi::c_void;
 use std::process::exit;
 use std::{ptr, thread};
 
-use common::{Fake, allocate, allocate_on, check, last_error};
+use common::{Fake, TIDE, allocate, allocate_on, check, last_error};
 use lowtide::*;
 use roles::*;
 
@@ -99,26 +99,29 @@ fn the_same_bytes_are_attached_once_and_counted() {
 fn a_large_block_crosses_in_several_messages() {
     let test = "a_large_block_crosses_in_several_messages";
     play(&ROLES, || {
-        let size = 1400 * MIB;
-        let (exporter, shared) = exporter(test, EXPANDABLE, &[size]);
-        let mut importer = importer(test, &[]);
-        let start: usize = importer
-            .ask(&format!("attach 0 {}", shared[0].0))
-            .parse()
-            .unwrap();
-        let address = start + shared[0].1;
-        assert_eq!(importer.ask(&format!("check {address} {MIB} 0")), "ok");
-        // The last handle is mapped and accessible.
-        let end = address + size - MIB;
-        assert_eq!(importer.ask(&format!("fill {end} {MIB} 7")), "ok");
-        assert_eq!(
-            importer.ask("live"),
-            "0 allocations, 1 reservations, 0 handles, 70 mappings"
-        );
-        assert_eq!(importer.ask(&format!("detach {start}")), "ok");
-        assert_eq!(importer.ask("live"), NOTHING);
-        importer.finish();
-        exporter.finish();
+        for (kind, handles) in [(EXPANDABLE, 70), (TIDE, 700)] {
+            let size = 1400 * MIB;
+            let (exporter, shared) = exporter(test, kind, &[size]);
+            let mut importer = importer(test, &[]);
+            let start: usize = importer
+                .ask(&format!("attach 0 {}", shared[0].0))
+                .parse()
+                .unwrap();
+            let address = start + shared[0].1;
+            // The last handle is mapped and accessible, too.
+            for address in [address, address + size - MIB] {
+                assert_eq!(importer.ask(&format!("check {address} {MIB} 0")), "ok");
+                assert_eq!(importer.ask(&format!("fill {address} {MIB} 7")), "ok");
+            }
+            assert_eq!(
+                importer.ask("live"),
+                format!("0 allocations, 1 reservations, 0 handles, {handles} mappings")
+            );
+            assert_eq!(importer.ask(&format!("detach {start}")), "ok");
+            assert_eq!(importer.ask("live"), NOTHING);
+            importer.finish();
+            exporter.finish();
+        }
     });
 }
 
@@ -126,21 +129,23 @@ fn a_large_block_crosses_in_several_messages() {
 fn pages_outlive_the_process_that_shared_them() {
     let test = "pages_outlive_the_process_that_shared_them";
     play(&ROLES, || {
-        let (exporter, shared) = exporter(test, EXPANDABLE, &[3 * MIB, 40 * MIB]);
-        let mut importer = importer(test, &[]);
-        let start: usize = importer
-            .ask(&format!("attach 0 {}", shared[0].0))
-            .parse()
-            .unwrap();
-        exporter.kill();
-        let address = start + shared[0].1;
-        assert_eq!(importer.ask(&format!("check {address} {MIB} 0")), "ok");
-        let late = importer.ask(&format!("attach 0 {}", shared[1].0));
-        assert!(late.starts_with("InvalidArgument process "), "{late}");
-        assert!(late.contains("has ended"), "{late}");
-        assert_eq!(importer.ask(&format!("detach {start}")), "ok");
-        assert_eq!(importer.ask("live"), NOTHING);
-        importer.finish();
+        for kind in MAPPED {
+            let (exporter, shared) = exporter(test, kind, &[3 * MIB, 40 * MIB]);
+            let mut importer = importer(test, &[]);
+            let start: usize = importer
+                .ask(&format!("attach 0 {}", shared[0].0))
+                .parse()
+                .unwrap();
+            exporter.kill();
+            let address = start + shared[0].1;
+            assert_eq!(importer.ask(&format!("check {address} {MIB} 0")), "ok");
+            let late = importer.ask(&format!("attach 0 {}", shared[1].0));
+            assert!(late.starts_with("InvalidArgument process "), "{late}");
+            assert!(late.contains("has ended"), "{late}");
+            assert_eq!(importer.ask(&format!("detach {start}")), "ok");
+            assert_eq!(importer.ask("live"), NOTHING);
+            importer.finish();
+        }
     });
 }
 
@@ -148,14 +153,16 @@ fn pages_outlive_the_process_that_shared_them() {
 fn pages_that_went_back_are_refused() {
     let test = "pages_that_went_back_are_refused";
     play(&ROLES, || {
-        let (mut exporter, shared) = exporter(test, EXPANDABLE, &[3 * MIB]);
-        assert_eq!(exporter.ask("free"), "ok");
-        let mut importer = importer(test, &[]);
-        let answer = importer.ask(&format!("attach 0 {}", shared[0].0));
-        assert!(answer.contains("has given it back since"), "{answer}");
-        assert_eq!(importer.ask("live"), NOTHING);
-        importer.finish();
-        exporter.finish();
+        for kind in MAPPED {
+            let (mut exporter, shared) = exporter(test, kind, &[3 * MIB]);
+            assert_eq!(exporter.ask("free"), "ok");
+            let mut importer = importer(test, &[]);
+            let answer = importer.ask(&format!("attach 0 {}", shared[0].0));
+            assert!(answer.contains("has given it back since"), "{answer}");
+            assert_eq!(importer.ask("live"), NOTHING);
+            importer.finish();
+            exporter.finish();
+        }
     });
 }
 

@@ -9,14 +9,16 @@ use std::ptr;
 
 use lowtide::*;
 
-use super::common::{Fake, Live, allocate, check, command, fill, last_error};
+use super::common::{Fake, Live, TIDE, allocate, check, command, fill, last_error};
 
 /// The variable with the role of a process.
 const ROLE: &str = "LOWTIDE_TEST_ROLE";
 pub(crate) const EXPANDABLE: (&str, &str) = ("LOWTIDE_CONF", "expandable_segments:True");
 /// Segments that the driver shares whole, by `cuIpcGetMemHandle`.
 pub(crate) const PLAIN: (&str, &str) = ("LOWTIDE_CONF", "");
-pub(crate) const KINDS: [(&str, &str); 3] = [EXPANDABLE, PLAIN, ("LOWTIDE_STRATEGY", "tide")];
+pub(crate) const KINDS: [(&str, &str); 3] = [EXPANDABLE, PLAIN, TIDE];
+/// Those whose handles cross as file descriptors.
+pub(crate) const MAPPED: [(&str, &str); 2] = [EXPANDABLE, TIDE];
 pub(crate) const MIB: usize = 1 << 20;
 
 pub(crate) type Role = fn(&Fake);
@@ -151,7 +153,7 @@ pub(crate) fn behind(memory: *mut c_void, offset: usize) -> *mut c_void {
     memory.wrapping_byte_add(offset)
 }
 
-/// The exporter: allocates a block for each size and fills it with its index. Sends `bytes offset` for each, then
+/// The exporter: allocates a block for each size and fills its ends with its index. Sends `bytes offset` for each, then
 /// answers `ok` to every command until the end.
 pub(crate) fn export(fake: &Fake) {
     let _ = fake;
@@ -161,8 +163,10 @@ pub(crate) fn export(fake: &Fake) {
         .map(|size| (allocate(size, 0).unwrap(), size))
         .collect();
     for (seed, &(memory, size)) in blocks.iter().enumerate() {
-        // For large blocks, a few pages are enough.
-        fill(memory, size.min(MIB), seed);
+        // For large blocks, a few pages are enough: the first and the last.
+        for offset in [0, size - size.min(MIB)] {
+            fill(behind(memory, offset), size.min(MIB), seed);
+        }
         let (bytes, offset) = share(memory).unwrap_or_else(|_| panic!("{}", last_error()));
         say(&format!("{bytes} {offset}"));
     }
