@@ -133,7 +133,7 @@ impl Change {
         failures
     }
 
-    /// Changes a region, a second time if memory was short and some could be released on the device. Copies that have
+    /// Changes a region, and again if memory was short and some could be released on the device. Copies that have
     /// ended are released first: this region's backup may use their memory. The backups are locked throughout, so that no
     /// other thread takes what is released for the second attempt.
     fn with_retry<D: Device>(

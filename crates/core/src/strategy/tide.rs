@@ -233,7 +233,7 @@ impl Tide {
         self.carve_whole_or_part(heap, window, splits)
     }
 
-    /// Uses a window, or all of its block from there on unless that `splits`.
+    /// Uses a window if its end `splits` the block, or else all of the block from the window's start on.
     fn carve_whole_or_part(&mut self, heap: &mut Heap, window: &Window, splits: bool) -> BlockId {
         let mut id = window.block;
         let block = heap.blocks.get(id);
@@ -530,7 +530,8 @@ impl Strategy for Tide {
 
     #[inline(always)]
     fn put(&mut self, heap: &mut Heap, id: BlockId, block: Block) -> Option<SegmentId> {
-        let is_low = self.lows(block.domain).remove(block.size);
+        // It was counted when it was taken, so its domain is known.
+        let is_low = self.lows[block.domain.index()].remove(block.size);
         // One block alone may stay, so that a program that has no other is not slowed down.
         if is_low && !self.recent.is_empty(block.domain) {
             self.merge(heap, id);
@@ -558,13 +559,22 @@ impl Strategy for Tide {
     ) -> Result<bool, DriverError> {
         match wanted {
             Release::Garbage => Ok(false),
-            Release::For(request) => self.release_for(heap, memory, request),
+            Release::For(request) | Release::ForAfterWait(request)
+                if can_steal(heap, memory, request) =>
+            {
+                Ok(false)
+            }
+            Release::For(request) => self.make_room(heap, memory, self.segment_size(request)),
             Release::Unused { since, most } => {
                 self.release_unused(heap, memory, (since, most))?;
                 Ok(true)
             }
-            Release::ForAfterWait(request) => self.release_for_after_wait(heap, memory, request),
-            Release::Idle(size) => self.release_idle(heap, memory, size),
+            Release::ForAfterWait(request) => {
+                let own = heap.domains.domain(request.domain).stream;
+                let size = self.segment_size(request);
+                self.make_room_after_wait(heap, memory, size, Some(own))
+            }
+            Release::Idle(size) => self.make_room_after_wait(heap, memory, size, None),
             Release::Domain(domain) => {
                 if let Some(rooms) = self.rooms.get_mut(domain.index()) {
                     *rooms = Default::default();

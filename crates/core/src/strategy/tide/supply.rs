@@ -9,7 +9,7 @@ use crate::driver::{Driver, DriverError, Handle, MemoryInfo, unless_out_of_memor
 use crate::pages::{FrameId, PageId, PageState};
 use crate::physical::Memory;
 use crate::segment::Heap;
-use crate::strategy::{Request, Strategy as _};
+use crate::strategy::Request;
 use crate::units::{Bytes, Stream};
 
 /// The most views of a stolen frame, unless work uses them all. More views did not help jobs repeat.
@@ -306,63 +306,27 @@ impl Tide {
         Ok(())
     }
 
-    /// Releases what is missing for a request that cannot steal, as far as no work uses it. Returns whether that is enough.
-    /// A source may need more than the request's size. Never waits.
-    pub(super) fn release_for<M: Memory>(
-        &mut self,
-        heap: &mut Heap,
-        memory: &mut M,
-        request: &Request,
-    ) -> Result<bool, DriverError> {
-        if can_steal(heap, memory, request) {
-            return Ok(false);
-        }
-        self.make_room(heap, memory, self.segment_size(request))
-    }
-
-    /// Like [`Tide::release_for`], after a wait for all work of the device.
-    pub(super) fn release_for_after_wait<M: Memory>(
-        &mut self,
-        heap: &mut Heap,
-        memory: &mut M,
-        request: &Request,
-    ) -> Result<bool, DriverError> {
-        let own = heap.domains.domain(request.domain).stream;
-        let waits = !can_steal(heap, memory, request) && self.wait(heap, memory, Some(own))?;
-        Ok(waits && self.release_for(heap, memory, request)?)
-    }
-
-    /// Releases idle frames that are missing for `size` new bytes, after a wait for all work of the device. Returns whether
-    /// there were so many. Does not wait in a capture.
-    pub(super) fn release_idle<M: Memory>(
+    /// Like [`Tide::make_room`], after a wait for all work of the device. Does not wait if no frame is idle, or if a stream
+    /// is captured: also `own`, which must exist.
+    pub(super) fn make_room_after_wait<M: Memory>(
         &mut self,
         heap: &mut Heap,
         memory: &mut M,
         size: Bytes,
-    ) -> Result<bool, DriverError> {
-        self.wait(heap, memory, None)?;
-        self.make_room(heap, memory, size)
-    }
-
-    /// Waits for all work of the device if frames are idle. Returns whether it did: a capture forbids it.
-    fn wait<M: Memory>(
-        &mut self,
-        heap: &mut Heap,
-        memory: &mut M,
         own: Option<Stream>,
     ) -> Result<bool, DriverError> {
         self.merge_all_recent(heap);
-        if heap.pages.idle().next().is_none() || self.is_capturing(heap, memory, own) {
-            return Ok(false);
+        let any_idle = heap.pages.idle().next().is_some();
+        if any_idle && !self.is_capturing(heap, memory, own) {
+            self.fences
+                .synchronize(memory.physical_mut().driver_mut())?;
         }
-        self.fences
-            .synchronize(memory.physical_mut().driver_mut())?;
-        Ok(true)
+        self.make_room(heap, memory, size)
     }
 
     /// Releases frames that no work uses and that are missing for `size` new bytes. Returns whether some were missing, and
-    /// there were so many.
-    fn make_room<M: Memory>(
+    /// there were so many. A source may need more than that. Never waits.
+    pub(super) fn make_room<M: Memory>(
         &mut self,
         heap: &mut Heap,
         memory: &mut M,
