@@ -148,6 +148,9 @@ fn program(fake: &Fake) {
     assert!(failures <= 1, "one call failed, {failures} steps did");
     if fake.calls(&name) >= nth {
         writeln!(std::io::stdout(), "{FAILED}").expect("the test reads it");
+    } else {
+        let calls: u64 = CALLS.iter().map(|name| fake.calls(name)).sum();
+        assert_eq!(calls, fake.calls(""), "each function is listed");
     }
     assert_eq!(stat(0, "reserved_bytes.all.current"), 0);
     assert_eq!(stat(0, "active.all.current"), 0);
