@@ -23,7 +23,7 @@ const OPERATIONS: usize = 300;
 const VIEWS_MAX: usize = 4;
 
 /// What can happen in a schedule.
-const CASES: [&str; 10] = [
+const CASES: [&str; 11] = [
     "a frame moved",
     "pages were unmapped for a request",
     "a frame with many views lost one and moved",
@@ -32,6 +32,7 @@ const CASES: [&str; 10] = [
     "a fault met a request that maps several pages",
     "a fault met a request that had moved a frame",
     "idle memory was released",
+    "idle memory was released for new memory",
     "a checkpoint was restored",
     "record_stream named a stream",
 ];
@@ -120,6 +121,7 @@ fn run(config: &Config, seed: u64) -> [bool; CASES.len()] {
             is_alloc && is_refused && mapped > 1,
             is_alloc && is_refused && moved_for_any,
             matches!(op, Op::ReleaseUnused { .. }) && released > 0,
+            matches!(op, Op::ReleaseIdle { .. }) && released > 0,
             matches!(op, Op::Restore { .. }) && is_done,
             matches!(op, Op::RecordStream { .. }) && is_done,
         ];

@@ -104,6 +104,11 @@ pub enum Op {
         /// How much, at most.
         most: Bytes,
     },
+    /// Releases as much idle memory as is missing for new memory.
+    ReleaseIdle {
+        /// The size of the new memory.
+        size: Bytes,
+    },
     /// Routes a stream's requests to a pool.
     BeginPool {
         /// The pool.

@@ -48,7 +48,10 @@ impl Op {
             },
             218..220 => Op::Checkpoint { pool },
             220..222 => Op::Restore { pool },
-            222..224 => Op::ProcessEvents,
+            222 => Op::ProcessEvents,
+            223 => Op::ReleaseIdle {
+                size: Bytes::mib(u64::from(b)),
+            },
             224..226 => Op::EmptyCache,
             226..229 => Op::BeginPool { pool, stream },
             229..233 => Op::EndPool { pool },

@@ -19,6 +19,7 @@ use crate::{Call, FaultPlan, SimConfig, SimDriver, Step};
 #[derive(Debug)]
 pub struct Runner {
     pub(super) allocator: DeviceAllocator<SimDriver>,
+    capacity: Bytes,
     /// The alignment of block addresses, in bytes.
     alignment: u64,
     /// How much may be reserved above the limit. With expandable segments, PyTorch compares the limit with the
@@ -75,9 +76,8 @@ impl Runner {
 
     /// Returns an allocator that has allocated nothing, on a device with `capacity` bytes.
     pub fn new(config: &Config, capacity: Bytes) -> Runner {
-        let capacity = Some(capacity);
         let mut driver = SimDriver::new(SimConfig {
-            capacity,
+            capacity: Some(capacity),
             ..SimConfig::default()
         });
         // Of the other two streams of a program, one exists for ever.
@@ -87,6 +87,7 @@ impl Runner {
         allocator.driver().keep_steps();
         Runner {
             allocator,
+            capacity,
             alignment: if config.name() == StrategyName::Bfc {
                 256
             } else {
@@ -188,6 +189,7 @@ impl Runner {
                 self.unless_fault(result)
             }
             Op::ReleaseUnused { is_old, most } => self.release_unused(is_old, most),
+            Op::ReleaseIdle { size } => self.release_idle(size),
             Op::BeginPool { .. }
             | Op::EndPool { .. }
             | Op::RetainPool { .. }
@@ -337,6 +339,27 @@ impl Runner {
         if let Ok(now) = result {
             self.released_at = now;
         }
+        self.unless_fault(result.map(drop))
+    }
+
+    /// Releases idle memory, and checks that it was not more than was missing, and as much as was promised.
+    fn release_idle(&mut self, size: Bytes) -> Result<Effect, String> {
+        let limit = self.allocator.limit().unwrap_or(Bytes(u64::MAX));
+        let before = self.allocator.stats().reserved();
+        let free = self.capacity - self.allocator.driver().physical_bytes();
+        let missing = (before + size).saturating_sub(limit);
+        let missing = missing.max(size.saturating_sub(free));
+        let result = self.allocator.lane_mut().release_idle(size);
+        self.read_events()?;
+        let released = before.saturating_sub(self.allocator.stats().reserved());
+        ensure(released <= missing.round_up(Bytes::mib(2)), || {
+            format!("{released:?} were released, {missing:?} were missing")
+        })?;
+        // A handle that the driver refuses to take back stays counted as reserved.
+        let is_enough = self.had_fault || (!missing.is_zero() && released >= missing);
+        ensure(!matches!(result, Ok(true)) || is_enough, || {
+            format!("{missing:?} are still missing")
+        })?;
         self.unless_fault(result.map(drop))
     }
 
