@@ -202,9 +202,12 @@ impl Heap {
 
     /// Returns how many bytes too many would be reserved with `size` more.
     pub(crate) fn over_limit(&self, size: Bytes) -> Bytes {
-        let reserved = self.limited().saturating_add(size);
-        self.limit
-            .map_or(Bytes::ZERO, |limit| reserved.saturating_sub(limit))
+        // Without a limit, nothing is added up: a miss asks this.
+        let over = |limit| {
+            let reserved = self.limited().saturating_add(size);
+            reserved.saturating_sub(limit)
+        };
+        self.limit.map_or(Bytes::ZERO, over)
     }
 
     /// Returns the bytes that count against the limit: all reserved bytes except those of paused pools.
