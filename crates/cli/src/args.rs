@@ -387,7 +387,7 @@ impl ReplayArgs {
     }
 }
 
-/// Returns the configurations that `all` stands for.
+/// Returns the configurations that `all` stands for, the default strategy first.
 pub(crate) fn all_configs() -> impl Iterator<Item = Config> {
     let expandable = Config::Caching(CachingConfig {
         expandable_segments: true,
@@ -395,6 +395,7 @@ pub(crate) fn all_configs() -> impl Iterator<Item = Config> {
     });
     StrategyName::ALL
         .into_iter()
+        .rev()
         .map(|name| Config::parse(name.as_str(), "").expect("every default is a configuration"))
         .chain([expandable])
 }
@@ -486,6 +487,8 @@ mod tests {
     #[test]
     fn all_is_every_strategy_and_expandable_segments() {
         let mut all: Vec<&str> = StrategyName::ALL.map(StrategyName::as_str).to_vec();
+        all.reverse();
+        assert_eq!(all[0], "tide");
         all.push("caching:expandable_segments:True");
         check(&[], &all);
         check(&["--strategy", "all"], &all);
