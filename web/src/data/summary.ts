@@ -114,6 +114,8 @@ export interface Frames {
   size: number;
   /** The peak number of frames. */
   peak: number;
+  /** The number of addresses that showed a frame at some time. */
+  addresses: number;
   /** How often a frame moved to another address. */
   moved: number;
   /** The number of steps in which a frame moved. */

@@ -121,6 +121,12 @@ export class Overview implements View {
   }
 }
 
+/** Returns how many frames there were, and at how many addresses they were used. */
+function framesText({ peak, size, addresses }: Frames): string {
+  const count = `up to ${format.counted(peak, "frame")} of ${format.bytes(size)}`;
+  return `${count}, used at ${format.whole(addresses)} ${addresses === 1 ? "address" : "addresses"}`;
+}
+
 /** Returns in which steps frames moved to other addresses. */
 function movesText({ moved, moving_steps, busiest }: Frames, { found_by, steps }: Growth): string {
   if (busiest === null) return moved === 0 ? "none" : "in no whole step";
@@ -140,9 +146,7 @@ function subtitle(summary: TraceSummary): string {
     format.counted(summary.events, "event"),
     summary.duration_us === null ? "no times recorded" : format.duration(summary.duration_us),
     format.counted(summary.streams.length, "stream"),
-    ...(frames === null
-      ? []
-      : [`up to ${format.counted(frames.peak, "frame")} of ${format.bytes(frames.size)}`]),
+    ...(frames === null ? [] : [framesText(frames)]),
     summary.has_stacks ? "with stacks" : "no stacks recorded",
   ].join(" · ");
 }

@@ -426,6 +426,7 @@ test("frames of tide are counted, and the step that moved most is a click away",
   const frames = {
     size: 2 * MIB,
     peak: 6131,
+    addresses: 7002,
     moved: 3016,
     moving_steps: 1,
     busiest: { number: 2, event: first.steps[1], moved: 3016 },
@@ -436,7 +437,10 @@ test("frames of tide are counted, and the step that moved most is a click away",
   const step = first.growth.found_by === "parts" ? "part" : "step";
   const moves = `Frames moved 3,016 in 1 of ${first.growth.steps} ${step}s, most in ${step} 2: 3,016`;
   assert.match(text, new RegExp(moves));
-  assert.match(await page.locator("#overview > p").innerText(), / · up to 6,131 frames of 2 MiB · /);
+  assert.match(
+    await page.locator("#overview > p").innerText(),
+    / · up to 6,131 frames of 2 MiB, used at 7,002 addresses · /,
+  );
   await facts.getByRole("button", { name: /most in/ }).click();
   assert.equal(await shownInstant(page), first.steps[1]);
   const without = await session.open([first]);
@@ -453,7 +457,7 @@ function withMoves(): Recording {
     { event: fourth + 30, frames: 24 },
   ];
   const busiest = { number: 4, event: fourth, moved: 24 };
-  const frames = { size: 2 * MIB, peak: 100, moved: 36, moving_steps: 2, busiest };
+  const frames = { size: 2 * MIB, peak: 100, addresses: 120, moved: 36, moving_steps: 2, busiest };
   assert.ok(second + 21 < third);
   return { ...first, frames, moves };
 }

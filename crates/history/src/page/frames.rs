@@ -14,6 +14,9 @@ pub(super) struct Frames {
     size: u64,
     /// The most that there were at once.
     peak: u64,
+    /// The number of addresses that showed one at some time. Views that stay mapped leave no event. If the recording began
+    /// with the job, there are at most as many as these.
+    addresses: u64,
     /// How often one moved to another address.
     moved: u64,
     /// The number of steps in which any did.
@@ -36,7 +39,7 @@ struct Step {
 type Moves = Vec<(u32, u64)>;
 
 impl Frames {
-    /// Returns the frames of a recording; `None` unless it is of `tide` and has any. Linear in the events.
+    /// Returns the frames of a recording; `None` unless it is of `tide` and has any. O(n log n) for n events.
     pub(super) fn of(trace: &Trace, steps: &Steps) -> Option<Frames> {
         let size = frame_size(trace)?;
         let (peak, moves) = (peak(trace, size), moves(trace, size));
@@ -44,6 +47,7 @@ impl Frames {
         (peak > 0).then(|| Frames {
             size: size.get(),
             peak,
+            addresses: addresses(trace, size),
             moved: sum(moves.iter().map(|&(_, moved)| moved)),
             moving_steps: steps.len(),
             // Among equals, the first.
@@ -85,6 +89,27 @@ fn peak(trace: &Trace, size: Bytes) -> u64 {
         peak = peak.max(present);
     }
     peak
+}
+
+/// Returns how many addresses, a frame's size apart, showed a frame at some time.
+fn addresses(trace: &Trace, size: Bytes) -> u64 {
+    let initial = trace.initial.segments.iter();
+    let initial = initial.filter(|segment| segment.is_expandable);
+    let initial = initial.map(|segment| (segment.address, segment.size));
+    let events = trace.events.iter().map(|recorded| recorded.event);
+    let mapped = events.filter(|event| event.action == Action::SegmentMap);
+    let mapped = mapped.map(|event| (event.address, event.size));
+    let mut ranges: Vec<(u64, u64)> = initial
+        .chain(mapped)
+        .map(|(start, size)| (start.get(), start.get().saturating_add(size.get())))
+        .collect();
+    ranges.sort_unstable();
+    let new_bytes = ranges.into_iter().scan(0, |covered, (start, end)| {
+        let new = end.saturating_sub(start.max(*covered));
+        *covered = end.max(*covered);
+        Some(new)
+    });
+    sum(new_bytes) / size.get()
 }
 
 /// Returns the moves of frames of this size. Their instant is that of the request that they serve.
@@ -194,6 +219,7 @@ mod tests {
         let expected = Frames {
             size: 2 << 20,
             peak: 21,
+            addresses: 31,
             moved: 10,
             moving_steps: 1,
             busiest: Some(busiest),
@@ -230,7 +256,7 @@ mod tests {
         };
         trace.settings.strategy = "tide".into();
         let frames = Frames::of(&trace, &steps(Vec::new())).unwrap();
-        assert_eq!((frames.peak, frames.moved), (4, 4));
+        assert_eq!((frames.peak, frames.addresses, frames.moved), (4, 4, 4));
     }
 
     #[test]
@@ -241,7 +267,7 @@ mod tests {
         job.0.empty_cache(None).unwrap();
         job.allocate(20);
         let frames = Frames::of(&job.finish(), &steps(Vec::new())).unwrap();
-        assert_eq!((frames.peak, frames.moved), (20, 0));
+        assert_eq!((frames.peak, frames.addresses, frames.moved), (20, 20, 0));
     }
 
     #[test]
