@@ -503,6 +503,37 @@ fn running_out_leaves_a_snapshot_and_a_report_once() {
 }
 
 #[test]
+fn running_out_under_tide_leaves_a_snapshot_and_a_report() {
+    let test = "running_out_under_tide_leaves_a_snapshot_and_a_report";
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dump_of_tide");
+    if env::var_os("LOWTIDE_OOM_DUMP").is_none() && directory.exists() {
+        fs::remove_dir_all(&directory).unwrap();
+    }
+    let variables = [
+        TIDE,
+        ("FAKECUDA_CAPACITY", "104857600"),
+        ("LOWTIDE_OOM_DUMP", directory.to_str().unwrap()),
+    ];
+    isolated(test, &variables, |_| {
+        let directory = PathBuf::from(env::var_os("LOWTIDE_OOM_DUMP").unwrap());
+        let held = [30 << 20, 30 << 20].map(|size| allocate(size, 0).unwrap());
+        assert_eq!(lowtide_deallocate(held[0]), Status::Ok);
+        assert_eq!(allocate(80 << 20, 0), Err(Status::OutOfMemory));
+        let text = last_error();
+        assert!(text.contains("\nBiggest holders: 1 x 30.00 MiB.\n"), "{text}");
+        assert!(text.contains("oom.html."), "{text}");
+        assert_eq!(files(&directory), ["oom.html", "oom.pickle"]);
+        let read = lowtide_trace::read(&directory.join("oom.pickle")).unwrap();
+        let [trace] = &read.traces[..] else {
+            panic!("{} devices", read.traces.len())
+        };
+        assert_eq!(trace.peak_live_bytes().get(), 30 << 20);
+        let page = fs::read_to_string(directory.join("oom.html")).unwrap();
+        assert!(page.contains("\"oom.pickle\""));
+    });
+}
+
+#[test]
 fn what_another_knows_of_the_process_is_left_instead() {
     unsafe extern "C" fn knows(
         _: *mut c_void,
