@@ -53,7 +53,8 @@ void fakecuda_fail_at_random(uint64_t seed, uint64_t per_million);
 /* Forgets all failures that were asked for and did not happen, those at random too. */
 void fakecuda_fail_none(void);
 
-/* Returns how often a function was called since the last reset, failed calls included. Calls before
+/* Returns how often a function was called since the last reset, failed calls included. An empty name
+ * stands for all functions. Calls before
  * cuInit count; calls from host functions and after the end of the program do not. */
 uint64_t fakecuda_calls(const char *name);
 
