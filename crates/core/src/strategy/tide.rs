@@ -10,8 +10,9 @@
 //!    driver calls.
 //!
 //! A freed block of up to 1 MiB serves the next request of its size before it is merged ([`RecentBlocks`]). Until then
-//! its pages count as in use. A larger request of its stream merges it, and so does a free that leaves the job with the
-//! least memory ([`Lows`]). So a job that repeats gets the same addresses in each step.
+//! its pages count as in use. Blocks are merged by a request that finds nothing else, by a larger request of their
+//! domain, and by a free that leaves the domain with the least active memory ([`Lows`]). So a job that repeats soon gets
+//! the same addresses in each step, unless frames move in each.
 //!
 //! A stale view is unmapped when its page needs another frame and no work uses its address. Nothing waits for that:
 //! until then, requests use other addresses.
