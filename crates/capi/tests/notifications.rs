@@ -520,7 +520,10 @@ fn running_out_under_tide_leaves_a_snapshot_and_a_report() {
         assert_eq!(lowtide_deallocate(held[0]), Status::Ok);
         assert_eq!(allocate(80 << 20, 0), Err(Status::OutOfMemory));
         let text = last_error();
-        assert!(text.contains("\nBiggest holders: 1 x 30.00 MiB.\n"), "{text}");
+        assert!(
+            text.contains("\nBiggest holders: 1 x 30.00 MiB.\n"),
+            "{text}"
+        );
         assert!(text.contains("oom.html."), "{text}");
         assert_eq!(files(&directory), ["oom.html", "oom.pickle"]);
         let read = lowtide_trace::read(&directory.join("oom.pickle")).unwrap();

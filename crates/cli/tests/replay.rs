@@ -397,7 +397,7 @@ fn by_default_every_strategy_is_compared() {
     assert_eq!(
         names,
         [
-            "direct", "pool", "buddy", "slab", "bfc", "caching", "tide", "caching"
+            "tide", "caching", "bfc", "slab", "buddy", "pool", "direct", "caching"
         ]
     );
     let [live, pages] = ["peak_live_bytes", "peak_live_pages_bytes"]
