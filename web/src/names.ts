@@ -1,6 +1,6 @@
 // The short names of traces, marks and stacks.
 
-import { type Annotation, type Frame, PACKAGE, PROGRAM } from "./data/trace.ts";
+import { type Annotation, type Frame, OPERATOR, PACKAGE, PROGRAM, PYTORCH } from "./data/trace.ts";
 
 /**
  * The maximum length of a name. Only the start and the end of longer names are shown: C++ has names of thousands of
@@ -51,17 +51,25 @@ export function shownOrder(names: string[]): number[] {
 }
 
 /**
- * Returns the title of a stack, whose frames are ordered innermost first. It names the program's innermost frame. It
- * adds the innermost frame of a package called from there, because one line can make many allocations.
+ * Returns the title of a stack, whose frames are ordered innermost first. It names the program's innermost frame. Because
+ * one line can make many allocations, it adds the innermost frame of a package, or else of PyTorch, that was called from
+ * there, and the operator that this frame called.
  */
 export function titleOf(frames: readonly Frame[]): string {
   const own = frames.findIndex(({ owner }) => owner === PROGRAM);
   const called = own < 0 ? frames : frames.slice(0, own);
-  const inPackage = called.find(({ owner }) => owner === PACKAGE);
-  const chosen = [frames[own], inPackage].filter((frame) => frame !== undefined);
+  const innermost = (wanted: number) => called.find(({ owner }) => owner === wanted);
+  const python = frames.findIndex(({ owner }) => owner <= PYTORCH);
+  const compiled = python < 0 ? frames : frames.slice(0, python);
+  const operator = compiled.findLast(({ owner }) => owner === OPERATOR);
+  const chosen = [frames[own], innermost(PACKAGE) ?? innermost(PYTORCH), operator].filter(
+    (frame) => frame !== undefined,
+  );
   return (chosen.length > 0 ? chosen : frames.slice(0, 1)).map(placeOf).join(" › ") || "no stack";
 }
 
-function placeOf({ function: name, file, line }: Frame): string {
+function placeOf({ function: name, file, line, owner }: Frame): string {
+  // `at::_ops::zeros_like::call(…)` and `torch::autograd::generated::AddmmBackward0::apply(…)`.
+  if (owner === OPERATOR) return shown(name.replace(/^.*?(?:_ops|generated)::/, "").replace(/::.*$/, ""));
   return `${shown(name)} (${shown(file.split("/").slice(-2).join("/"))}:${line})`;
 }

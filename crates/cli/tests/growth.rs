@@ -70,6 +70,21 @@ fn job_of_requests(
     scratch.write_snapshot(name, &snapshot)
 }
 
+/// Without arguments, PyTorch records C++ and Python functions mixed.
+#[test]
+fn pytorchs_default_stacks_name_the_programs_line() {
+    for name in ["leak.debian", "leak.pyenv"] {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let path = directory.join(format!("{name}.pickle.gz"));
+        let text = run(&["leaks".as_ref(), path.as_os_str()]);
+        let expected = "\n    remember  /app/train.py:33 › clone\n    \
+                        train  /app/train.py:43\n    \
+                        main  /app/train.py:54\n    \
+                        <module>  /app/train.py:58\n    … ";
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
 #[test]
 fn a_leak_is_named_with_its_stack() {
     let scratch = Scratch::new("leaks");
@@ -180,7 +195,8 @@ fn leaks_of_one_function_are_summed_and_their_own_code_is_seen() {
     let expected = "\n\n16 places grow from step to step, by 16.00 MiB a step, with confidence 1.00\n\
                     all in keep  /app/model.py\n\n1.00 MiB a step: ";
     assert!(text.contains(expected), "{text}");
-    let expected = "    … 9 more frames\n    keep  /app/model.py:37\n    main  /app/train.py:120\n";
+    let expected = "    keep  /app/model.py:37 › _call_impl (modules/module.py:0)\n    \
+                    main  /app/train.py:120\n    … 11 frames left out\n";
     assert!(text.contains(expected), "{text}");
     let json = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
     assert_eq!(json["total"]["places"], 16);
@@ -191,7 +207,7 @@ fn leaks_of_one_function_are_summed_and_their_own_code_is_seen() {
     let nothing = keeping_job(&scratch, "nothing.lowtide", &[]);
     let text = run(&["diff".as_ref(), nothing.as_os_str(), path.as_os_str()]);
     for line in 30..46 {
-        let own = format!("    keep  /app/model.py:{line}\n");
+        let own = format!("    keep  /app/model.py:{line} › ");
         assert_eq!(text.matches(&own).count(), 1, "{text}");
     }
 }

@@ -219,7 +219,7 @@ fn stacks_names_and_times_can_be_looked_up() {
     let function = usize::try_from(page.column("0/frames/function")[innermost]).unwrap();
     assert_eq!(page.summary["strings"][function], hostile);
     assert_eq!(page.column("0/frames/line")[innermost], 7);
-    assert_eq!(page.column("0/frames/owner"), [0, 1, 2, 0]);
+    assert_eq!(page.column("0/frames/owner"), [0, 1, 4, 0]);
     assert!(
         page.column("0/blocks/stack")
             .iter()

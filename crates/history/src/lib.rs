@@ -35,6 +35,6 @@ pub use growth::{
 };
 pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
-pub use owner::Owner;
+pub use owner::{Owner, operator_of};
 pub use page::{FoldedBlocks, PageData, PageSize, PageTrace, stream_text, trace_name};
 pub use sizes::BlockSizes;

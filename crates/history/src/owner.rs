@@ -9,94 +9,270 @@ pub enum Owner {
     Program,
     /// A Python package that the program uses, such as one of models.
     Package,
-    /// PyTorch, Python, or compiled code. It shows how memory was allocated, but not for what.
+    /// PyTorch's Python code.
+    PyTorch,
+    /// One of PyTorch's operators, or the backward pass of one. [`operator_of`] returns its name.
+    Operator,
+    /// Python itself, or compiled code. It shows how memory was allocated, but not for what.
     Runtime,
 }
 
 /// Parts of the paths of Python's packages.
 const PACKAGE_PATHS: [&str; 2] = ["site-packages/", "dist-packages/"];
 
-/// Parts of the paths of Python's standard library, and of PyTorch's sources in its debug information.
-const RUNTIME_PATHS: [&str; 6] = [
-    "lib/python3.",
-    "lib64/python3.",
+/// Parts of the paths of PyTorch's Python code, if it is not in the directory of packages: of a build from source, or of
+/// `pip install --target`. Also of what `torch.compile` writes.
+const PYTORCH_PATHS: [&str; 14] = [
+    "/torch/nn/modules/",
+    "/torch/nn/parallel/",
+    "/torch/nn/functional.py",
+    "/torch/nn/init.py",
+    "/torch/optim/",
+    "/torch/autograd/",
+    "/torch/distributed/",
+    "/torch/utils/",
+    "/torch/cuda/",
+    "/torch/amp/",
+    "/torch/fx/",
+    "/torch/functional.py",
+    "/torch/_",
+    "/torchinductor_",
+];
+
+/// Parts of the paths of Python's standard library.
+const STANDARD_PATHS: [&str; 2] = ["lib/python3.", "lib64/python3."];
+
+/// Parts of the paths of compiled code in debug information: PyTorch's, pybind11's, those of the C and the C++ library.
+const COMPILED_PATHS: [&str; 9] = [
     "/torch/csrc/",
     "/aten/src/",
     "/c10/",
     "/pybind11/",
+    "/sysdeps/",
+    "/csu/",
+    "/nptl/",
+    "/libstdc++-v3/",
+    "/include/c++/",
 ];
 
-/// The prefixes of PyTorch's C++ functions.
-const RUNTIME_FUNCTIONS: [&str; 5] = ["at::", "c10::", "torch::", "pybind11::", "caffe2::"];
+/// The prefixes of functions of PyTorch, Python, and the C++ library.
+const COMPILED_FUNCTIONS: [&str; 9] = [
+    "at::",
+    "c10::",
+    "torch::",
+    "pybind11::",
+    "caffe2::",
+    "std::",
+    "__gnu_cxx::",
+    "_Py",
+    "THPVariable",
+];
 
 impl Owner {
     /// Returns the owner of a frame's code.
     pub fn of(frame: Frame<'_>) -> Owner {
-        let file = frame.filename.raw();
+        let (name, file) = (frame.name.raw(), frame.filename.raw());
+        if operator_of(name).is_some() {
+            return Owner::Operator;
+        }
         // A frame without a file is in a compiled library. Python's own modules are called `<frozen …>`.
         let is_file = !matches!(file, "" | "??") && !file.starts_with("<frozen ");
-        let is_object = file.ends_with(".so") || file.contains(".so.");
-        let begins = |begin: &&str| frame.name.raw().starts_with(*begin);
-        if !is_file || is_object || RUNTIME_FUNCTIONS.iter().any(begins) {
+        if !is_file || is_of_runtime(name, file, frame.line) {
             return Owner::Runtime;
         }
         let in_packages = |path: &&str| file.split_once(*path).map(|(_, inside)| inside);
+        let has = |paths: &[&str]| paths.iter().any(|path| file.contains(path));
         match PACKAGE_PATHS.iter().find_map(in_packages) {
-            Some(inside) if inside.starts_with("torch/") => Owner::Runtime,
+            Some(inside) if inside.starts_with("torch/") => Owner::PyTorch,
             Some(_) => Owner::Package,
-            None if RUNTIME_PATHS.iter().any(|path| file.contains(path)) => Owner::Runtime,
+            // Code that PyTorch's tracers made from the program's.
+            None if has(&PYTORCH_PATHS) || file.starts_with("<eval_with_key>") => Owner::PyTorch,
+            None if has(&STANDARD_PATHS) => Owner::Runtime,
             None => Owner::Program,
         }
     }
+}
+
+/// Returns whether compiled code is not the program's. Without debug information, it has no line, and nothing tells the
+/// program's from that of libraries: then the Python code that called it says more.
+fn is_of_runtime(name: &str, file: &str, line: u32) -> bool {
+    let is_python = file.ends_with(".py") || file.starts_with('<');
+    let is_object = file.ends_with(".so") || file.contains(".so.");
+    let is_known = COMPILED_FUNCTIONS
+        .iter()
+        .any(|begin| name.starts_with(begin))
+        || COMPILED_PATHS.iter().any(|path| file.contains(path))
+        || is_of_cpython(file);
+    !is_python && (line == 0 || is_object || is_known)
+}
+
+/// Returns whether a C file is one of Python's, as `/build/python-build.1/Python-3.11.7/Modules/_ctypes/callproc.c`,
+/// `/opt/conda/conda-bld/python-split_1648465063888/work/Objects/call.c` and `../Python/ceval.c` are.
+fn is_of_cpython(file: &str) -> bool {
+    const FOLDERS: [&str; 6] = [
+        "Objects", "Python", "Modules", "Include", "Programs", "Parser",
+    ];
+    let folders: Vec<&str> = file.split('/').filter(|folder| *folder != ".").collect();
+    let Some(inside) = folders.iter().position(|folder| FOLDERS.contains(folder)) else {
+        return false;
+    };
+    let is_root = |folder: &&str| {
+        let folder = folder.to_ascii_lowercase();
+        folder.starts_with("python") || folder.starts_with("cpython")
+    };
+    let outside = &folders[..inside];
+    let is_c = file.ends_with(".c") || file.ends_with(".h");
+    is_c && (outside.iter().any(is_root) || outside == [".."])
+}
+
+/// Returns the name of the operator whose frame this is: `zeros_like` of `at::_ops::zeros_like::call(…)`, and
+/// `AddmmBackward0` of `torch::autograd::generated::AddmmBackward0::apply(…)`. `None` for other functions.
+pub fn operator_of(function: &str) -> Option<&str> {
+    let between = |begin, end| function.strip_prefix(begin)?.split_once(end);
+    let found = between("at::_ops::", "::call(")
+        .or_else(|| between("torch::autograd::generated::", "::apply("));
+    found.map(|(name, _)| name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn frames_are_told_apart_by_their_files_and_names() {
-        for (name, filename, owner) in [
-            (
-                "forward",
-                "/usr/lib/python3/dist-packages/x.py",
-                Owner::Package,
-            ),
-            (
-                "forward",
-                "/venv/lib/python3.12/site-packages/x/y.py",
-                Owner::Package,
-            ),
-            (
-                "linear",
-                "/venv/lib/python3.12/site-packages/torch/nn/functional.py",
-                Owner::Runtime,
-            ),
-            ("run", "/usr/lib/python3.12/threading.py", Owner::Runtime),
-            ("_find", "<frozen importlib._bootstrap>", Owner::Runtime),
-            ("at::empty", "any.cpp", Owner::Runtime),
-            (
-                "apply",
-                "/pytorch/torch/csrc/autograd/engine.cpp",
-                Owner::Runtime,
-            ),
-            (
-                "start_thread",
-                "/lib/x86_64-linux-gnu/libc.so.6",
-                Owner::Runtime,
-            ),
-            ("f", "??", Owner::Runtime),
-            ("step", "train.py", Owner::Program),
-            ("step", "/srv/torch/train.py", Owner::Program),
-            ("step", "<stdin>", Owner::Program),
-            ("step", "/srv/solver.cpp", Owner::Program),
-        ] {
+    fn check(cases: &[(&str, &str, u32, Owner)]) {
+        for &(name, file, line, owner) in cases {
             let frame = Frame {
                 name: name.into(),
-                filename: filename.into(),
-                line: 1,
+                filename: file.into(),
+                line,
             };
-            assert_eq!(Owner::of(frame), owner, "{name} {filename}");
+            assert_eq!(Owner::of(frame), owner, "{name} {file}");
+        }
+    }
+
+    #[test]
+    fn python_code_is_told_apart_by_its_file() {
+        use Owner::{Package, Program, PyTorch, Runtime};
+        let site = |path: &str| format!("/venv/lib/python3.12/site-packages/{path}");
+        check(&[
+            ("forward", "/usr/lib/python3/dist-packages/x.py", 1, Package),
+            ("forward", &site("x/y.py"), 1, Package),
+            ("linear", &site("torch/nn/functional.py"), 134, PyTorch),
+            ("step", "/target/packages/torch/optim/adam.py", 200, PyTorch),
+            ("inner", "/src/pytorch/torch/_compile.py", 54, PyTorch),
+            (
+                "unshard",
+                "/src/pytorch/torch/distributed/fsdp/x.py",
+                9,
+                PyTorch,
+            ),
+            ("call", "/scratch/torchinductor_me/ab/cab.py", 99, PyTorch),
+            ("forward", "<eval_with_key>.12", 7, PyTorch),
+            ("run", "/usr/lib/python3.12/threading.py", 1, Runtime),
+            ("_find", "<frozen importlib._bootstrap>", 1, Runtime),
+            ("step", "train.py", 1, Program),
+            ("step", "/srv/torch/train.py", 1, Program),
+            ("step", "/srv/torch/nn/train.py", 1, Program),
+            ("step", "<stdin>", 1, Program),
+            ("step", "/run/ipykernel_8/12.py", 1, Program),
+            ("<module>", "/opt/bin/train", 3, Program),
+        ]);
+    }
+
+    /// Frames of recordings on Debian's Python, which has no debug information, on one that pyenv built, and of others.
+    #[test]
+    fn the_code_of_python_and_the_c_library_is_no_programs() {
+        const PYENV: &str = "/build/python-build.20260509073455.222/Python-3.11.7";
+        let conda = "/opt/conda/conda-bld/python-split_1648465063888/work/Objects/call.c";
+        let clone3 = "./misc/../sysdeps/unix/sysv/linux/x86_64/clone3.S";
+        for (name, file, line) in [
+            ("f", "??", 0),
+            (
+                "cfunction_call",
+                &*format!("{PYENV}/Objects/methodobject.c"),
+                542,
+            ),
+            (
+                "is_true",
+                &format!("{PYENV}/./Include/internal/pycore_call.h"),
+                92,
+            ),
+            (
+                "_call_function",
+                &format!("{PYENV}/Modules/_ctypes/callproc.c"),
+                11,
+            ),
+            ("method_vectorcall", conda, 1),
+            (
+                "run_mod",
+                "/usr/local/src/conda/python-3.12.2/Python/pythonrun.c",
+                1,
+            ),
+            ("pymain_main", "../Modules/main.c", 710),
+            ("start_thread", "/lib/x86_64-linux-gnu/libc.so.6", 0),
+            ("__libc_start_main_impl", "./csu/../csu/libc-start.c", 360),
+            ("clone3", clone3, 81),
+            ("start_thread", "./nptl/./nptl/pthread_create.c", 447),
+        ] {
+            check(&[(name, file, line, Owner::Runtime)]);
+        }
+        check(&[
+            ("step", "/srv/solver.cpp", 1, Owner::Program),
+            ("step", "/srv/Objects/solver.cpp", 1, Owner::Program),
+            ("step", "build/../Modules/solver.c", 1, Owner::Program),
+        ]);
+    }
+
+    #[test]
+    fn the_code_of_libraries_is_no_programs() {
+        let clone = "at::_ops::clone::call(at::Tensor const&)";
+        let inside = "at::_ops::clone::redispatch(c10::DispatchKeySet)";
+        let backward = "torch::autograd::generated::AddmmBackward0::apply(std::vector&&)";
+        let engine = "/pytorch/torch/csrc/autograd/engine.cpp";
+        let (fill, kernel) = (
+            "void at::native::fill<float>()",
+            "tmpxft_00005690.cudafe1.cpp",
+        );
+        let (create, rust) = (
+            "safetensors_rust::create_tensor",
+            "safetensors_rust.5a1c-cgu.00",
+        );
+        check(&[
+            ("at::empty", "any.cpp", 1, Owner::Runtime),
+            ("apply", engine, 9, Owner::Runtime),
+            (
+                "THPVariable_clear()",
+                "python_variable.cpp",
+                0,
+                Owner::Runtime,
+            ),
+            (fill, kernel, 0, Owner::Runtime),
+            (create, rust, 0, Owner::Runtime),
+            (clone, "??", 0, Owner::Operator),
+            (inside, "??", 0, Owner::Runtime),
+            (backward, "??", 0, Owner::Operator),
+        ]);
+    }
+
+    #[test]
+    fn operators_have_their_names() {
+        for (function, expected) in [
+            (
+                "at::_ops::zeros_like::call(at::Tensor const&)",
+                Some("zeros_like"),
+            ),
+            (
+                "torch::autograd::generated::MmBackward0::apply(x&&)",
+                Some("MmBackward0"),
+            ),
+            (
+                "at::_ops::add_Tensor::redispatch(c10::DispatchKeySet)",
+                None,
+            ),
+            ("at::native::add(at::_ops::x::call())", None),
+            ("at::_ops::", None),
+            ("", None),
+        ] {
+            assert_eq!(operator_of(function), expected, "{function}");
         }
     }
 }

@@ -59,16 +59,18 @@ export const EXPANDABLE = 2;
 /** Live bytes count each request rounded up to a multiple of this. */
 const GRANULE_BYTES = 512;
 
-/** The owners of frames: the program itself, and a Python package that it uses. */
+/** The owners of frames: the program itself, a Python package that it uses, PyTorch's Python code, and its operators. */
 export const PROGRAM = 0;
 export const PACKAGE = 1;
+export const PYTORCH = 2;
+export const OPERATOR = 3;
 
 export interface Frame {
   function: string;
   file: string;
   line: number;
   /**
-   * The owner of the code: `PROGRAM`, `PACKAGE`, or other. Other code shows how memory was allocated, but not for what.
+   * The owner of the code: one of the above, or other. Other code shows how memory was allocated, but not for what.
    */
   owner: number;
 }

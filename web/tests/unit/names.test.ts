@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { PACKAGE, PROGRAM } from "../../src/data/trace.ts";
+import { OPERATOR, PACKAGE, PROGRAM, PYTORCH } from "../../src/data/trace.ts";
 import { shortNames, shown, shownOrder, titleOf } from "../../src/names.ts";
 
-const RUNTIME = 2;
+const RUNTIME = 4;
 
 test("ranks come in the order of their numbers, other names as they were given", () => {
   assert.deepEqual(shownOrder(["g19", "g2", "g1", "g10"]), [2, 1, 3, 0]);
@@ -23,14 +23,25 @@ test("names leave out the directories that all have in common", () => {
 test("a stack is known by the innermost frame that is the program's own, and by the package that it called", () => {
   const frame = (name: string, file: string, owner: number) => ({ function: name, file, line: 7, owner });
   const compiled = frame("c10::alloc", "??", RUNTIME);
-  const linear = frame("linear", "/lib/site-packages/torch/nn/functional.py", RUNTIME);
+  const linear = frame("linear", "/lib/site-packages/torch/nn/functional.py", PYTORCH);
+  const addmm = frame("at::_ops::addmm::call(at::Tensor const&)", "??", OPERATOR);
+  const empty = frame("at::_ops::empty_like::call(at::Tensor const&)", "??", OPERATOR);
+  const backward = frame("torch::autograd::generated::AddmmBackward0::apply(x&&)", "??", OPERATOR);
   const layer = frame("forward", "/lib/site-packages/models/layer.py", PACKAGE);
   const model = frame("forward", "/lib/site-packages/models/model.py", PACKAGE);
   const solve = frame("solve", "/jobs/model/solver.cpp", PROGRAM);
   const main = frame("main", "/jobs/train.py", PROGRAM);
   const run = frame("run", "/usr/lib/python3.12/threading.py", RUNTIME);
   const cases: [ReturnType<typeof frame>[], string][] = [
-    [[compiled, linear, main, run], "main (jobs/train.py:7)"],
+    [[compiled, linear, main, run], "main (jobs/train.py:7) › linear (nn/functional.py:7)"],
+    [
+      [empty, compiled, addmm, compiled, linear, main],
+      "main (jobs/train.py:7) › linear (nn/functional.py:7) › addmm",
+    ],
+    [[addmm, compiled, linear, layer, main], "main (jobs/train.py:7) › forward (models/layer.py:7) › addmm"],
+    [[compiled, addmm, main], "main (jobs/train.py:7) › addmm"],
+    [[compiled, main, addmm], "main (jobs/train.py:7)"],
+    [[compiled, empty, backward, compiled], "AddmmBackward0"],
     [[compiled, solve, layer, main], "solve (model/solver.cpp:7)"],
     [[compiled, linear, layer, linear, model, main], "main (jobs/train.py:7) › forward (models/layer.py:7)"],
     [[linear, layer, run], "forward (models/layer.py:7)"],

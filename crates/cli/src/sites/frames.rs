@@ -1,10 +1,10 @@
-//! Chooses the frames of a stack to show: the innermost, which allocate, and those of the program's own code, which
-//! show why.
+//! Chooses the frames of a stack to show: first the call site, the innermost frame of the program's own code, with what it
+//! called; then its callers. Frames of Python and of compiled code are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use lowtide_history::Owner;
+use lowtide_history::{Owner, operator_of};
 use lowtide_trace::{Frame, RecordedStr};
 use serde::Serialize;
 
@@ -12,9 +12,6 @@ use crate::format;
 
 /// The number of frames shown, enough for most stacks. The JSON has all frames.
 const FRAMES_MAX: usize = 8;
-
-/// The number of innermost frames among them, if the program's own code lies further out.
-const INNERMOST: usize = 3;
 
 /// Returns whether a function belongs to a library and not to the program.
 fn is_library(frame: Frame<'_>) -> bool {
@@ -24,10 +21,15 @@ fn is_library(frame: Frame<'_>) -> bool {
 /// Returns for each of `stacks`, innermost frame first, the lines that describe it. The lines of different stacks
 /// differ.
 pub(crate) fn texts(stacks: &[Vec<Frame<'_>>]) -> Vec<String> {
-    let mut shown: Vec<BTreeSet<usize>> = stacks.iter().map(|stack| chosen(stack)).collect();
+    let sites: Vec<Option<CallSite>> = stacks.iter().map(|stack| CallSite::of(stack)).collect();
+    let with_sites = || stacks.iter().zip(&sites);
+    let mut shown: Vec<BTreeSet<usize>> = with_sites()
+        .map(|(stack, site)| chosen(stack, site.as_ref()))
+        .collect();
     loop {
-        let chosen = stacks.iter().zip(&shown);
-        let texts: Vec<String> = chosen.map(|(stack, shown)| text(stack, shown)).collect();
+        let texts = with_sites().zip(&shown);
+        let texts = texts.map(|((stack, site), shown)| text(stack, site.as_ref(), shown));
+        let texts: Vec<String> = texts.collect();
         let mut alike: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (index, text) in texts.iter().enumerate() {
             alike.entry(text).or_default().push(index);
@@ -48,16 +50,70 @@ pub(crate) fn texts(stacks: &[Vec<Frame<'_>>]) -> Vec<String> {
     }
 }
 
-/// Returns the frames to show of a stack, without regard to others.
-fn chosen(stack: &[Frame<'_>]) -> BTreeSet<usize> {
-    let own = stack.iter().position(|&frame| !is_library(frame));
-    let is_far = stack.len() > FRAMES_MAX;
-    match own.filter(|&own| is_far && own > INNERMOST) {
-        Some(own) => (0..INNERMOST)
-            .chain((own..stack.len()).take(FRAMES_MAX - INNERMOST))
-            .collect(),
-        None => (0..stack.len()).take(FRAMES_MAX).collect(),
+/// The innermost frame of the program's own code in a stack, or else of a package; and what tells its allocations apart.
+#[derive(Debug)]
+struct CallSite {
+    own: usize,
+    /// The innermost frame of a package that was called from there, or else of PyTorch's Python code.
+    library: Option<usize>,
+    /// The operator that the innermost Python frame called.
+    operator: Option<usize>,
+}
+
+impl CallSite {
+    /// Returns the call site of a stack; `None` if no frame is the program's or a package's.
+    fn of(stack: &[Frame<'_>]) -> Option<CallSite> {
+        let owners: Vec<Owner> = stack.iter().copied().map(Owner::of).collect();
+        let first = |owner| owners.iter().position(|&of_frame| of_frame == owner);
+        let own = first(Owner::Program).or(first(Owner::Package))?;
+        let called = |owner| first(owner).filter(|&frame| frame < own);
+        let library = called(Owner::Package).or_else(|| called(Owner::PyTorch));
+        let is_python =
+            |owner: &Owner| matches!(owner, Owner::Program | Owner::Package | Owner::PyTorch);
+        let python = owners.iter().position(is_python).unwrap_or(own);
+        let operator = owners[..python]
+            .iter()
+            .rposition(|&owner| owner == Owner::Operator);
+        Some(CallSite {
+            own,
+            library,
+            operator,
+        })
     }
+
+    /// Returns the line of the call site: what it called follows, and the frames inside of it that are `shown`.
+    fn text(&self, stack: &[Frame<'_>], shown: &BTreeSet<usize>) -> String {
+        let more = shown.range(..self.own).copied();
+        let called: BTreeSet<usize> = more.chain(self.library).chain(self.operator).collect();
+        let own = frame_text(stack[self.own]);
+        let outermost_first = called.iter().rev();
+        outermost_first.fold(own, |text, &called| {
+            format!("{text} › {}", place_text(stack[called]))
+        })
+    }
+
+    fn contains(&self, frame: usize) -> bool {
+        frame == self.own || self.library == Some(frame) || self.operator == Some(frame)
+    }
+}
+
+/// Returns the frames to show of a stack besides its call site, without regard to others: the callers in the program and in
+/// packages; or, without a call site, what is neither Python's nor compiled, or else all.
+fn chosen(stack: &[Frame<'_>], site: Option<&CallSite>) -> BTreeSet<usize> {
+    let begin = site.map_or(0, |site| site.own + 1);
+    let is_shown = |&frame: &usize| match Owner::of(stack[frame]) {
+        Owner::Program | Owner::Package => true,
+        Owner::PyTorch | Owner::Operator => site.is_none(),
+        Owner::Runtime => false,
+    };
+    let found: BTreeSet<usize> = (begin..stack.len())
+        .filter(is_shown)
+        .take(FRAMES_MAX)
+        .collect();
+    if site.is_none() && found.is_empty() {
+        return (0..stack.len()).take(FRAMES_MAX).collect();
+    }
+    found
 }
 
 /// Returns the innermost frame in which the stacks of a `group` differ, if they do.
@@ -70,27 +126,46 @@ fn first_difference(stacks: &[Vec<Frame<'_>>], group: &[usize]) -> Option<usize>
     })
 }
 
-fn text(stack: &[Frame<'_>], shown: &BTreeSet<usize>) -> String {
+fn text(stack: &[Frame<'_>], site: Option<&CallSite>, shown: &BTreeSet<usize>) -> String {
     let mut text = String::new();
-    let mut next = 0;
-    for &index in shown.iter().filter(|&&index| index < stack.len()) {
-        text += &skipped(index - next);
-        let _ = writeln!(text, "    {}", frame_text(stack[index]));
-        next = index + 1;
+    if let Some(site) = site {
+        let _ = writeln!(text, "    {}", site.text(stack, shown));
     }
-    text + &skipped(stack.len() - next)
+    let is_in_site = |frame: usize| site.is_some_and(|site| site.contains(frame));
+    let begin = site.map_or(0, |site| site.own + 1);
+    for &frame in shown.range(begin..).filter(|&&frame| frame < stack.len()) {
+        let _ = writeln!(text, "    {}", frame_text(stack[frame]));
+    }
+    let hidden = (0..stack.len()).filter(|&frame| !is_in_site(frame) && !shown.contains(&frame));
+    text + &skipped(hidden.count())
 }
 
 fn skipped(frames: usize) -> String {
     match frames {
         0 => String::new(),
-        _ => format!("    … {}\n", format::counted(frames as u64, "more frame")),
+        _ => format!(
+            "    … {} left out\n",
+            format::counted(frames as u64, "frame")
+        ),
     }
 }
 
 /// Returns a frame as a line of a stack shows it.
 fn frame_text(frame: Frame<'_>) -> String {
     format!("{}  {}:{}", frame.name, frame.filename, frame.line)
+}
+
+/// Returns a frame in short: an operator's name; else its function, and its file with one directory.
+fn place_text(frame: Frame<'_>) -> String {
+    if let Some(operator) = operator_of(frame.name.raw()) {
+        return operator.to_owned();
+    }
+    let file = frame.filename.to_string();
+    let short = match file.rmatch_indices('/').nth(1) {
+        Some((slash, _)) => &file[slash + 1..],
+        None => &file,
+    };
+    format!("{} ({short}:{})", frame.name, frame.line)
 }
 
 /// The function that several stacks share.
@@ -165,17 +240,71 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_own_code_is_seen() {
+    fn the_call_site_comes_first_and_then_its_callers() {
         let [text] = &*texts(&[deep(20, 7)]) else {
             panic!("one text");
         };
-        let expected = format!(
-            "    _call_impl  {TORCH}:0\n    _call_impl  {TORCH}:1\n    _call_impl  {TORCH}:2\n    \
-             … 17 more frames\n    forward  /app/model.py:7\n    main  /app/train.py:1\n"
-        );
+        let expected = "    forward  /app/model.py:7 › _call_impl (modules/module.py:0)\n    \
+                        main  /app/train.py:1\n    … 19 frames left out\n";
         assert_eq!(*text, expected);
-        assert_eq!(texts(&[deep(6, 7)])[0].lines().count(), 8);
-        assert!(!texts(&[deep(6, 7)])[0].contains("more"));
+        let only = stack(&[("main", "train.py", 1)]);
+        assert_eq!(texts(&[only]), ["    main  train.py:1\n"]);
+    }
+
+    /// As PyTorch records them without arguments: C++ and Python mixed.
+    #[test]
+    fn compiled_code_is_left_out_but_for_the_operator() {
+        let layer = "/venv/lib/python3.12/site-packages/models/layer.py";
+        let inner = [
+            ("torch::unwind::unwind()", "??", 0),
+            ("at::_ops::empty_like::call(at::Tensor const&)", "??", 0),
+            ("at::_ops::gelu::call(at::Tensor const&)", "??", 0),
+            (
+                "cfunction_call",
+                "/usr/src/Python-3.12.3/Objects/methodobject.c",
+                542,
+            ),
+        ];
+        let outer = [
+            ("main", "/app/train.py", 1),
+            ("_PyEval_EvalFrameDefault", "../Python/ceval.c", 4769),
+            ("<module>", "/app/train.py", 9),
+        ];
+        let of = |called: &[(&'static str, &'static str, u32)]| {
+            stack(&[&inner[..], called, &outer[..]].concat())
+        };
+        let texts = texts(&[
+            of(&[]),
+            of(&[("_call_impl", TORCH, 5)]),
+            of(&[("_call_impl", TORCH, 5), ("forward", layer, 3)]),
+        ]);
+        let rest = "\n    <module>  /app/train.py:9\n    … 4 frames left out\n";
+        assert_eq!(texts[0], format!("    main  /app/train.py:1 › gelu{rest}"));
+        let of_torch = "    main  /app/train.py:1 › _call_impl (modules/module.py:5) › gelu";
+        assert_eq!(texts[1], format!("{of_torch}{rest}"));
+        let of_package = "    main  /app/train.py:1 › forward (models/layer.py:3) › gelu";
+        assert_eq!(
+            texts[2],
+            format!("{of_package}{}", rest.replace("… 4", "… 5"))
+        );
+    }
+
+    /// The backward pass runs in a thread of PyTorch's own.
+    #[test]
+    fn without_a_call_site_operators_are_shown() {
+        let backward = "torch::autograd::generated::MmBackward0::apply(x&&)";
+        let frames = [
+            ("torch::unwind::unwind()", "??", 0),
+            ("at::_ops::mm::call(at::Tensor const&)", "??", 0),
+            (backward, "??", 0),
+            ("clone", "??", 0),
+        ];
+        let expected = format!(
+            "    at::_ops::mm::call(at::Tensor const&)  ??:0\n    {backward}  ??:0\n    … 2 frames left out\n"
+        );
+        assert_eq!(texts(&[stack(&frames)]), [expected]);
+        let compiled = stack(&[("clone", "??", 0)]);
+        assert_eq!(texts(&[compiled]), ["    clone  ??:0\n"]);
     }
 
     #[test]
@@ -188,7 +317,7 @@ mod tests {
         let text = &texts(&[own])[0];
         assert!(text.starts_with("    f  /app/a.py:0\n"));
         assert!(
-            text.ends_with("    f  /app/a.py:7\n    … 3 more frames\n"),
+            text.ends_with("    f  /app/a.py:8\n    … 2 frames left out\n"),
             "{text}"
         );
     }
@@ -203,7 +332,7 @@ mod tests {
         let texts = texts(&stacks);
         let distinct: BTreeSet<&String> = texts.iter().collect();
         assert_eq!(distinct.len(), 4, "{texts:#?}");
-        assert!(texts[1].contains("module.py:900\n"), "{}", texts[1]);
+        assert!(texts[1].contains("module.py:900)"), "{}", texts[1]);
         assert!(
             texts.iter().all(|text| text.lines().count() <= 10),
             "{texts:#?}"

@@ -76,7 +76,9 @@ impl<'t> Stacks<'t> {
         let owners = frames.iter().map(|&frame| match Owner::of(frame) {
             Owner::Program => 0,
             Owner::Package => 1,
-            Owner::Runtime => 2,
+            Owner::PyTorch => 2,
+            Owner::Operator => 3,
+            Owner::Runtime => 4,
         });
         columns.add_u32("frames/owner", owners);
     }
