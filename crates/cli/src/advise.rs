@@ -6,7 +6,7 @@ mod settings;
 
 use anyhow::{Context, Result, anyhow};
 use lowtide_core::{CachingConfig, Config, TideConfig};
-use lowtide_replay::{Options, Outcome};
+use lowtide_replay::{ImpliedLimit, Options, Outcome};
 use lowtide_trace::Trace;
 
 use crate::args::AdviseArgs;
@@ -33,9 +33,12 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
     recording.note(recording::pauses_text(&recording.trace));
     recording.note(recording::refusals_text(&recording.trace));
     let recorded = recording.config();
-    let (job, trace) = (Job::new(&recording), &recording.trace);
+    let job = Job::new(&recording);
+    let capacity = source.resolve_capacity(job.peak_live_bytes);
+    let limit = ImpliedLimit::of(&recording.trace).filter(|_| capacity.is_none());
+    let trace = &recording.trace;
     let options = Options {
-        capacity: source.resolve_capacity(job.peak_live_bytes),
+        capacity: capacity.or(limit.map(|limit| limit.least)),
         verify: false,
         timeline_points: 0,
     };
@@ -59,6 +62,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<()> {
         trace,
         steps: lowtide_replay::Job::new(trace),
         job: &job,
+        limit,
         options: &options,
         progress: Progress::new("replaying", 0),
         recorded,
@@ -78,6 +82,7 @@ struct Search<'a> {
     trace: &'a Trace,
     steps: lowtide_replay::Job<'a>,
     job: &'a Job,
+    limit: Option<ImpliedLimit>,
     options: &'a Options,
     progress: Progress,
     /// The configuration in force while the job was recorded.
@@ -221,6 +226,7 @@ impl<'a> Search<'a> {
         Advice {
             job: self.job,
             capacity: self.options.capacity,
+            limit: self.limit,
             now,
             best,
             others: tried,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::{Action, Bytes, CachingConfig};
+use lowtide_replay::ImpliedLimit;
 use lowtide_trace::{Snapshot, Trace, file_names};
 use serde::Serialize;
 
@@ -293,6 +294,15 @@ pub(crate) fn replay_notes(trace: &Trace) -> Vec<String> {
 pub(crate) fn pauses_text(trace: &Trace) -> Option<String> {
     let text = "regions were paused; replays are without pauses, so memory that was away counts all the time";
     trace.has_pauses().then(|| text.to_owned())
+}
+
+/// Returns a sentence about the limit that a job died under.
+pub(crate) fn limit_text(limit: &ImpliedLimit) -> String {
+    format!(
+        "the job had a limit between {} and {}, as a request of {} failed while the device had {} left; the replays have \
+         the lower one",
+        limit.least, limit.most, limit.refused, limit.left
+    )
 }
 
 /// Returns a sentence about how a replay treats refused requests, if there were any.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use lowtide_core::Config;
 use lowtide_history::{PageData, PageTrace, trace_name};
-use lowtide_replay::{Options, Outcome};
+use lowtide_replay::{ImpliedLimit, Options, Outcome};
 use lowtide_trace::{OneLine, Trace};
 
 use crate::args::{self, ReportArgs};
@@ -127,7 +127,8 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
             || replay_all(trace, is_host, &progress),
         );
         drop(progress);
-        let replay_notes = recording::replay_notes(trace).into_iter();
+        let limit_note = ImpliedLimit::of(trace).as_ref().map(recording::limit_text);
+        let replay_notes = recording::replay_notes(trace).into_iter().chain(limit_note);
         let replay_notes = replay_notes.filter(|_| !replayed.is_empty());
         let notes: Vec<String> = replay_notes.chain(failures).collect();
         for note in &notes {
@@ -167,8 +168,8 @@ fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
     traces.iter().map(part).chain(following).collect()
 }
 
-/// Returns the outcome with each allocator, and a sentence for each allocator with which the job cannot be
-/// replayed. Both are empty if no request is recorded, and for host memory, whose allocators cannot be replayed.
+/// Returns the outcome with each allocator, under the limit that the job had, and a sentence for each allocator with
+/// which the job cannot be replayed. Both are empty if no request is recorded, and for host memory, whose allocators cannot be replayed.
 fn replay_all(
     trace: &Trace,
     is_host: bool,
@@ -179,6 +180,7 @@ fn replay_all(
     }
     let configs: Vec<Config> = args::all_configs().collect();
     let options = Options {
+        capacity: ImpliedLimit::of(trace).map(|limit| limit.least),
         timeline_points: TIMELINE_POINTS,
         ..Options::default()
     };

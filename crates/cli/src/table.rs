@@ -21,10 +21,10 @@ const WIDE_COLUMNS: u16 = 120;
 const CONFIG_COLUMNS_MAX: usize = 40;
 
 /// The title of the column with the driver's share of the job's time.
-const SHARE: &str = "of job";
+pub(crate) const SHARE: &str = "of job";
 
 /// Stands for a missing figure.
-const NONE: &str = "–";
+pub(crate) const NONE: &str = "–";
 
 /// Returns the text that `lowtide replay` prints about `failures` and `ranked`, the outcomes from best to worst.
 pub(crate) fn report(

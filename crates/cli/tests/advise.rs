@@ -5,7 +5,7 @@ mod common;
 use common::{
     GPT2, Scratch, lowtide, mask_columns, read_sample, run, run_json, stderr, without_beginning,
 };
-use lowtide_core::{Action, DeviceAddress, Event};
+use lowtide_core::{Action, Bytes, DeviceAddress, Event};
 use lowtide_trace::TraceEvent;
 use serde_json::Value;
 
@@ -32,8 +32,54 @@ fn the_advice_is_something_to_paste() {
         .filter(|line| !line.contains("driver time"))
         .collect();
     insta::assert_snapshot!(advice.join("\n"));
-    let others = mask_columns(&format!("other settings{others}"), &["driver time"]);
+    let others = format!("other settings{others}");
+    let others = mask_columns(&others, &["driver time", "of job"]);
     insta::assert_snapshot!(others);
+}
+
+/// A request failed while the device had memory: what is advised has to fit in the job's limit.
+#[test]
+fn the_limit_of_a_job_is_inferred() {
+    let scratch = Scratch::new("limit");
+    // Notes are on standard error.
+    let advise = |arguments: &[&str]| {
+        let output = lowtide().arg("advise").args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let json = |arguments: &[&str]| -> Value {
+        let text = advise(&[arguments, &["--json"]].concat());
+        serde_json::from_str(&text).unwrap()
+    };
+    let held = json(&[GPT2])["now"]["peak_reserved_bytes"].clone();
+    let mut snapshot = read_sample(GPT2);
+    let left = 100 << 30;
+    let mut refused = snapshot.traces[0].events[0];
+    refused.event = Event {
+        action: Action::OutOfMemory,
+        address: DeviceAddress(left),
+        size: Bytes::gib(1),
+        ..refused.event
+    };
+    snapshot.traces[0].events.push(refused);
+    let path = scratch.write_snapshot("limited.lowtide", &snapshot);
+    let path = path.to_str().unwrap();
+    assert_eq!(json(&[path])["capacity_bytes"], held);
+    let text = advise(&[path]);
+    let line = ", as a request of 1.00 GiB failed while the device had 100.00 GiB left; ";
+    assert!(text.contains(line), "{text}");
+    let chosen = json(&[path, "--capacity", "64T"]);
+    assert_eq!(chosen["capacity_bytes"], 64_u64 << 40);
+    assert!(!advise(&[path, "--capacity", "64T"]).contains("the job had a limit"));
+    // A request for more than the device had left says nothing about a limit.
+    snapshot.traces[0].events.pop();
+    refused.event.size = Bytes(left + 1);
+    snapshot.traces[0].events.push(refused);
+    let path = scratch.write_snapshot("full.lowtide", &snapshot);
+    assert_eq!(
+        json(&[path.to_str().unwrap()])["capacity_bytes"],
+        Value::Null
+    );
 }
 
 #[test]

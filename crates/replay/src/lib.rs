@@ -33,6 +33,7 @@ mod apart;
 mod card;
 mod compile;
 mod extents;
+mod implied_limit;
 mod initial;
 mod initial_sizes;
 mod job;
@@ -51,6 +52,7 @@ mod verify;
 
 use lowtide_core::{Bytes, Config};
 
+pub use implied_limit::ImpliedLimit;
 pub use job::{Job, Options};
 pub use outcome::{Difference, Outcome, Point, ReplayError, Verified};
 pub use progress::Progress;

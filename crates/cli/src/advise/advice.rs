@@ -1,7 +1,7 @@
 //! The result of a search for the best setting.
 
 use lowtide_core::Bytes;
-use lowtide_replay::Outcome;
+use lowtide_replay::{ImpliedLimit, Outcome};
 
 use super::settings::Candidate;
 use crate::format;
@@ -38,6 +38,8 @@ impl Attempt {
 pub(super) struct Advice<'a> {
     pub(super) job: &'a Job,
     pub(super) capacity: Option<Bytes>,
+    /// The job's own limit, if that is the capacity.
+    pub(super) limit: Option<ImpliedLimit>,
     /// The result with the recording's own settings.
     pub(super) now: Attempt,
     /// The setting to choose, which may be `now`; `None` if no candidate completes the job.

@@ -12,7 +12,7 @@ use super::advice::{self, Advice, Attempt, Tried};
 use crate::format::{self, SizeUnit};
 use crate::job::Job;
 use crate::json::ResultRow;
-use crate::{ranking, table};
+use crate::{ranking, recording, table};
 
 /// The number of rows. More would bury the first ones.
 const ROWS: usize = 10;
@@ -20,15 +20,17 @@ const ROWS: usize = 10;
 /// Returns the text that `lowtide advise` prints.
 pub(super) fn text(advice: &Advice<'_>) -> String {
     let mut text = format!("{}\n", advice.job.headline());
-    if let Some(capacity) = advice.capacity {
-        let _ = writeln!(text, "on a device of {capacity}");
+    let limit = advice.limit.as_ref().map(recording::limit_text);
+    let device = || Some(format!("on a device of {}", advice.capacity?));
+    if let Some(line) = limit.or_else(device) {
+        let _ = writeln!(text, "{line}");
     }
     let _ = writeln!(text, "\n{}\n", now(advice));
     if let Some(lost) = advice.job.lost_beginning {
         let _ = writeln!(text, "{}\n", lost.note());
     }
     match &advice.best {
-        None => text.push_str(&none(advice.capacity)),
+        None => text.push_str(&none(advice)),
         Some(best) if advice.is_now(best) => {
             let _ = writeln!(text, "{}", style(keep(advice, best)).bold());
         }
@@ -66,10 +68,14 @@ fn now(advice: &Advice<'_>) -> String {
 }
 
 /// Returns the line for the case that no setting completes the job.
-fn none(capacity: Option<Bytes>) -> String {
-    match capacity {
+fn none(advice: &Advice<'_>) -> String {
+    let without = match advice.limit {
+        Some(_) => " With `--capacity 64TiB`, the answer is without the limit.",
+        None => "",
+    };
+    match advice.capacity {
         Some(capacity) => {
-            format!("No setting of PyTorch's allocator fits the job in {capacity}.\n")
+            format!("No setting of PyTorch's allocator fits the job in {capacity}.{without}\n")
         }
         None => "No setting of PyTorch's allocator lets the job complete.\n".to_owned(),
     }
@@ -176,13 +182,15 @@ fn cautions(best: &Tried) -> impl Iterator<Item = String> {
 /// Returns a table of the candidates that were not chosen.
 fn others(advice: &Advice<'_>) -> String {
     let unit = SizeUnit::for_sizes_up_to(advice.job.peak_live_bytes);
-    let header = vec![
+    let mut header = vec![
         "other settings".to_owned(),
         format!("reserved {}", unit.name()),
         "ratio".into(),
         "driver calls".into(),
         "driver time".into(),
     ];
+    let has_times = advice.job.duration_us.is_some();
+    header.extend(has_times.then(|| table::SHARE.into()));
     let row = |Tried { candidate, outcome }: &Tried| {
         let conf = if candidate.conf.is_empty() {
             "(PyTorch's defaults)".to_owned()
@@ -190,13 +198,16 @@ fn others(advice: &Advice<'_>) -> String {
             candidate.conf.to_string()
         };
         let [reserved, ratio] = table::reserved_and_ratio(outcome, unit);
-        vec![
+        let mut row = vec![
             conf,
             reserved,
             ratio,
             format::count(table::driver_calls(outcome)),
             format::duration(outcome.driver_time_us),
-        ]
+        ];
+        let share = ranking::driver_share(advice.job, outcome).map(format::percent);
+        row.extend(has_times.then(|| share.unwrap_or_else(|| table::NONE.into())));
+        row
     };
     let rows = advice.others.iter().take(ROWS).map(row).collect();
     let table = table::new_table(header, rows);

@@ -142,6 +142,7 @@ fn what_takes_less_and_is_passed_over_is_said_to_be_slow() {
         let advice = Advice {
             job: &job,
             capacity: None,
+            limit: None,
             best: Some(now.clone()),
             now: attempt(now),
             others,
@@ -169,6 +170,7 @@ fn what_is_slow_and_advised_says_so() {
     let advice = Advice {
         job: &job,
         capacity: None,
+        limit: None,
         now: attempt(refused(tried(&[], 400))),
         best: Some(slow),
         others: Vec::new(),
@@ -195,6 +197,7 @@ fn what_cannot_be_replayed_now_is_said_and_the_others_are_compared() {
     let advice = Advice {
         job: &job,
         capacity: None,
+        limit: None,
         now: Attempt {
             candidate,
             result: Err(Box::new(failure)),
@@ -220,6 +223,7 @@ fn what_tide_takes_is_said_beside_the_advice() {
         let advice = Advice {
             job: &job,
             capacity: None,
+            limit: None,
             now: attempt(tried(&[], 2000)),
             best: Some(tried(&[EXPANDABLE], 1100)),
             others: Vec::new(),
