@@ -69,3 +69,10 @@ __all__ = [
     "snapshot",
     "version",
 ]
+
+
+def __getattr__(name: str) -> str:
+    # Not at import: the version is the library's, which is loaded when it is needed.
+    if name == "__version__":
+        return version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

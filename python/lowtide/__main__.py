@@ -1,11 +1,13 @@
-"""`python -m lowtide`: run, build, doctor."""
+"""`python -m lowtide`: run, build, doctor. The other commands are those of the program `lowtide`."""
 
+import os
 import sys
 
-from . import _run
+from . import _run, version
 from ._doctor import doctor
 from ._errors import Error
 from ._install import first_line, report_line
+from ._report import find_command
 
 USAGE = """\
 usage: python -m lowtide COMMAND
@@ -19,9 +21,12 @@ usage: python -m lowtide COMMAND
   doctor [--json]
       says what lowtide finds on this machine, and what to do about what is missing
 
-The `lowtide` command has what needs no PyTorch: replay, advise, convert, report, diff, leaks, run, record, top and
-doctor.
+  replay, advise, convert, report, diff, leaks, record, top
+      what the program `lowtide` does: `lowtide --help` says it, and `python -m lowtide replay --help`
+  --version
 """
+
+COMMANDS = ("replay", "advise", "convert", "report", "diff", "leaks", "record", "top")
 
 
 def main(arguments: list[str]) -> int:
@@ -30,10 +35,17 @@ def main(arguments: list[str]) -> int:
     if command in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
-    if [word for word in rest if word != "--preload"] in (["-h"], ["--help"]):
+    if command in ("-V", "--version"):
+        print(f"lowtide {version()}")
+        return 0
+    has_own_help = command in ("run", "build", "doctor")
+    if has_own_help and [word for word in rest if word != "--preload"] in (["-h"], ["--help"]):
         print(_run.USAGE if command == "run" else USAGE)
         return 0
     try:
+        if command in COMMANDS:
+            program = find_command()
+            os.execv(program, [program, *arguments])
         if command == "run":
             _run.run(rest)
         if command in ("build", "doctor"):

@@ -41,14 +41,18 @@ class _TorchFinder:
             # Only now: a failed import may be tried again. A second look-up may come before the first import has ended.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _install_or_exit()
+                install_or_exit()
 
         # Patch the loader that Python found, so that the module keeps its own loader.
         spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
         return spec
 
 
-def _install_or_exit() -> None:
+def install_or_exit() -> None:
+    """Installs lowtide in PyTorch. Ends the process if it cannot, unless the process can do without.
+
+    What is wrong is one line on standard error.
+    """
     # `run` rejects this setting in the user's environment. Here the program, or the script that started it, set it.
     wish = other_backend()
     if wish is not None:

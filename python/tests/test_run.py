@@ -2,13 +2,16 @@
 
 import os
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from machine import Machine
 
 import lowtide._run
+from lowtide.__main__ import COMMANDS
 from lowtide._library import PATH
+from lowtide._report import find_command
 from lowtide._run import interpreter_options, preload_list
 
 # What a script can see of how it was started.
@@ -108,6 +111,33 @@ def test_commands(machine: Machine) -> None:
         done = machine.run("-m", "lowtide", *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("usage: python -m lowtide")
+
+
+def test_pytorch_loads_lowtide_if_the_environment_says_so(machine: Machine) -> None:
+    (found,) = entry_points(group="torch.backends", name="lowtide")
+    assert found.value == "lowtide._autoload:load"
+    machine.write("look.py", ALLOCATOR + "    from lowtide._autoload import load\n    load()\n    print(allocator())\n")
+    for wish, expected in (("1", "lowtide"), ("0", "PyTorch"), ("", "PyTorch")):
+        done = machine.run("look.py", LOWTIDE=wish)
+        assert (done.stdout, done.stderr) == (f"{expected}\n", "")
+    # Under `run`, lowtide is installed by that.
+    done = machine.run("-m", "lowtide", "run", "look.py", LOWTIDE="1")
+    assert (done.stdout, done.stderr) == ("lowtide\n", "")
+    done = machine.run("look.py", LOWTIDE="1", LOWTIDE_STRATEGY="best")
+    assert done.returncode == 2
+    assert done.stderr.startswith("lowtide: Unknown strategy 'best'")
+
+
+def test_the_program_serves_the_other_commands(machine: Machine) -> None:
+    program = find_command()
+    for arguments in (["replay", "--help"], ["leaks", "no.pickle"], ["--version"]):
+        ours = machine.run("-m", "lowtide", *arguments)
+        theirs = machine.command(program, *arguments)
+        assert (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
+    listed = machine.run("-m", "lowtide", "--help").stdout
+    assert all(command in listed for command in COMMANDS)
+    done = machine.run("-c", "import lowtide; print(lowtide.__version__, hasattr(lowtide, 'none'))")
+    assert done.stdout == f"{lowtide.version()} False\n"
 
 
 def test_options_of_python_that_would_lose_children_are_refused(gpu: Machine) -> None:

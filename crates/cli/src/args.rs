@@ -211,7 +211,7 @@ pub(crate) struct RunArgs {
 /// (`.pid1234`) before the extension. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read it,
 /// also while it is written and after the process was killed. The command has to run on lowtide: `lowtide record
 /// python -m lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's,
-/// or 128 plus the number of the signal that ended it. If nothing was recorded, one line at the end says so.
+/// or 128 plus the number of the signal that ended it. A line at the end says how much was recorded, or why nothing.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The file to write. An earlier recording of this name is replaced once the command begins to record. A file
@@ -284,8 +284,8 @@ pub(crate) struct SourceArgs {
     #[command(flatten)]
     pub(crate) recording: RecordingArgs,
 
-    /// The memory of the simulated device: bytes, `12GiB` (KiB, MiB, GiB, TiB: powers of 1024), or `1.02x` the
-    /// job's peak live bytes [default: no limit]
+    /// The memory of the simulated device: bytes, `12GiB` or `12G` (powers of 1024), `80GB` (powers of 1000), or `1.02x`
+    /// the job's peak live bytes [default: no limit; for `advise`, the limit that the job died under]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) capacity: Option<Capacity>,
 }
@@ -475,7 +475,7 @@ mod tests {
             "/../../python/lowtide/__main__.py"
         );
         let usage = std::fs::read_to_string(usage).unwrap();
-        let (_, named) = usage.split_once("The `lowtide` command has").unwrap();
+        let (_, named) = usage.split_once("USAGE = \"\"\"").unwrap();
         let (named, _) = named.split_once("\"\"\"").unwrap();
         let commands = CommandLine::command();
         for command in commands.get_subcommands() {

@@ -23,7 +23,8 @@ impl Capacity {
     }
 }
 
-/// Reads `13077572773`, `12GiB`, `1.5 TiB` or `1.02x`. Units are binary and their case does not matter.
+/// Reads `13077572773`, `12GiB`, `1.5 TiB`, `80GB` or `1.02x`. `G` is `GiB`, and `GB` is 10^9 bytes, as in Unix commands.
+/// The case does not matter.
 impl FromStr for Capacity {
     type Err = String;
 
@@ -57,12 +58,16 @@ impl FromStr for Capacity {
 fn unit_bytes(unit: &str) -> Result<Bytes, String> {
     match unit {
         "b" => Ok(Bytes(1)),
-        "kib" => Ok(Bytes::kib(1)),
-        "mib" => Ok(Bytes::mib(1)),
-        "gib" => Ok(Bytes::gib(1)),
-        "tib" => Ok(Bytes::gib(1024)),
+        "k" | "kib" => Ok(Bytes::kib(1)),
+        "m" | "mib" => Ok(Bytes::mib(1)),
+        "g" | "gib" => Ok(Bytes::gib(1)),
+        "t" | "tib" => Ok(Bytes::gib(1024)),
+        "kb" => Ok(Bytes(1_000)),
+        "mb" => Ok(Bytes(1_000_000)),
+        "gb" => Ok(Bytes(1_000_000_000)),
+        "tb" => Ok(Bytes(1_000_000_000_000)),
         _ => Err(format!(
-            "unknown unit '{unit}', units are KiB, MiB, GiB, TiB, and x for times the peak of live bytes"
+            "unknown unit '{unit}', units are KiB, MiB, GiB, TiB, KB, MB, GB, TB, and x for times the peak of live bytes"
         )),
     }
 }
@@ -93,6 +98,10 @@ mod tests {
             ("2TiB", Bytes::gib(2048)),
             ("512KiB", Bytes::kib(512)),
             ("7B", Bytes(7)),
+            ("80GB", Bytes(80_000_000_000)),
+            ("1.5 tb", Bytes(1_500_000_000_000)),
+            ("12 G", Bytes::gib(12)),
+            ("512k", Bytes::kib(512)),
         ] {
             assert_eq!(text.parse(), Ok(Capacity::Absolute(bytes)), "{text}");
         }
@@ -113,8 +122,8 @@ mod tests {
             ("", "expected bytes"),
             ("GiB", "expected bytes"),
             ("-1", "expected bytes"),
-            ("12GB", "unknown unit 'gb'"),
-            ("12 G", "unknown unit 'g'"),
+            ("12GBit", "unknown unit 'gbit'"),
+            ("12 Go", "unknown unit 'go'"),
             ("1.5", "'1.5' is not a number of bytes"),
             ("1.2.3GiB", "'1.2.3' is not a number of bytes"),
             ("99999999999999999999", "is not a number of bytes"),

@@ -47,9 +47,9 @@ fn each_bad_argument_has_its_line() {
          'True' or 'False' at index 2 in ConfigTokenizer but got 'true'",
     );
     check(
-        "replay a --capacity 12GB",
-        "invalid value '12GB' for '--capacity <SIZE>': unknown unit 'gb', units are KiB, MiB, GiB, TiB, \
-         and x for times the peak of live bytes",
+        "replay a --capacity 12GBit",
+        "invalid value '12GBit' for '--capacity <SIZE>': unknown unit 'gbit', units are KiB, MiB, GiB, TiB, \
+         KB, MB, GB, TB, and x for times the peak of live bytes",
     );
     check(
         "replay a --device first",
