@@ -118,11 +118,10 @@ def test_pytorch_loads_lowtide_if_the_environment_says_so(machine: Machine) -> N
     assert found.value == "lowtide._autoload:load"
     machine.write("look.py", ALLOCATOR + "    from lowtide._autoload import load\n    load()\n    print(allocator())\n")
     for wish, expected in (("1", "lowtide"), ("0", "PyTorch"), ("", "PyTorch")):
-        done = machine.run("look.py", LOWTIDE=wish)
-        assert (done.stdout, done.stderr) == (f"{expected}\n", "")
+        assert machine.run("look.py", LOWTIDE=wish).stdout == f"{expected}\n"
     # Under `run`, lowtide is installed by that.
     done = machine.run("-m", "lowtide", "run", "look.py", LOWTIDE="1")
-    assert (done.stdout, done.stderr) == ("lowtide\n", "")
+    assert (done.stdout, done.stderr.count("shim")) == ("lowtide\n", 1)
     done = machine.run("look.py", LOWTIDE="1", LOWTIDE_STRATEGY="best")
     assert done.returncode == 2
     assert done.stderr.startswith("lowtide: Unknown strategy 'best'")

@@ -211,7 +211,7 @@ pub(crate) struct RunArgs {
 /// (`.pid1234`) before the extension. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read it,
 /// also while it is written and after the process was killed. The command has to run on lowtide: `lowtide record
 /// python -m lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's,
-/// or 128 plus the number of the signal that ended it. A line at the end says how much was recorded, or why nothing.
+/// or 128 plus the number of the signal that ended it. If nothing was recorded, one line at the end says so.
 #[derive(Args, Debug)]
 pub(crate) struct RecordArgs {
     /// The file to write. An earlier recording of this name is replaced once the command begins to record. A file

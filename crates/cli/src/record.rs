@@ -4,11 +4,10 @@ use std::env;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{self, Path, PathBuf};
+use std::path::{self, Path};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use anyhow::{Context as _, bail};
-use lowtide_core::Bytes;
 use lowtide_files::{NewFile, Readers};
 use lowtide_trace::{JobStart, Trace, file_names};
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,7 +15,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::RecordArgs;
-use crate::{format, output, run};
+use crate::{output, run};
 
 /// The environment variable from which liblowtide.so gets the file's path.
 const FILE: &str = "LOWTIDE_RECORD";
@@ -26,11 +25,8 @@ const STACKS: &str = "LOWTIDE_RECORD_STACKS";
 /// A larger file has more than its beginning, so it is not read to find that out.
 const BEGINNING_MAX: u64 = 1 << 16;
 
-/// The events of recordings that are larger together are not counted.
-const COUNTED_MAX: u64 = 1 << 23;
-
-/// Runs the program. Each of its processes records its own memory events. Then prints a line: how many events were
-/// recorded and where, or why none. Returns the program's exit code, or 128 plus the number of the signal that ended it.
+/// Runs the program. Each of its processes records its own memory events. Prints a line if no process recorded any.
+/// Returns the program's exit code, or 128 plus the number of the signal that ended it.
 ///
 /// # Errors
 ///
@@ -62,12 +58,9 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
         Ok(child) => wait_for(child)?,
         Err(error) => return Ok(run::not_run(program, &error)),
     };
-    if let Ok(files) = recordings_since(&own, start) {
+    if let Some(what) = what_is_missing(&own, start) {
         let (name, program) = (args.output.display(), program.display());
-        output::note(&match what_is_missing(&files) {
-            Some(what) => format!("{name}: nothing was recorded: `{program}` {what}"),
-            None => recorded_text(&args.output, &files),
-        });
+        output::note(&format!("{name}: nothing was recorded: `{program}` {what}"));
     }
     Ok(exit_code(status))
 }
@@ -110,49 +103,10 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// Returns the files of this name, and those of other processes and ranks, that were written since the job began.
-fn recordings_since(file: &Path, start: JobStart) -> io::Result<Vec<PathBuf>> {
-    let mut files = file_names::files_of(file)?;
+/// Returns what the program did not do, if none of its processes recorded anything in a file of this name.
+fn what_is_missing(file: &Path, start: JobStart) -> Option<&'static str> {
+    let mut files = file_names::files_of(file).ok()?;
     files.retain(|file| { file.symlink_metadata() }.is_ok_and(|file| !start.is_after(&file)));
-    files.sort();
-    Ok(files)
-}
-
-/// Returns a sentence about what was recorded, and where: beside `output`, as the user named it.
-fn recorded_text(output: &Path, files: &[PathBuf]) -> String {
-    let lengths = files.iter().filter_map(|file| file.metadata().ok());
-    let length: u64 = lengths.map(|file| file.len()).sum();
-    let is_short = length <= COUNTED_MAX;
-    let events = is_short.then(|| counted_events(files)).flatten();
-    let what = events.map_or_else(
-        || Bytes(length).to_string(),
-        |events| format::counted(events, "event"),
-    );
-    let name = files.first().and_then(|file| file.file_name());
-    let first = output.with_file_name(name.unwrap_or_default());
-    let first = first.display();
-    match files.len() {
-        1 => format!("recorded {what} in {first}"),
-        count => format!("recorded {what} in {count} files: {first} and others"),
-    }
-}
-
-/// Returns the number of events in recordings; `None` if one cannot be read.
-fn counted_events(files: &[PathBuf]) -> Option<u64> {
-    let events = |file: &PathBuf| {
-        let file = lowtide_files::open_own(file).ok().flatten()?;
-        let snapshot = lowtide_trace::read_from(file).ok()?;
-        let of_traces = snapshot
-            .traces
-            .iter()
-            .map(|trace| trace.events.len() as u64);
-        Some(of_traces.sum::<u64>())
-    };
-    files.iter().map(events).sum()
-}
-
-/// Returns what the program did not do, if none of its processes recorded anything in these files.
-fn what_is_missing(files: &[PathBuf]) -> Option<&'static str> {
     if files.iter().any(|file| has_any(file)) {
         return None;
     }
