@@ -122,12 +122,13 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
             trace_name(name, trace, devices)
         };
         let progress = Progress::new("replaying", trace.events.len() as u64);
+        let limit = ImpliedLimit::of(trace);
         let (findings, (replayed, failures)) = rayon::join(
             || Findings::of(trace, is_host, &progress),
-            || replay_all(trace, is_host, &progress),
+            || replay_all(trace, is_host, limit.as_ref(), &progress),
         );
         drop(progress);
-        let limit_note = ImpliedLimit::of(trace).as_ref().map(recording::limit_text);
+        let limit_note = limit.as_ref().map(recording::limit_text);
         let replay_notes = recording::replay_notes(trace).into_iter().chain(limit_note);
         let replay_notes = replay_notes.filter(|_| !replayed.is_empty());
         let notes: Vec<String> = replay_notes.chain(failures).collect();
@@ -173,6 +174,7 @@ fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
 fn replay_all(
     trace: &Trace,
     is_host: bool,
+    limit: Option<&ImpliedLimit>,
     progress: &Progress,
 ) -> (Vec<(String, Outcome)>, Vec<String>) {
     if is_host || trace.allocs() == 0 {
@@ -180,7 +182,7 @@ fn replay_all(
     }
     let configs: Vec<Config> = args::all_configs().collect();
     let options = Options {
-        capacity: ImpliedLimit::of(trace).map(|limit| limit.least),
+        capacity: limit.map(|limit| limit.least),
         timeline_points: TIMELINE_POINTS,
         ..Options::default()
     };

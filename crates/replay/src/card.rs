@@ -20,29 +20,19 @@ impl Card {
     /// Infers the card of a recording. `page_size` is the page size of its expandable segments for large requests.
     /// O(n) for n events.
     pub(crate) fn new(trace: &Trace, page_size: Bytes) -> Card {
-        let mut reserved = trace.initial_reserved_bytes();
-        let (mut held_max, mut refused_max, mut is_limited) = (reserved, None, false);
-        for recorded in &trace.events {
+        let (mut refused_max, mut is_limited) = (None, false);
+        for (recorded, reserved) in trace.events.iter().zip(trace.reserved_bytes()) {
             let event = recorded.event;
-            match event.action {
-                Action::SegmentAlloc | Action::SegmentMap => {
-                    reserved = reserved.saturating_add(event.size);
-                }
-                Action::SegmentFree | Action::SegmentUnmap => {
-                    reserved = reserved.saturating_sub(event.size);
-                }
-                Action::OutOfMemory => {
-                    // The event's address holds the bytes that the card had left.
-                    let left = Bytes(event.address.get());
-                    refused_max = refused_max.max(Some(left.saturating_add(reserved)));
-                    // If the request and a page more at either end would have fitted, a limit refused it and not
-                    // the card.
-                    is_limited |= event.size.saturating_add(page_size + page_size) <= left;
-                }
-                _ => {}
+            if event.action != Action::OutOfMemory {
+                continue;
             }
-            held_max = held_max.max(reserved);
+            // The event's address holds the bytes that the card had left.
+            let left = Bytes(event.address.get());
+            refused_max = refused_max.max(Some(left.saturating_add(reserved)));
+            // If the request and a page more at either end would have fitted, a limit refused it and not the card.
+            is_limited |= event.size.saturating_add(page_size + page_size) <= left;
         }
+        let held_max = trace.peak_reserved_bytes();
         let size_min = refused_max.map(|size| size.max(held_max));
         Card {
             size_min,

@@ -35,8 +35,8 @@ impl ImpliedLimit {
         }
         // A request may need a page more at either end.
         let slack = settings.large_segment_size + settings.large_segment_size;
-        let (least, failed) = Self::last_refusal(trace);
-        let limit = failed.map(|failed| ImpliedLimit { least, ..failed })?;
+        let limit = Self::at_last_request(trace)?;
+        let least = limit.least;
         let is_of_device = limit.refused.saturating_add(slack) > limit.left;
         let is_wide = limit.most.saturating_sub(least) > Bytes(least.get() / WIDTH_PART);
         let is_contradicted = least > limit.most.saturating_add(slack);
@@ -44,33 +44,22 @@ impl ImpliedLimit {
         (is_possible && !is_of_device && !is_wide && !is_contradicted).then_some(limit)
     }
 
-    /// Returns the peak of reserved bytes, and the last request that failed, if none was served after it.
-    fn last_refusal(trace: &Trace) -> (Bytes, Option<ImpliedLimit>) {
-        let mut reserved = trace.initial_reserved_bytes();
-        let (mut held_max, mut failed) = (reserved, None);
-        for event in trace.events.iter().map(|recorded| recorded.event) {
-            match event.action {
-                Action::SegmentAlloc | Action::SegmentMap => {
-                    reserved = reserved.saturating_add(event.size);
-                }
-                Action::SegmentFree | Action::SegmentUnmap => {
-                    reserved = reserved.saturating_sub(event.size);
-                }
-                Action::OutOfMemory => {
-                    failed = Some(ImpliedLimit {
-                        least: Bytes::ZERO,
-                        most: reserved.saturating_add(event.size),
-                        refused: event.size,
-                        // The event's address holds the bytes that the device had left.
-                        left: Bytes(event.address.get()),
-                    });
-                }
-                Action::Alloc => failed = None,
-                _ => {}
-            }
-            held_max = held_max.max(reserved);
-        }
-        (held_max, failed)
+    /// Returns what the last request shows, if it failed.
+    fn at_last_request(trace: &Trace) -> Option<ImpliedLimit> {
+        let events = trace.events.iter().map(|recorded| recorded.event);
+        let requests = events
+            .zip(trace.reserved_bytes())
+            .filter(|(event, _)| matches!(event.action, Action::Alloc | Action::OutOfMemory));
+        let (event, reserved) = requests
+            .last()
+            .filter(|(event, _)| event.action == Action::OutOfMemory)?;
+        Some(ImpliedLimit {
+            least: trace.peak_reserved_bytes(),
+            most: reserved.saturating_add(event.size),
+            refused: event.size,
+            // The event's address holds the bytes that the device had left.
+            left: Bytes(event.address.get()),
+        })
     }
 }
 

@@ -323,21 +323,24 @@ impl Trace {
     /// Returns the peak reserved bytes of the job itself, the segments before the first event included. Linear in
     /// the events.
     pub fn peak_reserved_bytes(&self) -> Bytes {
-        let mut reserved = self.initial_reserved_bytes();
-        let mut peak = reserved;
-        for TraceEvent { event, .. } in &self.events {
-            match event.action {
-                Action::SegmentAlloc | Action::SegmentMap => {
-                    reserved = reserved.saturating_add(event.size);
-                    peak = peak.max(reserved);
-                }
-                Action::SegmentFree | Action::SegmentUnmap => {
-                    reserved = reserved.saturating_sub(event.size);
-                }
-                _ => {}
-            }
-        }
-        peak
+        let initial = self.initial_reserved_bytes();
+        self.reserved_bytes().fold(initial, Bytes::max)
+    }
+
+    /// Returns the reserved bytes after each event, which include those of the initial segments.
+    pub fn reserved_bytes(&self) -> impl Iterator<Item = Bytes> {
+        let after = |reserved: &mut Bytes, recorded: &TraceEvent| {
+            let size = recorded.event.size;
+            *reserved = match recorded.event.action {
+                Action::SegmentAlloc | Action::SegmentMap => reserved.saturating_add(size),
+                Action::SegmentFree | Action::SegmentUnmap => reserved.saturating_sub(size),
+                _ => *reserved,
+            };
+            Some(*reserved)
+        };
+        self.events
+            .iter()
+            .scan(self.initial_reserved_bytes(), after)
     }
 
     /// Returns the maximum over time of the sum of `bytes` over the blocks that the program holds: from
