@@ -21,12 +21,12 @@ usage: python -m lowtide COMMAND
   doctor [--json]
       says what lowtide finds on this machine, and what to do about what is missing
 
-  replay, advise, convert, report, diff, leaks, record, top
+  summary, replay, advise, convert, report, diff, leaks, record, top
       what the program `lowtide` does: `lowtide --help` says it, and `python -m lowtide replay --help`
   --version
 """
 
-COMMANDS = ("replay", "advise", "convert", "report", "diff", "leaks", "record", "top")
+COMMANDS = ("summary", "replay", "advise", "convert", "report", "diff", "leaks", "record", "top")
 
 
 def main(arguments: list[str]) -> int:

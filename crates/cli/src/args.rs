@@ -27,6 +27,7 @@ struct CommandLine {
 /// The subcommands.
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
+    Summary(SummaryArgs),
     Replay(ReplayArgs),
     Advise(AdviseArgs),
     Convert(ConvertArgs),
@@ -37,6 +38,27 @@ pub(crate) enum Command {
     Record(RecordArgs),
     Top(TopArgs),
     Doctor(DoctorArgs),
+}
+
+/// Show on one screen what a recorded job's memory was for, and what would help
+///
+/// Prints the peaks, why reserved memory was not live, what the peak consists of by category and by call site, what
+/// grows, out-of-memory errors, and what other settings take. Several recordings, or one of several devices, are
+/// compared in a table. Categories follow from stacks: record with torch.cuda.memory._record_memory_history().
+#[derive(Args, Debug)]
+pub(crate) struct SummaryArgs {
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
+    /// `-` reads standard input. May be repeated
+    #[arg(value_name = "TRACE", required = true)]
+    pub(crate) traces: Vec<PathBuf>,
+
+    /// The device, if a recording has several [default: all]
+    #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
+    pub(crate) device: Option<u32>,
+
+    /// Print one JSON object for each device, in a list
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Compare what allocators would have done with a recorded job

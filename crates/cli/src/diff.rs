@@ -1,5 +1,7 @@
 //! `lowtide diff`: the call sites with more memory in one recording than in another.
 
+mod figures;
+
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -13,9 +15,11 @@ use serde::Serialize;
 use crate::args::DiffArgs;
 use crate::job::Job;
 use crate::leaks::bytes_text;
+use crate::moment::MomentRow;
 use crate::recording::{self, Recording};
 use crate::sites::{SiteRow, Sizes, StepsRow, site_texts, steps_text};
 use crate::{format, json, output};
+use figures::Figures;
 
 /// The number of call sites described one by one. The JSON has all.
 const SITES_MAX: usize = 20;
@@ -43,9 +47,15 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     let [has_before, has_after] = difference.has_stacks;
     let sizes = Sizes::new(&histories, has_before != has_after);
     output::print(&if args.json {
-        json::text(&DiffReport::new(&jobs, &difference, traces, &sizes))?
+        let figures = Figures::of(&jobs, traces, &histories);
+        json::text(&DiffReport::new(&figures, &difference, traces, &sizes))?
     } else {
-        text(&jobs, &difference, traces, &sizes)
+        text(
+            &Figures::of(&jobs, traces, &histories),
+            &difference,
+            traces,
+            &sizes,
+        )
     })
 }
 
@@ -55,9 +65,14 @@ fn changed(difference: &Difference) -> impl Iterator<Item = &SiteDifference> {
     sites.filter(|site| site.growth_bytes() != 0)
 }
 
-fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2], sizes: &Sizes) -> String {
+fn text(
+    figures: &Figures<'_>,
+    difference: &Difference,
+    traces: [&Trace; 2],
+    sizes: &Sizes,
+) -> String {
     let mut text = String::new();
-    for (job, steps) in jobs.iter().zip(&difference.steps) {
+    for (job, steps) in figures.jobs.iter().zip(&difference.steps) {
         let _ = writeln!(text, "{}\n  {}", job.headline(), steps_text(steps));
     }
     let only = match difference.has_stacks {
@@ -69,6 +84,7 @@ fn text(jobs: &[Job; 2], difference: &Difference, traces: [&Trace; 2], sizes: &S
         text += &format!("\nonly the {only} recording has stacks, so both are compared by size\n");
     }
     let changed = || changed(difference);
+    text += &figures.text();
     text += "\nlive at the second's peak, compared with the first's:\n";
     let listed = || changed().take(SITES_MAX);
     let names: Vec<_> = listed().map(|site| name(site, traces)).collect();
@@ -135,6 +151,14 @@ fn signed(bytes: i64) -> String {
 #[derive(Debug, Serialize)]
 struct DiffReport<'a> {
     traces: &'a [Job; 2],
+    /// The instants of the peak reserved bytes.
+    peak_reserved: [MomentRow; 2],
+    /// The number of times that memory was given back to the driver.
+    given_back: [usize; 2],
+    /// The number of requests that failed.
+    out_of_memory: [usize; 2],
+    /// What most of the difference in reserved bytes is due to.
+    reason: String,
     steps: [StepsRow<'a>; 2],
     /// If only one recording has stacks, both are compared by size.
     has_stacks: [bool; 2],
@@ -173,7 +197,7 @@ struct SiteDifferenceRow<'a> {
 
 impl<'a> DiffReport<'a> {
     fn new(
-        jobs: &'a [Job; 2],
+        figures: &'a Figures<'a>,
         difference: &'a Difference,
         traces: [&'a Trace; 2],
         sizes: &Sizes,
@@ -192,7 +216,11 @@ impl<'a> DiffReport<'a> {
         };
         let [before, after] = &difference.steps;
         DiffReport {
-            traces: jobs,
+            traces: figures.jobs,
+            peak_reserved: figures.peaks.map(MomentRow::new),
+            given_back: figures.given_back,
+            out_of_memory: figures.out_of_memory,
+            reason: figures.reason(),
             steps: [StepsRow::new(before), StepsRow::new(after)],
             has_stacks: difference.has_stacks,
             total: TotalRow::new(difference),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lowtide_core::Bytes;
 use lowtide_history::History;
-use lowtide_trace::Trace;
+use lowtide_trace::{OneLine, Trace};
 use serde::Serialize;
 
 use crate::format::{self, SizeUnit};
@@ -35,6 +35,11 @@ pub(crate) struct Job {
     /// Peak requested bytes.
     #[serde(serialize_with = "crate::format::bytes")]
     pub(crate) peak_requested_bytes: Bytes,
+    /// The job's own peak reserved bytes.
+    #[serde(serialize_with = "crate::format::bytes")]
+    pub(crate) peak_reserved_bytes: Bytes,
+    /// The strategy that served the job, with the settings in force.
+    pub(crate) strategy: String,
     /// The job's reserved bytes, if the recording lost its beginning.
     pub(crate) lost_beginning: Option<LostBeginning>,
     /// Whether the recording's end is missing, for example because the job was killed.
@@ -62,6 +67,8 @@ impl Job {
             peak_live_bytes,
             peak_live_pages_bytes: whole_pages(peak_live_bytes),
             peak_requested_bytes: trace.peak_requested_bytes(),
+            peak_reserved_bytes: trace.peak_reserved_bytes(),
+            strategy: trace.strategy_in_force(),
             lost_beginning: LostBeginning::of(trace),
             is_cut_off: recording.is_cut_off,
             missed_events: trace.missed_events,
@@ -77,21 +84,44 @@ impl Job {
             peak_live_bytes,
             peak_live_pages_bytes: whole_pages(peak_live_bytes),
             peak_requested_bytes: history.peak_requested,
+            peak_reserved_bytes: history.peak_reserved.fragmentation.reserved,
+            has_pauses: false,
             ..Job::new(recording)
         }
     }
 
-    /// Returns one line for people.
+    /// Returns two lines for people, without the last line feed.
     pub(crate) fn headline(&self) -> String {
         format!(
-            "{}, device {}: {}, {} on {}, peak live {}",
+            "{}, device {}: {}, {} on {}\npeak live {}, peak reserved {}{}, with {}",
             format::path(Path::new(&self.path)),
             self.device,
             format::counted(self.events as u64, "event"),
             format::counted(self.allocs as u64, "allocation"),
             format::counted(self.streams as u64, "stream"),
-            self.peak_live_bytes
+            self.peak_live_bytes,
+            self.peak_reserved_bytes,
+            self.ratio_text(),
+            self.settings_text(),
         )
+    }
+
+    /// Returns how many times the peak of live bytes was reserved, in parentheses; empty if that is not known.
+    fn ratio_text(&self) -> String {
+        if self.has_pauses || self.peak_live_bytes.is_zero() {
+            return String::new();
+        }
+        let ratio = format::ratio(self.peak_reserved_bytes, self.peak_live_bytes);
+        format!(" ({ratio:.2} times that)")
+    }
+
+    /// Returns what served the job.
+    pub(crate) fn settings_text(&self) -> String {
+        match self.strategy.strip_prefix("caching") {
+            Some("") => "PyTorch's default settings".to_owned(),
+            Some(conf) => OneLine(conf.trim_start_matches(':')).to_string(),
+            None => format!("lowtide's `{}`", OneLine(&self.strategy)),
+        }
     }
 }
 

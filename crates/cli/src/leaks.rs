@@ -22,6 +22,8 @@ const LEAKS_MAX: usize = 20;
 /// The number of call sites named for growth that many share.
 const SPREAD_PLACES: usize = 3;
 
+const SPREAD_IS_STEADY: &str = "no place grows steadily, but all that is live does";
+
 /// Runs `lowtide leaks`.
 ///
 /// # Errors
@@ -78,22 +80,12 @@ impl<'a> Findings<'a> {
             count => writeln!(text, "; the first {count} are left out\n"),
         };
         let spread_is_steady = leaks.spread.as_ref().is_some_and(Trend::is_steady);
-        match (self.total(), leaks.doubt) {
-            (Some(total), _) => text += &self.verdict(&total),
-            (None, Some(doubt)) => {
-                let _ = writeln!(text, "{}", style(doubt).bold());
-            }
-            (None, None) if !spread_is_steady => {
-                let nothing = match leaks.steps.source {
-                    // A part holds a few steps or passes, or less than one.
-                    StepSource::Parts => {
-                        "nothing grows steadily from part to part; record more steps, or mark them, to be sure"
-                    }
-                    _ => "no leak: nothing grows steadily",
-                };
-                let _ = writeln!(text, "{}", style(nothing).bold());
-            }
-            (None, None) => {}
+        let verdict = style(verdict(leaks)).bold();
+        match self.total() {
+            Some(total) => text += &format!("{verdict}, {}\n\n", total_text(&total)),
+            // Further down, the growth of all that is live has its own sentence.
+            None if spread_is_steady && leaks.doubt.is_none() => {}
+            None => text += &format!("{verdict}\n"),
         }
         text += &training_text(&leaks.training);
         text += &self.growths_text(leaks.leaks().take(LEAKS_MAX));
@@ -134,34 +126,6 @@ impl<'a> Findings<'a> {
         })
     }
 
-    /// Returns the verdict, as on the page of `lowtide report`, and the frame that the leaks share.
-    fn verdict(&self, total: &Total<'_>) -> String {
-        let from = match self.leaks.steps.source {
-            StepSource::Parts => "from part to part of the recording",
-            _ => "from step to step",
-        };
-        let places = format::counted(total.places as u64, "place");
-        let verb = if total.places == 1 { "grows" } else { "grow" };
-        let (by, step) = (bytes_text(total.bytes_per_step), self.step_text());
-        let confidences = [total.confidence_min, total.confidence_max];
-        let [least, most] = confidences.map(|confidence| format!("{confidence:.2}"));
-        let confidence = if least == most {
-            most
-        } else {
-            format!("{least} to {most}")
-        };
-        let common = match total.common {
-            Some(Common { name, file, line }) => match line {
-                None => format!("\nall in {name}  {file}"),
-                Some(line) => format!("\nall called from {name}  {file}:{line}"),
-            },
-            None => String::new(),
-        };
-        let verdict = format!("{places} {verb} {from}, by {by} {step}");
-        let verdict = style(verdict).bold();
-        format!("{verdict}, with confidence {confidence}{common}\n\n")
-    }
-
     fn growths_text<'g>(&self, growths: impl Iterator<Item = &'g Growth>) -> String {
         let growths: Vec<&Growth> = growths.collect();
         let sites = growths.iter().map(|growth| (growth.site, self.stacks));
@@ -176,7 +140,7 @@ impl<'a> Findings<'a> {
     fn spread_text(&self, spread: &Trend) -> String {
         let leaks = self.leaks;
         let verdict = match (spread.is_steady(), leaks.leaks().next()) {
-            (true, None) => "no place grows steadily, but all that is live does",
+            (true, None) => SPREAD_IS_STEADY,
             (true, Some(_)) => {
                 "all else that is live grows steadily, too, though no other place does"
             }
@@ -208,21 +172,17 @@ impl<'a> Findings<'a> {
         format!("from {what} {first} to {what} {last}")
     }
 
-    /// Returns the unit in which growth is counted.
-    fn step_text(&self) -> String {
-        match self.leaks.steps.source {
-            StepSource::Parts => format!("in 1/{} of the recording", self.leaks.steps.len()),
-            _ => "a step".to_owned(),
-        }
-    }
-
     fn trend_text(&self, trend: &Trend) -> String {
         let what = match self.leaks.steps.source {
             StepSource::Parts => "parts",
             _ if self.leaks.span_steps == 1 => "steps",
             _ => "spans of steps",
         };
-        let headline = format!("{} {}", bytes_text(trend.bytes_per_step), self.step_text());
+        let headline = format!(
+            "{} {}",
+            bytes_text(trend.bytes_per_step),
+            step_text(self.leaks)
+        );
         let given_back = match trend.times_given_back {
             0 => String::new(),
             times => format!(", was given back {}", format::counted(times as u64, "time")),
@@ -238,6 +198,64 @@ impl<'a> Findings<'a> {
             format::counted(trend.end_blocks, "block"),
         )
     }
+}
+
+/// Returns a sentence about what grows, without a full stop, as on the page of `lowtide report`.
+pub(crate) fn verdict(leaks: &Leaks) -> String {
+    let found = leaks.leaks().count();
+    let are_parts = leaks.steps.source == StepSource::Parts;
+    let from = if are_parts {
+        "from part to part of the recording"
+    } else {
+        "from step to step"
+    };
+    match leaks.doubt {
+        _ if found > 0 => {
+            let places = format::counted(found as u64, "place");
+            let verb = if found == 1 { "grows" } else { "grow" };
+            let by: f64 = leaks.leaks().map(|leak| leak.trend.bytes_per_step).sum();
+            format!(
+                "{places} {verb} {from}, by {} {}",
+                bytes_text(by),
+                step_text(leaks)
+            )
+        }
+        Some(doubt) => doubt.to_string(),
+        None if leaks.spread.as_ref().is_some_and(Trend::is_steady) => SPREAD_IS_STEADY.to_owned(),
+        // A part holds a few steps or passes, or less than one.
+        None if are_parts => {
+            "nothing grows steadily from part to part; record more steps, or mark them, to be sure"
+                .to_owned()
+        }
+        None => "no leak: nothing grows steadily".to_owned(),
+    }
+}
+
+/// Returns the unit in which growth is counted.
+fn step_text(leaks: &Leaks) -> String {
+    match leaks.steps.source {
+        StepSource::Parts => format!("in 1/{} of the recording", leaks.steps.len()),
+        _ => "a step".to_owned(),
+    }
+}
+
+/// Returns how sure the leaks are, and the frame that they share.
+fn total_text(total: &Total<'_>) -> String {
+    let confidences = [total.confidence_min, total.confidence_max];
+    let [least, most] = confidences.map(|confidence| format!("{confidence:.2}"));
+    let confidence = if least == most {
+        most
+    } else {
+        format!("{least} to {most}")
+    };
+    let common = match total.common {
+        Some(Common { name, file, line }) => match line {
+            None => format!("\nall in {name}  {file}"),
+            Some(line) => format!("\nall called from {name}  {file}:{line}"),
+        },
+        None => String::new(),
+    };
+    format!("with confidence {confidence}{common}")
 }
 
 /// Returns a line about the memory that training allocates in few calls and keeps; the empty text if it keeps none.

@@ -15,6 +15,7 @@ mod format;
 mod job;
 mod json;
 mod leaks;
+mod moment;
 mod output;
 mod page;
 mod progress;
@@ -28,6 +29,7 @@ mod run;
 #[cfg(test)]
 mod samples;
 mod sites;
+mod summary;
 mod table;
 mod top;
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args).map(|()| ExitCode::SUCCESS),
         Command::Advise(args) => advise::run(args).map(|()| ExitCode::SUCCESS),
         Command::Convert(args) => convert::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Summary(args) => summary::run(args).map(|()| ExitCode::SUCCESS),
         Command::Report(args) => report::run(args).map(|()| ExitCode::SUCCESS),
         Command::Diff(args) => diff::run(args).map(|()| ExitCode::SUCCESS),
         Command::Leaks(args) => leaks::run(args).map(|()| ExitCode::SUCCESS),

@@ -226,6 +226,32 @@ impl Recording {
         })
     }
 
+    /// Opens the file at `path`, and returns the recording of each device that made requests, or of `device` only.
+    ///
+    /// # Errors
+    ///
+    /// If the file is bad, or has no such device, or no device made a request.
+    pub(crate) fn open_all(path: &Path, device: Option<u32>) -> Result<Vec<Recording>> {
+        let mut file = RecordedFile::read(path)?;
+        if let Some(device) = device {
+            file.keep_device(device)?;
+        }
+        if file.snapshot.traces.iter().all(|trace| trace.allocs() == 0) {
+            bail!(file.nothing_recorded());
+        }
+        output::notes(&file.missing_notes());
+        let traces = std::mem::take(&mut file.snapshot.traces);
+        let traces = traces.into_iter().filter(|trace| trace.allocs() > 0);
+        let recording = |trace| Recording {
+            path: path.to_owned(),
+            name: file.name.clone(),
+            trace,
+            is_cut_off: file.snapshot.is_cut_off,
+            notes: Vec::new(),
+        };
+        Ok(traces.map(recording).collect())
+    }
+
     /// Adds a note if the job's beginning is missing.
     pub(crate) fn note_lost_beginning(&mut self) {
         let count = self.trace.initial.blocks.len() as u64;

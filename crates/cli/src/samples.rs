@@ -18,6 +18,8 @@ pub(crate) fn job() -> Job {
         peak_live_bytes: Bytes::gib(1),
         peak_live_pages_bytes: Bytes::gib(1),
         peak_requested_bytes: Bytes::gib(1),
+        peak_reserved_bytes: Bytes::gib(2),
+        strategy: "caching".into(),
         lost_beginning: None,
         is_cut_off: false,
         missed_events: 0,

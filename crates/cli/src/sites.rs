@@ -153,7 +153,10 @@ pub(crate) fn site_texts(sites: &[(Site, &StackTable)], sizes: &Sizes) -> Vec<St
     let stacks: Vec<Vec<Frame<'_>>> = stacks.collect();
     let size_texts = sites.iter().map(|&(site, _)| match site {
         Site::Stack(_) => None,
-        Site::Size { size_max, stream } => Some(size_texts(sizes, size_max, stream)),
+        Site::Size { size_max, stream } => {
+            let texts = size_texts(sizes, size_max, stream);
+            Some(texts.map(|text| format!("    {text} (no stack is recorded)\n")))
+        }
     });
     let size_texts: Vec<Option<[String; 2]>> = size_texts.collect();
     let mut alike: HashMap<String, usize> = HashMap::new();
@@ -169,7 +172,22 @@ pub(crate) fn site_texts(sites: &[(Site, &StackTable)], sizes: &Sizes) -> Vec<St
     texts.map(text).collect()
 }
 
-/// Returns the line for the requests of a class, in short and exact to the byte.
+/// Returns a call site in one line, without its callers.
+pub(crate) fn site_line(site: Site, stacks: &StackTable, sizes: &Sizes) -> String {
+    match site {
+        Site::Stack(_) => {
+            let stack = stack_of(site, stacks);
+            let function = stack.first().map(|frame| frame.name.to_string());
+            frames::line(&stack).or(function).unwrap_or_default()
+        }
+        Site::Size { size_max, stream } => {
+            let [short, _] = size_texts(sizes, size_max, stream);
+            short
+        }
+    }
+}
+
+/// Returns a text for the requests of a class, in short and exact to the byte.
 fn size_texts(sizes: &Sizes, size_max: Bytes, stream: Stream) -> [String; 2] {
     let (least, most) = sizes.range(size_max, stream);
     let exact = |size: Bytes| format!("{} bytes", format::count(size.get()));
@@ -186,7 +204,7 @@ fn size_texts(sizes: &Sizes, size_max: Bytes, stream: Stream) -> [String; 2] {
             format!("about {most_text}")
         };
         let stream = stream_text(stream);
-        format!("    requests of {size} in stream {stream} (no stack is recorded)\n")
+        format!("requests of {size} in stream {stream}")
     })
 }
 

@@ -107,7 +107,7 @@ fn json_has_the_documented_keys() {
         keys(&report["trace"]),
         sorted(
             "path device events allocs streams peak_live_bytes peak_live_pages_bytes \
-             peak_requested_bytes lost_beginning is_cut_off missed_events duration_us"
+             peak_requested_bytes peak_reserved_bytes strategy lost_beginning is_cut_off missed_events duration_us"
         )
     );
     assert_eq!(

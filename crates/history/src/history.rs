@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use lowtide_core::{Bytes, Cause, Fragmentation, MempoolId, Stream};
 use lowtide_trace::StackId;
+use serde::Serialize;
 
 use crate::levels::Levels;
 
@@ -96,9 +97,42 @@ impl Block {
         Fragmentation::live_bytes_of(self.requested, self.size)
     }
 
+    /// Returns whether it begins in one of these ranges of addresses, which are sorted. O(log n) for n ranges.
+    pub(crate) fn is_in(&self, ranges: &[Range<u64>]) -> bool {
+        let behind = ranges.partition_point(|range| range.start <= self.address);
+        behind > 0 && ranges[behind - 1].contains(&self.address)
+    }
+
     /// Returns whether the program holds it at `instant`.
     pub fn is_allocated_at(&self, instant: u32) -> bool {
         (self.start..self.freed).contains(&instant)
+    }
+}
+
+/// Some of a job's blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct Kept {
+    /// Their bytes, each block rounded up.
+    pub bytes: u64,
+    /// The number of blocks.
+    pub blocks: u64,
+}
+
+impl Kept {
+    /// Adds a block.
+    pub fn add(&mut self, block: &Block) {
+        self.bytes += block.live_bytes().get();
+        self.blocks += 1;
+    }
+}
+
+impl<'b> FromIterator<&'b Block> for Kept {
+    fn from_iter<I: IntoIterator<Item = &'b Block>>(blocks: I) -> Kept {
+        let mut kept = Kept::default();
+        for block in blocks {
+            kept.add(block);
+        }
+        kept
     }
 }
 
@@ -172,6 +206,14 @@ pub struct Refusal {
 }
 
 impl History {
+    /// Returns the blocks that the program holds at `instant`, without paused ones, with their indices. O(n log m) for n
+    /// blocks and m pauses.
+    pub fn held_at(&self, instant: u32) -> impl Iterator<Item = (usize, &Block)> {
+        let away = self.away_at(instant);
+        let blocks = self.blocks.iter().enumerate();
+        blocks.filter(move |(_, block)| block.is_allocated_at(instant) && !block.is_in(&away))
+    }
+
     /// Returns the ranges of addresses that are paused at `instant`, sorted.
     pub(crate) fn away_at(&self, instant: u32) -> Vec<Range<u64>> {
         let pauses = self.pauses.iter();

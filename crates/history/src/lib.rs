@@ -17,6 +17,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod callers;
+mod categories;
 mod changes;
 mod growth;
 mod history;
@@ -29,11 +31,11 @@ mod sizes;
 mod space;
 mod walk;
 
+pub use categories::{Categories, Category, Held};
 pub use growth::{
-    Difference, Doubt, Growth, Kept, Leaks, Site, SiteDifference, StepSource, Steps, TrainingState,
-    Trend,
+    Difference, Doubt, Growth, Leaks, Site, SiteDifference, StepSource, Steps, TrainingState, Trend,
 };
-pub use history::{Block, CURVE_NAMES, CURVES, History, Moment, Pause, Refusal, SegmentLife};
+pub use history::{Block, CURVE_NAMES, CURVES, History, Kept, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
 pub use owner::{Owner, operator_of};
 pub use page::{FoldedBlocks, PageData, PageSize, PageTrace, stream_text, trace_name};

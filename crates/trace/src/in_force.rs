@@ -109,6 +109,16 @@ impl Trace {
         }
     }
 
+    /// Returns the strategy that served the job, with the settings in force: `caching` for PyTorch's own allocator with its
+    /// defaults. Linear time.
+    pub fn strategy_in_force(&self) -> String {
+        if !self.settings.strategy.is_empty() {
+            return self.settings.strategy.raw().to_owned();
+        }
+        let (config, _) = self.config_as_understood();
+        Config::Caching(config).to_string()
+    }
+
     /// Returns the kinds of segments that the job took from the driver. Linear time.
     pub fn segment_kinds(&self) -> SegmentKinds {
         let taken = SegmentKinds::of(self.events.iter().filter_map(|recorded| {

@@ -50,6 +50,21 @@ pub(crate) fn texts(stacks: &[Vec<Frame<'_>>]) -> Vec<String> {
     }
 }
 
+/// Returns the call site of a stack in one line, without its callers; `None` if no frame shows one.
+pub(crate) fn line(stack: &[Frame<'_>]) -> Option<String> {
+    if let Some(site) = CallSite::of(stack) {
+        return Some(site.line(stack));
+    }
+    let functions = stack.iter().rev().map(|frame| frame.name.raw());
+    let mut operators: Vec<&str> = functions.filter_map(operator_of).collect();
+    // What backward calls, from the outermost to the innermost.
+    let innermost = operators.pop()?;
+    operators.truncate(1);
+    operators.push(innermost);
+    operators.dedup();
+    Some(operators.join(" › "))
+}
+
 /// The innermost frame of the program's own code in a stack, or else of a package; and what tells its allocations apart.
 #[derive(Debug)]
 struct CallSite {
@@ -90,6 +105,16 @@ impl CallSite {
         outermost_first.fold(own, |text, &called| {
             format!("{text} › {}", place_text(stack[called]))
         })
+    }
+
+    /// Returns the line of the call site, with short paths.
+    fn line(&self, stack: &[Frame<'_>]) -> String {
+        let frames = [Some(self.own), self.library, self.operator];
+        let places = frames
+            .into_iter()
+            .flatten()
+            .map(|frame| place_text(stack[frame]));
+        places.collect::<Vec<_>>().join(" › ")
     }
 
     fn contains(&self, frame: usize) -> bool {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::growth::callers::Callers;
+use crate::callers::Callers;
+use crate::categories::Categories;
 use crate::growth::doubt::Doubt;
 use crate::growth::line::as_float;
 use crate::growth::review::{self, Review, Verdict};
@@ -104,7 +105,7 @@ impl Leaks {
             growths,
             spread: spread.map(|(trend, _)| trend),
             doubt: doubt.filter(|_| !is_known),
-            training: TrainingState::of(history, &optimizers),
+            training: TrainingState::of(history, &optimizers, &Categories::of(trace, history)),
             steps,
         }
     }

@@ -1,6 +1,5 @@
 //! Memory growth: over the steps of one recording, and from one recording to another.
 
-mod callers;
 mod difference;
 mod doubt;
 mod leaks;
@@ -20,5 +19,5 @@ pub use leaks::{Growth, Leaks};
 pub use sites::Site;
 pub(crate) use steps::instant_of;
 pub use steps::{StepSource, Steps};
-pub use training::{Kept, TrainingState};
+pub use training::TrainingState;
 pub use trend::Trend;

@@ -21,7 +21,7 @@ use hashbrown::HashMap;
 use lowtide_core::Bytes;
 use lowtide_trace::StackId;
 
-use crate::growth::callers::Callers;
+use crate::callers::Callers;
 use crate::growth::line::as_float;
 use crate::growth::turnover::is_given_back;
 use crate::history::{Block, History};

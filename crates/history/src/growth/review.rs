@@ -1,6 +1,6 @@
 //! Decides whether steady growth is a leak, or the growth within one step, of a cache or of an optimizer's state.
 
-use crate::growth::callers::Callers;
+use crate::callers::Callers;
 use crate::growth::doubt::Doubt;
 use crate::growth::period::STEPS_MIN;
 use crate::growth::sites::{Site, Sites};

@@ -99,12 +99,8 @@ impl Sites {
         instant: u32,
         away: &[Range<u64>],
     ) -> (u64, u64) {
-        let is_away = |block: &Block| {
-            let behind = away.partition_point(|range| range.start <= block.address);
-            behind > 0 && away[behind - 1].contains(&block.address)
-        };
         let blocks = self.blocks_of(history, number);
-        let held = blocks.filter(|block| block.is_allocated_at(instant) && !is_away(block));
+        let held = blocks.filter(|block| block.is_allocated_at(instant) && !block.is_in(away));
         held.fold((0, 0), |(bytes, blocks), block| {
             (bytes + block.live_bytes().get(), blocks + 1)
         })

@@ -6,7 +6,7 @@
 use hashbrown::HashMap;
 use lowtide_trace::{Annotation, AnnotationStage, RecordedText, Trace, TraceEvent};
 
-use crate::growth::callers::Callers;
+use crate::callers::Callers;
 use crate::growth::period::{self, STEPS_MIN};
 use crate::history::History;
 

@@ -7,11 +7,12 @@ use lowtide_core::Action;
 use lowtide_trace::{AnnotationStage, Trace, TraceEvent};
 use serde::Serialize;
 
-use crate::growth::callers::Callers;
+use crate::callers::Callers;
+use crate::categories::{Categories, Category};
 use crate::growth::doubt::Doubt;
 use crate::growth::period::STEPS_MIN;
 use crate::growth::steps::{OPTIMIZER_STEP, instant_of};
-use crate::history::{Block, History};
+use crate::history::{Block, History, Kept};
 
 /// Memory that training makes in few calls and keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
@@ -20,15 +21,6 @@ pub struct TrainingState {
     pub optimizer: Kept,
     /// The memory that backward made before the end of the first of these steps, as far as stacks show it.
     pub gradients: Kept,
-}
-
-/// Memory that is allocated at the end.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
-pub struct Kept {
-    /// Its bytes, each block rounded up.
-    pub bytes: u64,
-    /// The number of its blocks.
-    pub blocks: u64,
 }
 
 /// Identifies the memory that optimizers' steps make, by the program's marks and by stacks.
@@ -66,22 +58,29 @@ pub(super) enum Made {
 
 impl TrainingState {
     /// Returns the training state that is kept at the end. O(n log m) for n blocks and m steps.
-    pub(super) fn of(history: &History, optimizers: &Optimizers<'_>) -> TrainingState {
+    pub(super) fn of(
+        history: &History,
+        optimizers: &Optimizers<'_>,
+        categories: &Categories,
+    ) -> TrainingState {
         let kept = || {
-            let blocks = history.blocks.iter().filter(|block| block.start > 0);
-            blocks.filter(|block| block.freed > history.events)
+            let blocks = history.blocks.iter().enumerate();
+            blocks.filter(|(_, block)| block.start > 0 && block.freed > history.events)
         };
-        let is_state = |block: &&Block| optimizers.made(block) == Made::State;
+        let is_state = |block: &Block| optimizers.made(block) == Made::State;
         let first_step = match optimizers.marked.first() {
             Some(step) => *step.end(),
-            None => kept().find(is_state).map_or(0, |block| block.start),
+            None => {
+                { kept().find(|(_, block)| is_state(block)) }.map_or(0, |(_, block)| block.start)
+            }
         };
-        let is_gradient = |block: &&Block| {
-            block.start <= first_step && optimizers.callers.is_backward(block.stack)
+        let is_gradient = |&(index, block): &(usize, &Block)| {
+            block.start <= first_step && categories.of_block(index) == Category::Gradients
         };
+        let blocks = |(_, block)| block;
         TrainingState {
-            optimizer: kept().filter(is_state).collect(),
-            gradients: kept().filter(is_gradient).collect(),
+            optimizer: kept().map(blocks).filter(|block| is_state(block)).collect(),
+            gradients: kept().filter(is_gradient).map(blocks).collect(),
         }
     }
 }
@@ -159,17 +158,6 @@ impl<'a> Optimizers<'a> {
         let next = self.marked.partition_point(|step| *step.end() < instant);
         let step = self.marked.get(next)?;
         step.contains(&instant).then_some(next)
-    }
-}
-
-impl<'b> FromIterator<&'b Block> for Kept {
-    fn from_iter<I: IntoIterator<Item = &'b Block>>(blocks: I) -> Kept {
-        let mut kept = Kept::default();
-        for block in blocks {
-            kept.bytes += block.live_bytes().get();
-            kept.blocks += 1;
-        }
-        kept
     }
 }
 

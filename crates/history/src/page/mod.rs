@@ -20,7 +20,7 @@ mod trace;
 use std::io::{self, Write};
 use std::mem;
 
-use lowtide_core::{Bytes, Config, MempoolId, Stream};
+use lowtide_core::{Bytes, MempoolId, Stream};
 use lowtide_replay::Outcome;
 use lowtide_trace::{AnnotationStage, RecordedText, Trace, escape_in_json};
 
@@ -418,7 +418,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         strategy: if page.is_host {
             String::new()
         } else {
-            recorded_strategy(trace)
+            trace.strategy_in_force()
         },
         sizes: if history.sizes_are_verified {
             "verified"
@@ -524,15 +524,6 @@ fn strategy_summary((label, outcome): &(String, Outcome)) -> StrategySummary {
         ratio: outcome.reserved_ratio,
         completed: outcome.completed,
     }
-}
-
-/// Returns the recorded allocator, with the settings in force.
-fn recorded_strategy(trace: &Trace) -> String {
-    if !trace.settings.strategy.is_empty() {
-        return trace.settings.strategy.raw().to_owned();
-    }
-    let (config, _) = trace.config_as_understood();
-    Config::Caching(config).to_string()
 }
 
 /// Returns the name of a trace in a recording with `traces` traces.

@@ -34,7 +34,7 @@ enum Caller {
 
 /// The callers of a recording's events.
 #[derive(Debug)]
-pub(super) struct Callers {
+pub(crate) struct Callers {
     by_stack: HashMap<StackId, Caller>,
     /// The stacks in an optimizer, each with the number of its Python frames.
     optimizers: HashMap<StackId, u32>,
@@ -50,7 +50,7 @@ pub(super) struct Callers {
 
 impl Callers {
     /// Returns the callers of `trace`. Linear time.
-    pub(super) fn of(trace: &Trace) -> Callers {
+    pub(crate) fn of(trace: &Trace) -> Callers {
         let mut callers = Callers {
             by_stack: HashMap::new(),
             optimizers: HashMap::new(),
@@ -88,13 +88,13 @@ impl Callers {
 
     /// Returns whether backward made a request: other stacks of the recording begin in the program, and this one
     /// does not.
-    pub(super) fn is_backward(&self, stack: StackId) -> bool {
+    pub(crate) fn is_backward(&self, stack: StackId) -> bool {
         self.are_known && self.by_stack.get(&stack) == Some(&Caller::Backward)
     }
 
     /// Returns the number of the call site in an optimizer that made a request. Stacks that differ only in compiled
     /// code have the same number.
-    pub(super) fn optimizer(&self, stack: StackId) -> Option<u32> {
+    pub(crate) fn optimizer(&self, stack: StackId) -> Option<u32> {
         self.optimizers.get(&stack).copied()
     }
 
@@ -102,7 +102,7 @@ impl Callers {
     /// calls are those of the stack's outermost module or optimizer, or of backward. Calls without another caller's
     /// event in between count as one. Returns `None` if the stack does not show it. O(log m) for each instant and m
     /// events.
-    pub(super) fn calls(&self, stack: StackId, instants: &[u32]) -> Option<usize> {
+    pub(crate) fn calls(&self, stack: StackId, instants: &[u32]) -> Option<usize> {
         let caller = *self.by_stack.get(&stack)?;
         if !self.are_known || caller == Caller::Program {
             return None;
@@ -124,7 +124,7 @@ impl Callers {
 
     /// Returns whether the program makes another call, or runs itself, in most of the spans between `boundaries`.
     /// Also returns `true` if stacks do not show it. Linear time.
-    pub(super) fn go_on_between(&self, boundaries: &[u32]) -> bool {
+    pub(crate) fn go_on_between(&self, boundaries: &[u32]) -> bool {
         let goes_on = |span: &&[u32]| {
             let events = &self.events[span[0] as usize..span[1] as usize];
             let mut callers = events.iter().filter(|&&caller| caller != Caller::Backward);

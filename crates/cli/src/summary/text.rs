@@ -1,0 +1,277 @@
+//! The text that `lowtide summary` prints.
+
+use std::cmp::Reverse;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use console::style;
+use lowtide_core::{Bytes, Fragmentation};
+use lowtide_history::{Category, Held, Kept, Moment, Refusal};
+use lowtide_replay::Outcome;
+use lowtide_trace::{OneLine, ShellWord};
+
+use super::Summary;
+use crate::format::{self, SizeUnit};
+use crate::{leaks, moment, ranking, recording, table};
+
+/// The number of call sites shown, so that a summary fits on a screen. The JSON has all.
+const SITES_MAX: usize = 10;
+
+/// The share of the job's memory that another strategy has to save to be worth a command.
+const WORTHWHILE: f64 = 0.01;
+
+/// Returns the summary of one device.
+pub(super) fn one(summary: &Summary) -> String {
+    let mut text = format!("{}\n", summary.job.headline());
+    if let Some(limit) = &summary.limit {
+        let _ = writeln!(text, "{}", recording::limit_text(limit));
+    }
+    text += &peaks(summary);
+    if let Some(held) = &summary.held {
+        text += &categories(held, summary.job.peak_live_bytes);
+    }
+    text += &sites(summary);
+    let largest = summary.largest_leak.as_ref();
+    let at = largest.map(|line| format!("\n  {}", OneLine(line)));
+    let _ = writeln!(
+        text,
+        "\n{} {}{}",
+        style("growth:").bold(),
+        leaks::verdict(&summary.leaks),
+        at.unwrap_or_default()
+    );
+    text += &refusals(&summary.history.refusals);
+    text += &others(summary);
+    text += &next(summary);
+    text
+}
+
+/// Returns a table with a row for each device, the most reserved bytes first, and what is wrong with each.
+pub(super) fn several(summaries: &[Summary]) -> String {
+    let mut sorted: Vec<&Summary> = summaries.iter().collect();
+    sorted.sort_by_key(|summary| Reverse(summary.job.peak_reserved_bytes));
+    let peaks = sorted.iter().map(|summary| summary.job.peak_reserved_bytes);
+    let unit = SizeUnit::for_sizes_up_to(peaks.max().unwrap_or_default());
+    let header = [
+        "recording",
+        "device",
+        &format!("live {}", unit.name()),
+        &format!("reserved {}", unit.name()),
+        "ratio",
+        "leaks",
+        "out of memory",
+    ];
+    let row = |summary: &&Summary| {
+        let job = &summary.job;
+        vec![
+            format::path(Path::new(&job.path)),
+            job.device.to_string(),
+            unit.number(job.peak_live_bytes),
+            unit.number(job.peak_reserved_bytes),
+            format!(
+                "{:.3}",
+                format::ratio(job.peak_reserved_bytes, job.peak_live_bytes)
+            ),
+            summary.leaks.leaks().count().to_string(),
+            summary.history.refusals.len().to_string(),
+        ]
+    };
+    let rows = sorted.iter().map(row).collect();
+    let table = table::new_table(header.map(str::to_owned).to_vec(), rows);
+    let most = format!("most reserved: {}", sorted[0].job.headline());
+    format!(
+        "{}\n\n{most}\n\nlowtide summary --device {} {}  what its memory is for\n",
+        table.trim_fmt(),
+        sorted[0].job.device,
+        ShellWord(&sorted[0].job.path),
+    )
+}
+
+/// Returns when the peaks were, and why reserved bytes were not live.
+fn peaks(summary: &Summary) -> String {
+    let of = format::count(summary.job.events as u64);
+    let history = &summary.history;
+    let line = |name: &str, bytes: Bytes, moment: &Moment| {
+        let event = format::count(moment.instant.into());
+        format!(
+            "{name:14} {:>12}  after event {event} of {of}",
+            bytes.to_string()
+        )
+    };
+    let live = &history.peak_live;
+    let reserved = &history.peak_reserved;
+    format!(
+        "\n{}\n{}{}\n",
+        line("peak live", live.fragmentation.live, live),
+        line("peak reserved", reserved.fragmentation.reserved, reserved),
+        causes(&reserved.fragmentation),
+    )
+}
+
+/// Returns the reserved bytes that are not live, by cause, the largest first.
+fn causes(fragmentation: &Fragmentation) -> String {
+    let parts = moment::largest_causes(fragmentation).into_iter();
+    let parts = parts.map(|cause| {
+        let bytes = fragmentation.of_cause(cause);
+        format!("{} {bytes}", moment::cause_text(cause))
+    });
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    if parts.is_empty() {
+        return String::new();
+    }
+    let rest = fragmentation.reserved - fragmentation.live;
+    format!(", {rest} of it not live:\n{:14} {:>12}  {parts}", "", "")
+}
+
+/// Returns what is held at the peak of live bytes by category, the most first.
+fn categories(held: &Held, peak: Bytes) -> String {
+    let mut text = format!("\n{}\n", style("held at the peak of live bytes:").bold());
+    let mut categories = Category::ALL;
+    categories.sort_by_key(|&category| Reverse(held[category].bytes));
+    for category in categories {
+        if held[category].blocks > 0 {
+            let row = held_row(&held[category], peak);
+            let _ = writeln!(text, "{row}  {}", category_text(category));
+        }
+    }
+    text
+}
+
+fn category_text(category: Category) -> String {
+    category.name().replace('_', " ")
+}
+
+/// Returns the call sites that hold most at the peak of live bytes.
+fn sites(summary: &Summary) -> String {
+    let mut text = format!(
+        "\n{}\n",
+        style("the call sites that hold most of it:").bold()
+    );
+    let peak = summary.job.peak_live_bytes;
+    for site in summary.sites.iter().take(SITES_MAX) {
+        let category = site
+            .category
+            .map(|category| format!("{:15}  ", category_text(category)));
+        let row = held_row(&site.kept, peak);
+        let _ = writeln!(
+            text,
+            "{row}  {}{}",
+            category.unwrap_or_default(),
+            OneLine(&site.line)
+        );
+    }
+    let rest = summary.sites.iter().skip(SITES_MAX);
+    let bytes: u64 = rest.clone().map(|site| site.kept.bytes).sum();
+    if bytes > 0 {
+        let places = format::counted(rest.count() as u64, "other place");
+        let kept = Kept { bytes, blocks: 0 };
+        let _ = writeln!(text, "{}  {places}", held_row(&kept, peak));
+    }
+    if summary.held.is_none() {
+        text += "no stacks are recorded, which show the program's lines and categories: \
+                 torch.cuda.memory._record_memory_history() records them\n";
+    }
+    text
+}
+
+/// Returns a size, its share of the peak, and its number of blocks if that is not 0, in columns.
+fn held_row(kept: &Kept, peak: Bytes) -> String {
+    let share = format::percent(format::ratio(Bytes(kept.bytes), peak.max(Bytes(1))));
+    let blocks = match kept.blocks {
+        0 => String::new(),
+        blocks => format::counted(blocks, "block"),
+    };
+    format!(
+        "  {:>12} {share:>7}  {blocks:>12}",
+        Bytes(kept.bytes).to_string()
+    )
+}
+
+fn refusals(refusals: &[Refusal]) -> String {
+    let Some(last) = refusals.last() else {
+        return String::new();
+    };
+    format!(
+        "{} {}; the last, of {}, after event {}, with {} left on the device\n",
+        style("out of memory:").bold(),
+        format::counted(refusals.len() as u64, "request"),
+        last.requested,
+        format::count(last.moment.instant.into()),
+        last.device_free,
+    )
+}
+
+/// Returns what the job takes with other settings, under the limit that it had.
+fn others(summary: &Summary) -> String {
+    let under = match summary.limit {
+        Some(_) => ", under that limit",
+        None => "",
+    };
+    let title = format!("with other settings{under}:");
+    let mut text = format!("\n{}\n", style(title).bold());
+    let row = |outcome: &Outcome| {
+        let name = match ranking::label(outcome).as_str() {
+            "caching" => "PyTorch's default settings".to_owned(),
+            label => label.trim_start_matches("caching:").to_owned(),
+        };
+        let reserved = outcome.peak_reserved_bytes;
+        let result = match outcome.oom_at_event {
+            Some(event) => format!(
+                "{:>12}  out of memory at event {}",
+                "",
+                format::count(event as u64)
+            ),
+            None => format!(
+                "{:>12}  {}",
+                reserved.to_string(),
+                format::percent_change(reserved, summary.job.peak_reserved_bytes)
+            ),
+        };
+        let share = ranking::driver_share(&summary.job, outcome);
+        let share = share.map(|share| {
+            format!(
+                ", driver calls take {} of the job's time",
+                format::percent(share)
+            )
+        });
+        format!("  {name:26} {result}{}\n", share.unwrap_or_default())
+    };
+    for result in &summary.others {
+        text += &match result {
+            Ok(outcome) => row(outcome),
+            Err(failure) => format!("  {failure}\n"),
+        };
+    }
+    text
+}
+
+/// Returns the commands that help most.
+fn next(summary: &Summary) -> String {
+    let outcomes = summary
+        .others
+        .iter()
+        .filter_map(|other| other.as_ref().ok());
+    let worthwhile = summary.job.peak_reserved_bytes.scale(1.0 - WORTHWHILE);
+    let died = !summary.history.refusals.is_empty();
+    let saves =
+        |outcome: &Outcome| outcome.completed && (died || outcome.peak_reserved_bytes < worthwhile);
+    let commands = [
+        (
+            summary.leaks.leaks().next().is_some(),
+            "leaks",
+            "the lines that grow",
+        ),
+        (
+            outcomes.clone().any(saves),
+            "advise",
+            "the setting to choose, and what it costs",
+        ),
+        (true, "report --open", "every block over time, as a page"),
+    ];
+    let mut text = format!("\n{}\n", style("next:").bold());
+    let path = ShellWord(&summary.job.path);
+    for (_, command, what) in commands.into_iter().filter(|(is_useful, ..)| *is_useful) {
+        let _ = writeln!(text, "  lowtide {command} {path}  # {what}");
+    }
+    text
+}

@@ -1,0 +1,221 @@
+//! The part of a job that made a request, as far as its stack shows it.
+
+use hashbrown::HashMap;
+use lowtide_core::Action;
+use lowtide_trace::{Frame, StackId, Trace};
+
+use crate::callers::Callers;
+use crate::owner::Owner;
+
+/// The part of a job that made a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Maker {
+    /// No stack shows it.
+    Unknown,
+    /// The program, outside of the model and the optimizer.
+    Program,
+    /// The code that makes a module, loads it, or moves it to the device.
+    Setup,
+    /// A module that runs.
+    Forward,
+    /// The backward pass.
+    Backward,
+    /// A module that runs again in the backward pass, as checkpointing does.
+    Recomputation,
+    /// An optimizer's step.
+    Optimizer,
+    /// A cache of keys and values.
+    KvCache,
+    /// A library that works in memory of its own, such as cuBLAS.
+    Library,
+}
+
+/// Functions that run the backward pass, in compiled code.
+const BACKWARD_FUNCTIONS: [&str; 2] = ["torch::autograd::Engine::", "torch::autograd::generated::"];
+
+/// Files whose code makes modules, loads them, or moves them.
+const SETUP_FILES: [&str; 2] = ["torch/serialization.py", "safetensors/torch.py"];
+
+/// Functions that make modules, load them, or move them. `_apply` is what `Module.to` and `Module.cuda` call.
+const SETUP_FUNCTIONS: [&str; 6] = [
+    "__init__",
+    "_apply",
+    "from_pretrained",
+    "load_state_dict",
+    "reset_parameters",
+    "register_buffer",
+];
+
+/// Functions that make a library's memory, in compiled code.
+const LIBRARY_FUNCTIONS: [&str; 6] = [
+    "getNewWorkspace",
+    "getCUDABlasLtWorkspace",
+    "getCurrentCUDABlasHandle",
+    "cudnn",
+    "cusolver",
+    "cusparse",
+];
+
+/// Parts of the paths of optimizers: PyTorch's, and those of packages.
+const OPTIMIZER_PATHS: [&str; 3] = ["/optim/", "/optimizers/", "optimizer.py"];
+
+/// Files in the directory of the optimizers that have none.
+const NO_OPTIMIZERS: [&str; 2] = ["/lr_scheduler.py", "/swa_utils.py"];
+
+/// The makers of a recording's requests, and when each of them made one.
+#[derive(Debug)]
+pub(super) struct Makers {
+    by_stack: HashMap<StackId, Maker>,
+    /// For each maker, the instants of its requests, ascending.
+    instants: [Vec<u32>; Maker::ALL.len()],
+    /// The instants at which a backward pass begins, ascending.
+    passes: Vec<u32>,
+}
+
+impl Maker {
+    pub(super) const ALL: [Maker; 9] = [
+        Maker::Unknown,
+        Maker::Program,
+        Maker::Setup,
+        Maker::Forward,
+        Maker::Backward,
+        Maker::Recomputation,
+        Maker::Optimizer,
+        Maker::KvCache,
+        Maker::Library,
+    ];
+
+    /// Returns whether it runs in the backward pass.
+    pub(super) fn is_of_backward(self) -> bool {
+        matches!(self, Maker::Backward | Maker::Recomputation)
+    }
+}
+
+impl Makers {
+    /// Returns the makers of the requests of `trace`. Linear time.
+    pub(super) fn of(trace: &Trace) -> Makers {
+        let callers = Callers::of(trace);
+        let mut makers = Makers {
+            by_stack: HashMap::new(),
+            instants: Default::default(),
+            passes: Vec::new(),
+        };
+        let mut was_backward = false;
+        for (instant, event) in (1..).zip(&trace.events) {
+            let maker = *makers.by_stack.entry(event.stack).or_insert_with(|| {
+                let frames: Vec<Frame<'_>> = trace.stacks.frames(event.stack).collect();
+                maker(&frames, callers.is_backward(event.stack))
+            });
+            if event.event.action != Action::Alloc {
+                continue;
+            }
+            makers.instants[maker as usize].push(instant);
+            if maker.is_of_backward() && !was_backward {
+                makers.passes.push(instant);
+            }
+            was_backward = maker.is_of_backward();
+        }
+        makers
+    }
+
+    /// Returns the maker of the blocks with this stack.
+    pub(super) fn of_stack(&self, stack: StackId) -> Maker {
+        self.by_stack.get(&stack).copied().unwrap_or(Maker::Unknown)
+    }
+
+    /// Returns whether one of these makers made a request.
+    pub(super) fn has(&self, maker: Maker) -> bool {
+        !self.instants[maker as usize].is_empty()
+    }
+
+    /// Returns the first instant after `instant` at which a maker that `is_one` accepts made a request; `u32::MAX` if
+    /// there is none. O(log n) for n requests.
+    pub(super) fn next(&self, instant: u32, is_one: impl Fn(Maker) -> bool) -> u32 {
+        let chosen = Maker::ALL.into_iter().filter(|&maker| is_one(maker));
+        let next = |maker: Maker| {
+            let instants = &self.instants[maker as usize];
+            let later = instants.partition_point(|&at| at <= instant);
+            instants.get(later).copied()
+        };
+        chosen.filter_map(next).min().unwrap_or(u32::MAX)
+    }
+
+    /// Returns the maker, among those that `is_one` accepts, of the last request before `instant`. O(log n) for n requests.
+    pub(super) fn last(&self, instant: u32, is_one: impl Fn(Maker) -> bool) -> Option<Maker> {
+        let chosen = Maker::ALL.into_iter().filter(|&maker| is_one(maker));
+        let last = |maker: Maker| {
+            let instants = &self.instants[maker as usize];
+            let earlier = instants.partition_point(|&at| at < instant);
+            Some((*instants.get(earlier.checked_sub(1)?)?, maker))
+        };
+        let found = chosen.filter_map(last).max_by_key(|&(at, _)| at);
+        found.map(|(_, maker)| maker)
+    }
+
+    /// Returns the number of backward passes that began before `instant`.
+    pub(super) fn passes_before(&self, instant: u32) -> usize {
+        self.passes.partition_point(|&pass| pass < instant)
+    }
+}
+
+/// Returns the maker of the requests with these frames, innermost first.
+fn maker(frames: &[Frame<'_>], is_backward: bool) -> Maker {
+    if frames.is_empty() && !is_backward {
+        return Maker::Unknown;
+    }
+    let any = |is_one: fn(Frame<'_>) -> bool| frames.iter().copied().any(is_one);
+    if any(is_of_library) {
+        return Maker::Library;
+    }
+    if any(is_of_kv_cache) {
+        return Maker::KvCache;
+    }
+    let inner = frames
+        .iter()
+        .position(|&frame| is_of_optimizer(frame) || is_forward(frame));
+    let is_in_forward = inner.is_some_and(|inner| is_forward(frames[inner]));
+    match (is_backward || any(is_of_engine), is_in_forward) {
+        (_, false) if inner.is_some() => Maker::Optimizer,
+        (true, true) => Maker::Recomputation,
+        (true, false) => Maker::Backward,
+        (false, true) => Maker::Forward,
+        (false, false) if any(is_of_setup) => Maker::Setup,
+        (false, false) => Maker::Program,
+    }
+}
+
+fn is_of_library(frame: Frame<'_>) -> bool {
+    let name = frame.name.raw();
+    LIBRARY_FUNCTIONS.iter().any(|part| name.contains(part))
+}
+
+fn is_of_engine(frame: Frame<'_>) -> bool {
+    let name = frame.name.raw();
+    BACKWARD_FUNCTIONS
+        .iter()
+        .any(|begin| name.starts_with(begin))
+}
+
+fn is_of_kv_cache(frame: Frame<'_>) -> bool {
+    let (name, file) = (frame.name.raw(), frame.filename.raw());
+    let file = file.rsplit('/').next().unwrap_or(file);
+    let is_own = matches!(Owner::of(frame), Owner::Program | Owner::Package);
+    is_own && (name.contains("kv_cache") || file.contains("cache"))
+}
+
+fn is_of_optimizer(frame: Frame<'_>) -> bool {
+    let file = frame.filename.raw();
+    OPTIMIZER_PATHS.iter().any(|part| file.contains(part))
+        && !NO_OPTIMIZERS.iter().any(|name| file.ends_with(name))
+}
+
+/// Returns whether a module runs in this function: its own `forward`, or what calls a whole module.
+fn is_forward(frame: Frame<'_>) -> bool {
+    let (name, file) = (frame.name.raw(), frame.filename.raw());
+    name == "forward" || name == "_call_impl" && file.ends_with("torch/nn/modules/module.py")
+}
+
+fn is_of_setup(frame: Frame<'_>) -> bool {
+    let (name, file) = (frame.name.raw(), frame.filename.raw());
+    SETUP_FUNCTIONS.contains(&name) || SETUP_FILES.iter().any(|end| file.ends_with(end))
+}

@@ -1,0 +1,305 @@
+//! The categories of a job's memory.
+
+mod makers;
+
+use std::ops::Index;
+
+use hashbrown::{HashMap, HashSet};
+use lowtide_core::Bytes;
+use lowtide_trace::{StackId, Trace};
+
+use crate::history::{Block, History, Kept};
+use makers::{Maker, Makers};
+
+/// What memory is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Category {
+    /// Parameters and buffers of modules.
+    Parameters,
+    /// Gradients of parameters.
+    Gradients,
+    /// What optimizers keep between steps, such as Adam's moments.
+    OptimizerState,
+    /// What a forward pass makes and the backward pass needs. In a job without a backward pass, what a forward pass
+    /// makes.
+    Activations,
+    /// What the program makes before a forward pass and holds during it.
+    Inputs,
+    /// Keys and values of earlier tokens.
+    KvCache,
+    /// What a forward pass, a backward pass or an optimizer's step frees itself.
+    Temporaries,
+    /// Memory that libraries work in, such as cuBLAS's.
+    Workspaces,
+    /// What neither a stack nor the lifetime shows.
+    Unknown,
+}
+
+/// The sizes of cuBLAS's workspace: on GPUs before and since compute capability 9.0, and that of cuBLASLt. See
+/// `CUBLAS_WORKSPACE_CONFIG` in PyTorch's documentation.
+const WORKSPACE_SIZES: [Bytes; 3] = [Bytes(8_519_680), Bytes::mib(32), Bytes::mib(1)];
+
+/// The most backward passes that a batch is held for: a batch may be loaded during the step before its own.
+const INPUT_PASSES_MAX: usize = 2;
+
+/// The category of each block of a job.
+///
+/// Recordings do not contain categories. Each follows from the code that allocated a block, and from what ran while the
+/// program held it. For example, what an optimizer's step made and did not free is its state. What a forward pass made and
+/// the backward pass found is an activation.
+#[derive(Clone, Debug)]
+pub struct Categories {
+    /// In the order of [`History::blocks`].
+    by_block: Vec<Category>,
+}
+
+/// The bytes and blocks of each category at one instant.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Held([Kept; Category::ALL.len()]);
+
+impl Category {
+    /// Every category, in the order of reports.
+    pub const ALL: [Category; 9] = [
+        Category::Parameters,
+        Category::Gradients,
+        Category::OptimizerState,
+        Category::Activations,
+        Category::Inputs,
+        Category::KvCache,
+        Category::Temporaries,
+        Category::Workspaces,
+        Category::Unknown,
+    ];
+
+    /// Returns the name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Category::Parameters => "parameters",
+            Category::Gradients => "gradients",
+            Category::OptimizerState => "optimizer_state",
+            Category::Activations => "activations",
+            Category::Inputs => "inputs",
+            Category::KvCache => "kv_cache",
+            Category::Temporaries => "temporaries",
+            Category::Workspaces => "workspaces",
+            Category::Unknown => "unknown",
+        }
+    }
+}
+
+impl Categories {
+    /// Returns the category of each block of `history`, the history of `trace`. Without stacks, all are unknown. O(n log n)
+    /// for n events.
+    pub fn of(trace: &Trace, history: &History) -> Categories {
+        let makers = Makers::of(trace);
+        let job = Job {
+            makers,
+            trace,
+            history,
+        };
+        let mut by_block: Vec<Category> = history
+            .blocks
+            .iter()
+            .map(|block| job.category(block))
+            .collect();
+        job.divide_initial(&mut by_block);
+        job.check(&mut by_block);
+        Categories { by_block }
+    }
+
+    /// Returns the bytes and blocks of each category that the program holds at `instant`, without what is paused. Linear
+    /// time.
+    pub fn held_at(&self, history: &History, instant: u32) -> Held {
+        let mut held = Held::default();
+        for (index, block) in history.held_at(instant) {
+            held.0[self.by_block[index] as usize].add(block);
+        }
+        held
+    }
+
+    /// Returns the category of the block with this index in [`History::blocks`].
+    ///
+    /// # Panics
+    ///
+    /// If there is no such block.
+    pub fn of_block(&self, index: usize) -> Category {
+        self.by_block[index]
+    }
+}
+
+impl Index<Category> for Held {
+    type Output = Kept;
+
+    fn index(&self, category: Category) -> &Kept {
+        &self.0[category as usize]
+    }
+}
+
+/// A job whose blocks are put into categories.
+struct Job<'a> {
+    makers: Makers,
+    trace: &'a Trace,
+    history: &'a History,
+}
+
+impl Job<'_> {
+    /// Returns the category of a block by its maker and its lifetime.
+    fn category(&self, block: &Block) -> Category {
+        match self.makers.of_stack(block.stack) {
+            _ if is_bare_initial(block) => Category::Unknown,
+            Maker::Unknown => Category::Unknown,
+            Maker::Library => Category::Workspaces,
+            Maker::Setup => Category::Parameters,
+            Maker::KvCache if self.is_needed_by_backward(block) => Category::Activations,
+            Maker::KvCache => Category::KvCache,
+            Maker::Optimizer if self.survives(block, |maker| maker == Maker::Optimizer) => {
+                Category::OptimizerState
+            }
+            Maker::Backward if self.survives(block, Maker::is_of_backward) => Category::Gradients,
+            Maker::Recomputation if self.survives(block, |maker| maker == Maker::Recomputation) => {
+                Category::Activations
+            }
+            Maker::Optimizer | Maker::Backward | Maker::Recomputation => Category::Temporaries,
+            Maker::Forward => self.of_forward(block),
+            Maker::Program => self.of_program(block),
+        }
+    }
+
+    /// Returns whether something else than `own` makes a request while the program holds a block, or frees the block; or
+    /// whether nothing frees it.
+    fn survives(&self, block: &Block, own: impl Fn(Maker) -> bool) -> bool {
+        let Some(free) = self.trace.events.get(block.freed as usize - 1) else {
+            return true;
+        };
+        let is_freed_elsewhere =
+            free.stack != StackId::NONE && !own(self.makers.of_stack(free.stack));
+        is_freed_elsewhere || self.makers.next(block.start, |maker| !own(maker)) < block.freed
+    }
+
+    /// Returns whether a backward pass begins while the program holds a block, and the block is not kept for good.
+    fn is_needed_by_backward(&self, block: &Block) -> bool {
+        self.passes_over(block) > 0
+    }
+
+    /// Returns the number of backward passes that begin while the program holds a block.
+    fn passes_over(&self, block: &Block) -> usize {
+        let [start, freed] = [block.start, block.freed].map(|at| self.makers.passes_before(at));
+        freed - start
+    }
+
+    fn of_forward(&self, block: &Block) -> Category {
+        let is_inference = !self.makers.has(Maker::Backward);
+        match self.passes_over(block) {
+            0 if is_inference || block.freed > self.history.events => Category::Activations,
+            0 => Category::Temporaries,
+            passes if passes > INPUT_PASSES_MAX => Category::Unknown,
+            _ => Category::Activations,
+        }
+    }
+
+    fn of_program(&self, block: &Block) -> Category {
+        let passes = self.passes_over(block);
+        let is_kept = passes > INPUT_PASSES_MAX;
+        let last = self
+            .makers
+            .last(block.start, |maker| maker != Maker::Program);
+        match last {
+            _ if is_kept => Category::Unknown,
+            Some(Maker::Forward) if passes > 0 => Category::Activations,
+            _ if self
+                .makers
+                .next(block.start, |maker| maker != Maker::Program)
+                < block.freed =>
+            {
+                Category::Inputs
+            }
+            _ => Category::Temporaries,
+        }
+    }
+
+    /// Corrects what stacks of Python's functions alone do not show. A gradient is as large as a parameter; what a library
+    /// works in is neither; and a call whose memory is kept makes no inputs.
+    fn check(&self, by_block: &mut [Category]) {
+        let of = |category: Category, by_block: &[Category]| {
+            let blocks = self.history.blocks.iter().zip(by_block);
+            let chosen = blocks.filter(|&(_, &of_block)| of_block == category);
+            chosen.map(|(block, _)| *block).collect::<Vec<Block>>()
+        };
+        let parameters = of(Category::Parameters, by_block);
+        let parameters: HashSet<Bytes> = parameters.iter().map(|block| block.requested).collect();
+        let keepers = of(Category::Unknown, by_block);
+        let mut keepers: HashSet<StackId> = keepers.iter().map(|block| block.stack).collect();
+        keepers.remove(&StackId::NONE);
+        for (block, category) in self.history.blocks.iter().zip(by_block) {
+            let is_kept = block.freed > self.history.events;
+            let is_workspace = is_kept && WORKSPACE_SIZES.contains(&block.requested);
+            let is_parameter = parameters.contains(&block.requested);
+            *category = match *category {
+                Category::Unknown if is_workspace => Category::Workspaces,
+                Category::Gradients | Category::Activations if is_workspace && !is_parameter => {
+                    Category::Workspaces
+                }
+                Category::Gradients if !is_parameter && !parameters.is_empty() => Category::Unknown,
+                Category::Inputs | Category::Temporaries if keepers.contains(&block.stack) => {
+                    Category::Unknown
+                }
+                other => other,
+            };
+        }
+    }
+
+    /// Divides what was there before the first event, without a stack, and is kept. For each gradient there is one parameter
+    /// of its size. The rest of that size is the optimizer's state, if each parameter has as many such blocks.
+    fn divide_initial(&self, by_block: &mut [Category]) {
+        let mut initial: HashMap<Bytes, Vec<usize>> = HashMap::new();
+        for (index, block) in self.history.blocks.iter().enumerate() {
+            if is_bare_initial(block) && block.freed > self.history.events {
+                initial.entry(block.requested).or_default().push(index);
+            }
+        }
+        let gradients = self.gradients_of_a_pass(by_block);
+        for (size, indices) in initial {
+            let parameters = gradients.get(&size).copied().unwrap_or(0);
+            let others = indices
+                .len()
+                .checked_rem(parameters)
+                .unwrap_or(indices.len());
+            if others > 0 && !WORKSPACE_SIZES.contains(&size) {
+                continue;
+            }
+            let (divided, _) = indices.split_at(indices.len() - others);
+            for (number, &index) in divided.iter().enumerate() {
+                by_block[index] = if number < parameters {
+                    Category::Parameters
+                } else {
+                    Category::OptimizerState
+                };
+            }
+        }
+    }
+
+    /// Returns the number of gradients of each size that a backward pass usually makes.
+    fn gradients_of_a_pass(&self, by_block: &[Category]) -> HashMap<Bytes, usize> {
+        let mut in_passes: HashMap<Bytes, HashMap<usize, usize>> = HashMap::new();
+        let blocks = self.history.blocks.iter().zip(by_block);
+        for (block, _) in blocks.filter(|&(_, &category)| category == Category::Gradients) {
+            let pass = self.makers.passes_before(block.start + 1);
+            let passes = in_passes.entry(block.requested).or_default();
+            *passes.entry(pass).or_default() += 1;
+        }
+        let median = |passes: HashMap<usize, usize>| {
+            let mut counts: Vec<usize> = passes.into_values().collect();
+            counts.sort_unstable();
+            counts[counts.len() / 2]
+        };
+        let medians = in_passes
+            .into_iter()
+            .map(|(size, passes)| (size, median(passes)));
+        medians.collect()
+    }
+}
+
+/// Returns whether a block was there before the first event, and no stack shows what made it.
+fn is_bare_initial(block: &Block) -> bool {
+    block.start == 0 && block.stack == StackId::NONE
+}

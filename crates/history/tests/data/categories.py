@@ -1,0 +1,136 @@
+"""A small training that records its memory, and beside it the category of each storage, as the program knows it.
+
+    python categories.py all|python plain|accumulate|checkpoint|autocast|sgd|late|generate DIRECTORY
+
+Each entry of the JSON is the time in microseconds, a storage's address and size, and its category.
+"""
+
+import json
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+MARKS = []
+
+
+def mark(category, tensor):
+    if tensor.device.type != "cuda":
+        return
+    storage = tensor.untyped_storage()
+    MARKS.append([time.time_ns() // 1000, storage.data_ptr(), storage.nbytes(), category])
+
+
+class Block(nn.Module):
+    def __init__(self, width, recompute):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, 3 * width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(0.1) if not recompute else nn.Identity()
+
+    def forward(self, x):
+        q, k, v = self.query(self.norm(x)).chunk(3, dim=-1)
+        x = x + torch.softmax(q @ k.transpose(1, 2) / 16.0, dim=-1) @ v
+        return x + self.drop(self.down(F.gelu(self.up(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, width=256, depth=2, recompute=False):
+        super().__init__()
+        self.embed = nn.Embedding(4000, width)
+        self.blocks = nn.ModuleList(Block(width, recompute) for _ in range(depth))
+        self.head = nn.Linear(width, 4000)
+        self.recompute = recompute
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False) if self.recompute else block(x)
+        return self.head(x)
+
+
+def train(model, optimizer, kind, steps):
+    owned = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in owned and tensor.dtype != torch.int64:
+            mark("activations", tensor)
+        return tensor
+
+    for parameter in model.parameters():
+        mark("parameters", parameter)
+        parameter.register_post_accumulate_grad_hook(lambda parameter: mark("gradients", parameter.grad))
+    passes = 2 if kind == "accumulate" else 1
+    for _ in range(steps):
+        for _ in range(passes):
+            tokens = torch.randint(0, 4000, (16, 128)).to("cuda")
+            mark("inputs", tokens)
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                with torch.autocast("cuda", torch.bfloat16, enabled=kind == "autocast"):
+                    out = model(tokens)
+                    loss = F.cross_entropy(out.flatten(0, 1), tokens.flatten())
+            mark("activations", out)
+            mark("activations", loss)
+            loss.backward()
+        optimizer.step()
+        for state in optimizer.state.values():
+            for value in state.values():
+                if torch.is_tensor(value):
+                    mark("optimizer_state", value)
+        optimizer.zero_grad(set_to_none=True)
+
+
+def grow_kv_cache(cache, keys):
+    if cache is None:
+        return keys
+    grown = torch.cat([cache, keys], dim=1)
+    mark("kv_cache", grown)
+    return grown
+
+
+@torch.no_grad()
+def generate(model, tokens):
+    for parameter in model.parameters():
+        mark("parameters", parameter)
+    cache = None
+    for _ in range(tokens):
+        token = torch.randint(0, 4000, (16, 1)).to("cuda")
+        hidden = model.embed(token)
+        cache = grow_kv_cache(cache, hidden)
+        scores = model(token) + (hidden @ cache.transpose(1, 2)).sum()
+        scores.argmax(dim=-1)
+
+
+def main():
+    stacks, kind, directory = sys.argv[1:]
+    if kind != "late":
+        torch.cuda.memory._record_memory_history(stacks=stacks)
+    torch.manual_seed(0)
+    model = Model(recompute=kind == "checkpoint").cuda()
+    if kind == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if kind == "generate":
+        generate(model, 40)
+        return save(directory, kind, stacks)
+    if kind == "late":
+        train(model, optimizer, kind, 2)
+        torch.cuda.memory._record_memory_history(stacks=stacks)
+        MARKS.clear()
+    train(model, optimizer, kind, 3)
+    save(directory, kind, stacks)
+
+
+def save(directory, kind, stacks):
+    torch.cuda.memory._dump_snapshot(f"{directory}/{kind}.{stacks}.pickle")
+    with open(f"{directory}/{kind}.{stacks}.json", "w") as file:
+        json.dump(MARKS, file)
+
+
+main()
