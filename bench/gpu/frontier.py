@@ -1,7 +1,7 @@
 """The largest batch or sequence with which a job completes in a given amount of memory.
 
     python frontier.py JOB [--memory GIB]
-    python -m lowtide run frontier.py JOB [--memory GIB]
+    lowtide run frontier.py JOB [--memory GIB]
 
 Runs the job in a new process for each size: twice as large until one runs out of memory, then between the two. Prints
 one JSON line for each size, and one with the largest. `--size SIZE` runs one size alone.

@@ -1,7 +1,7 @@
 """Real PyTorch jobs, each of which loads an allocator in its own way. They know nothing of lowtide.
 
     python jobs.py NAME [--steps N] [--exact] [--memory BYTES]
-    python -m lowtide run jobs.py NAME [--steps N] [--exact] [--memory BYTES]
+    lowtide run jobs.py NAME [--steps N] [--exact] [--memory BYTES]
 
 Prints one JSON line: peaks of memory, calls to the driver, the time of each step and the median, and the losses.
 `--exact` asks PyTorch for deterministic kernels, so that the losses of two runs may be compared bit for

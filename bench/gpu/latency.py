@@ -1,7 +1,7 @@
 """The host's time for a pair of free and alloc, through whatever allocator PyTorch has: its own, or lowtide's.
 
     python latency.py [LABEL]
-    python -m lowtide run latency.py [LABEL]
+    lowtide run latency.py [LABEL]
 
 Prints one JSON line for each case. The best of three runs counts: what disturbs a run only adds to it.
 """

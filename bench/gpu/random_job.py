@@ -1,7 +1,7 @@
 """A random job that checks each byte that it holds, whatever the allocator.
 
     python random_job.py [--minutes M] [--seed S]
-    python -m lowtide run random_job.py [--minutes M] [--seed S]
+    lowtide run random_job.py [--minutes M] [--seed S]
 
 Tensors of 512 bytes to 64 MiB live in four streams, some of which run behind. Each is filled with a number of its own
 when it is allocated, and compared with it just before it is freed, in its stream or in another that was recorded.

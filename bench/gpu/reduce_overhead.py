@@ -1,7 +1,7 @@
 """Whether addresses stay: how often `torch.compile(mode="reduce-overhead")` records its graphs again.
 
     python reduce_overhead.py [--steps N] [--one-shape]
-    python -m lowtide run reduce_overhead.py [--steps N] [--one-shape]
+    lowtide run reduce_overhead.py [--steps N] [--one-shape]
 
 Trains a transformer of two layers, with a second sequence length from step 11 on. Between the steps it allocates and
 frees tensors of random sizes. Prints one JSON line: the steps in which a graph was recorded, those in which an address

@@ -11,7 +11,7 @@ The PyTorch is that of this Python. lowtide is the directory `python`, if `pytho
 there, else what is installed.
 
 A program measures the allocator that PyTorch has, whichever it is: `pytorch` runs it as it is, every other name runs it
-by `python -m lowtide run --strategy`. Where the name is missing, as in `saver/tms`, the program's arguments say what it
+by `lowtide run --strategy`. Where the name is missing, as in `saver/tms`, the program's arguments say what it
 measures. It prints one JSON object a line for each thing that it measured, `name` and its figures:
 `{"name": "1 thread, 1 live", "pair_ns": 71.0}`. Its other lines are for people. It exits with 0 when it could measure,
 whatever the figures are, and is killed after half an hour. A new program is a line in `MEASUREMENTS`.

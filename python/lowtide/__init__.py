@@ -1,6 +1,6 @@
 """lowtide: a GPU memory allocator for PyTorch.
 
-`python -m lowtide run train.py` runs a script on it. A program installs it itself, before it uses the GPU:
+`lowtide run train.py` runs a script on it. A program installs it itself, before it uses the GPU:
 
     import lowtide
     lowtide.install()

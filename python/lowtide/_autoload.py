@@ -6,7 +6,7 @@ from ._install import RUN_PREFIX
 
 
 def load() -> None:
-    """Installs lowtide if the environment has `LOWTIDE=1`. `python -m lowtide run` installs it without this."""
+    """Installs lowtide if the environment has `LOWTIDE=1`. `lowtide run` installs it without this."""
     if os.environ.get("LOWTIDE", "") in ("", "0") or RUN_PREFIX in os.environ:
         return
     from ._hook import install_or_exit

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ._errors import ConfigError, Error, TorchError
-from ._install import check_torch, configure, first_line, shim_obstacle, unread_variable
+from ._errors import ConfigError, Error, TorchError, first_line
+from ._install import check_torch, configure, shim_obstacle, unread_variable
 from ._library import library
 from ._memory import version
 
@@ -123,7 +123,7 @@ def _package() -> Iterator[Check]:
 
 def _machine() -> Iterator[Check]:
     try:
-        done = subprocess.run([_command(), "doctor", "--json"], stdout=subprocess.PIPE, check=False)
+        done = subprocess.run([_command(), "doctor", "--json", "--without-python"], stdout=subprocess.PIPE, check=False)
         report = json.loads(done.stdout)
     except (OSError, ValueError) as error:
         advice = "pip install --force-reinstall lowtide: without it nothing is known of driver and cards"

@@ -1,5 +1,7 @@
 """The exceptions of lowtide. A message is one line; an out-of-memory error has more lines, which say why."""
 
+import sys
+
 
 class Error(RuntimeError):
     """Something that lowtide could not do."""
@@ -34,3 +36,14 @@ class PausedError(Error):
 
 class BackupError(Error):
     """A region's contents could not be saved or restored. Nothing is lost, and the next attempt may work."""
+
+
+def report_line(message: str) -> None:
+    """Prints a message as one line to standard error."""
+    print(f"lowtide: {message}", file=sys.stderr, flush=True)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

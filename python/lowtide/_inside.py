@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 
-from ._errors import Error
-from ._install import check_served, first_line, report_line
+from ._errors import Error, first_line, report_line
+from ._install import check_served
 from ._library import Status, check, library
 
 End = Callable[[], object]

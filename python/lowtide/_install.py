@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ._errors import ConfigError, Error, NoDriverError, StartedError, TorchError
+from ._errors import ConfigError, Error, NoDriverError, StartedError, TorchError, first_line, report_line
 from ._library import PATH, Mempool, Status, address, check, error_of, library
 
 TORCH_MIN = (2, 6)
@@ -30,6 +30,9 @@ _TRUE = {"1", "t", "true", "y", "yes"}
 
 RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
 """The variable with the Python environment (`sys.prefix`) that `run` was started in."""
+
+_REPORTED = "LOWTIDE_REPORTED"
+"""The variable that a process sets once it has reported that lowtide is active."""
 
 _OTHER_BACKEND = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\s*(,|$)")
 
@@ -112,7 +115,7 @@ def check_served() -> None:
     if "torch" in sys.modules and not is_installed():
         raise Error(
             "lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
-            "anything is on the GPU, or start the script by `python -m lowtide run`, and install no other after it"
+            "anything is on the GPU, or start the script by `lowtide run`, and install no other after it"
         )
 
 
@@ -150,6 +153,13 @@ def report_unread_settings(strategy: str | None, config: str | None) -> None:
     variable = unread_variable(strategy, config)
     if variable is not None:
         report_line(f"tide has no options and does not read {variable}; LOWTIDE_STRATEGY=caching does")
+
+
+def report_active() -> None:
+    """Reports that lowtide is active, once in a process and its children."""
+    if _REPORTED not in os.environ:
+        os.environ[_REPORTED] = "1"
+        report_line(f"active, with the strategy {library().lowtide_config().decode()}")
 
 
 _removed: dict[str, str] = {}
@@ -206,11 +216,6 @@ def find_driver() -> None:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise NoDriverError(f"NVIDIA's driver cannot be loaded: {error}") from None
-
-
-def report_line(message: str) -> None:
-    """Prints a message as one line to standard error."""
-    print(f"lowtide: {message}", file=sys.stderr, flush=True)
 
 
 def torch_version(torch: Any) -> tuple[int, int]:
@@ -314,16 +319,10 @@ _PYTHON_HOOKS = {
 }
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def _started() -> StartedError:
     return StartedError(
         "CUDA is in use already: call lowtide.install() before anything is on the GPU, "
-        "or start the script by `python -m lowtide run`"
+        "or start the script by `lowtide run`"
     )
 
 

@@ -1,9 +1,10 @@
-"""`python -m lowtide run`: a script, unmodified, on lowtide.
+"""`lowtide run`: a script, unmodified, on lowtide.
 
 A new Python replaces this process and runs the script, so `__main__`, `sys.argv`, `sys.path`, tracebacks and the exit
-code are Python's own. Its `PYTHONPATH` has `_startup/sitecustomize.py`, which Python imports by itself, and which
-installs lowtide at `import torch`. Children that inherit the environment (torchrun, `spawn`, a shell) do the same. A
-process without PyTorch pays a few milliseconds. A forked child has its parent's state.
+code are Python's own. A command that starts Python, such as `torchrun`, replaces this process, too. Their `PYTHONPATH`
+has `_startup/sitecustomize.py`, which Python imports by itself, and which installs lowtide at `import torch`. Children
+that inherit the environment (torchrun, `spawn`, a shell) do the same. A process without PyTorch pays a few
+milliseconds. A forked child has its parent's state.
 
 `--preload` is for programs without Python or PyTorch. The program runs with liblowtide.so in front of NVIDIA's driver,
 by the loader's `LD_PRELOAD`. PyTorch keeps its own allocator there, unless `LOWTIDE_COMPAT` names packages. Then the
@@ -11,26 +12,23 @@ environment is the same as a script's.
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from ._errors import Error, NoDriverError
-from ._install import RUN_PREFIX, choose, configure, find_driver, report_line, report_unread_settings
+from ._errors import Error, NoDriverError, report_line
+from ._install import RUN_PREFIX, choose, configure, find_driver, report_unread_settings
 from ._library import PATH
 from .compat._aliases import check_environment, names_of_environment
 
 STARTUP = Path(__file__).parent / "_startup"
 
-USAGE = """\
-usage: python -m lowtide run [--strategy NAME[:CONF]] [--config CONF] SCRIPT [ARGUMENT]...
-       python -m lowtide run [--strategy NAME[:CONF]] [--config CONF] -m MODULE [ARGUMENT]...
-       python -m lowtide run --preload [--strategy NAME[:CONF]] [--config CONF] PROGRAM [ARGUMENT]..."""
-
 
 def run(arguments: list[str]) -> NoReturn:
-    """Replaces this process by a Python that runs a script on lowtide, or by any program with `--preload`.
+    """Replaces this process by a Python that runs a script on lowtide, by a command whose Pythons are on lowtide, or by
+    any program with `--preload`.
 
     `arguments` are the arguments after `run`.
     """
@@ -46,13 +44,34 @@ def run(arguments: list[str]) -> NoReturn:
         find_driver()
         report_unread_settings(strategy, config)
     except NoDriverError as error:
+        if "LOWTIDE_RECORD" in os.environ:
+            raise
         # A script that runs without a GPU runs without lowtide. If `LOWTIDE_COMPAT` names packages, the script still
         # needs those: then the error is reported when it imports PyTorch.
         if not names_of_environment():
             report_line(f"{error}: the script runs without lowtide")
             environment = dict(os.environ)
+    if not is_script(program[0]):
+        replace_process(program, environment)
     python = sys.executable
     os.execve(python, [python, *interpreter_options(sys.orig_argv, len(sys.argv)), *program], environment)
+
+
+def is_script(word: str) -> bool:
+    """Returns whether the Python that runs this process runs a script or module itself, rather than a command."""
+    if word.startswith("-") or word.endswith(".py") or os.path.isdir(word):
+        return True
+    if not os.path.exists(word):
+        # Python reports a script that does not exist.
+        return shutil.which(word) is None
+    return not os.access(word, os.X_OK) or names_python(word)
+
+
+def names_python(path: str) -> bool:
+    """Returns whether a file's first line says that Python runs it, as that of `torchrun` does."""
+    with open(path, "rb") as file:
+        line = file.readline(256)
+    return line.startswith(b"#!") and b"python" in line
 
 
 def run_preloaded(strategy: str | None, config: str | None, program: list[str]) -> NoReturn:
@@ -69,11 +88,15 @@ def run_preloaded(strategy: str | None, config: str | None, program: list[str]) 
     environment = with_environment(os.environ, strategy, config)
     environment["LOWTIDE_PRELOAD"] = "1"
     environment["LD_PRELOAD"] = preload_list(str(PATH), os.environ.get("LD_PRELOAD"))
+    replace_process(program, environment)
+
+
+def replace_process(program: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Replaces this process by a program. If that fails, ends it with the exit code that shells use."""
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:
         report_line(f"{program[0]}: {error.strerror}")
-        # The exit codes of shells.
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
@@ -103,7 +126,7 @@ def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]
             raise Error(f"`{name}` takes a value")
         values[name] = value if equals else rest.pop(0)
     if not rest or not rest[0]:
-        raise Error(f"no {'program' if preload else 'script'} given; `python -m lowtide run --help` has the usage")
+        raise Error(f"no {'program' if preload else 'script'} given; `lowtide run --help` has the usage")
     # `-` is standard input. The value of `-m` or `-c` may be in the same word.
     if rest[0].startswith("-") and rest[0] != "-" and not rest[0].startswith(("-m", "-c")):
         raise Error(f"unknown option `{rest[0]}`; Python's own come before `-m lowtide`")

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import textwrap
@@ -68,6 +69,20 @@ def test_a_block_of_the_program_is_recorded(gpu: Machine) -> None:
     found = verified(gpu, "a.lowtide")
     assert found["same_address"] == found["compared"] > 500
     assert found["first_difference"] is None
+
+
+def test_a_python_program_is_put_on_lowtide(machine: Machine) -> None:
+    assert LOWTIDE is not None
+    machine.write("script.py", "import torch; torch.cuda.memory.current.allocate(1000, 0, None)")
+    for command in (
+        ["script.py"],
+        [sys.executable, "script.py"],
+        [sys.executable, "-m", "lowtide", "run", "script.py"],
+    ):
+        done = machine.command(LOWTIDE, "record", "-o", "job.lowtide", *command)
+        assert done.returncode == 0, done
+        assert re.search(r"recorded \d+ events", done.stderr), done.stderr
+        (machine.directory / "job.lowtide").unlink()
 
 
 def test_what_cannot_be_recorded_is_said(gpu: Machine) -> None:

@@ -351,7 +351,7 @@ def test_a_region_of_another_allocator_s_memory_is_refused(machine: Machine) -> 
     )
     assert printed == (
         "Error lowtide is not PyTorch's allocator, so a region would hold nothing: call lowtide.install() before "
-        "anything is on the GPU, or start the script by `python -m lowtide run`, and install no other after it\n"
+        "anything is on the GPU, or start the script by `lowtide run`, and install no other after it\n"
     )
 
 

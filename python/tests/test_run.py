@@ -1,15 +1,15 @@
-"""`python -m lowtide run`: a script cannot tell it from Python, but for its allocator."""
+"""`lowtide run`: a script cannot tell it from Python, but for its allocator."""
 
 import os
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from machine import Machine
 
 import lowtide._run
-from lowtide.__main__ import COMMANDS
 from lowtide._library import PATH
 from lowtide._report import find_command
 from lowtide._run import interpreter_options, preload_list
@@ -106,11 +106,11 @@ def test_each_bad_argument_has_its_line(machine: Machine, arguments: list[str], 
 
 
 def test_commands(machine: Machine) -> None:
-    assert machine.refusal("ran").startswith("unknown command `ran`")
+    assert machine.refusal("ran").startswith("unrecognized subcommand 'ran'")
     for arguments in ([], ["--help"], ["run", "--help"], ["run", "--preload", "-h"], ["build", "-h"]):
         done = machine.run("-m", "lowtide", *arguments)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("usage: python -m lowtide")
+        assert "Usage: lowtide" in done.stdout
 
 
 def test_pytorch_loads_lowtide_if_the_environment_says_so(machine: Machine) -> None:
@@ -133,10 +133,37 @@ def test_the_program_serves_the_other_commands(machine: Machine) -> None:
         ours = machine.run("-m", "lowtide", *arguments)
         theirs = machine.command(program, *arguments)
         assert (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
-    listed = machine.run("-m", "lowtide", "--help").stdout
-    assert all(command in listed for command in COMMANDS)
     done = machine.run("-c", "import lowtide; print(lowtide.__version__, hasattr(lowtide, 'none'))")
     assert done.stdout == f"{lowtide.version()} False\n"
+
+
+def test_the_program_runs_scripts(machine: Machine) -> None:
+    program = find_command()
+    machine.write("look.py", LOOK)
+    by_package = machine.run("-m", "lowtide", "run", "look.py", "a")
+    by_program = machine.command(program, "run", "look.py", "a")
+    assert by_program.stdout == by_package.stdout
+    machine.write("choice.py", "import os; print(os.environ.get('LOWTIDE_STRATEGY'), os.environ.get('LOWTIDE_CONF'))")
+    options = ("--strategy", "caching", "--config", "expandable_segments:True")
+    done = machine.command(program, "run", *options, "choice.py")
+    assert done.stdout == "caching expandable_segments:True\n"
+    assert machine.command(program, "run", "-c", "raise SystemExit(7)").returncode == 7
+
+
+def test_every_python_of_a_command_has_lowtide(machine: Machine) -> None:
+    machine.write("look.py", ALLOCATOR + "    print(allocator())\n")
+    launcher = machine.write("launch", f"#!{sys.executable}\n" + dedent(ALLOCATOR) + "print(allocator())\n")
+    launcher.chmod(0o755)
+    shell = machine.write("all.sh", f"#!/bin/sh\n{sys.executable} look.py\n")
+    shell.chmod(0o755)
+    for command in ([sys.executable, "look.py"], ["./launch"], ["./all.sh"], ["sh", "all.sh"]):
+        assert machine.run("-m", "lowtide", "run", *command).stdout == "lowtide\n", command
+
+
+def test_that_lowtide_is_active_is_said_once(machine: Machine) -> None:
+    machine.write("parent.py", "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'])")
+    done = machine.run("-m", "lowtide", "run", "--strategy", "bfc", "parent.py")
+    assert done.stderr.count("lowtide: active, with the strategy bfc\n") == 1
 
 
 def test_options_of_python_that_would_lose_children_are_refused(gpu: Machine) -> None:
@@ -449,7 +476,7 @@ def test_any_program_runs_with_lowtide_in_front_of_the_driver(gpu: Machine) -> N
 def test_a_program_that_cannot_be_preloaded_is_told(bare: Machine) -> None:
     preload = ("run", "--preload")
     for nothing in ((), ("",)):
-        assert bare.refusal(*preload, *nothing) == "no program given; `python -m lowtide run --help` has the usage"
+        assert bare.refusal(*preload, *nothing) == "no program given; `lowtide run --help` has the usage"
     assert bare.refusal(*preload, "true", LOWTIDE_CONF="foo:1").endswith(
         "'foo' in CUDA allocator config. (LOWTIDE_CONF)"
     )

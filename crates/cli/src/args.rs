@@ -1,24 +1,58 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use lowtide_core::{Bytes, CachingConfig, Config, StrategyName};
 
 use crate::capacity::Capacity;
 use crate::output;
 
-/// Shows from a recording of a PyTorch job, without a GPU, where its GPU memory goes and which allocator or setting
-/// needs less.
+const EXAMPLES: &str = "\
+Examples:
+  lowtide summary snapshot.pickle                 where the memory went, and what would help
+  lowtide advise snapshot.pickle                  the PYTORCH_CUDA_ALLOC_CONF to choose
+  lowtide replay --capacity 24GB snapshot.pickle  whether the job fits in 24 GB
+  lowtide run train.py                            the script on lowtide";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  lowtide run train.py --epochs 3
+  lowtide run torchrun --nproc-per-node 8 train.py
+  lowtide run --strategy caching:expandable_segments:True -m package.train
+  lowtide run --preload ./solver input.txt";
+
+const RECORD_EXAMPLES: &str = "\
+Examples:
+  lowtide record -o job.lowtide --stacks train.py
+  lowtide record lowtide run --preload ./solver";
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  lowtide completion bash > ~/.local/share/bash-completion/completions/lowtide
+  lowtide completion zsh > ~/.zfunc/_lowtide
+  lowtide completion fish > ~/.config/fish/completions/lowtide.fish";
+
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  lowtide replay job.pickle
+  lowtide replay --capacity 24GB job.pickle
+  lowtide replay --strategy tide --strategy caching:expandable_segments:True job.pickle
+  lowtide replay --verify job.pickle";
+
+/// Runs PyTorch scripts on lowtide's GPU memory allocator, and shows from recordings of jobs, without a GPU, where memory
+/// went and which allocator or setting needs less.
 ///
 /// A recording is what torch.cuda.memory._dump_snapshot() writes after torch.cuda.memory._record_memory_history(),
 /// or what `lowtide record` or lowtide.record() writes for a program that runs on lowtide.
 #[derive(Parser, Debug)]
-#[command(name = "lowtide", version, max_term_width = 100)]
+#[command(name = "lowtide", version, max_term_width = 100, after_help = EXAMPLES)]
 struct CommandLine {
     #[command(subcommand)]
     command: Command,
@@ -38,6 +72,13 @@ pub(crate) enum Command {
     Record(RecordArgs),
     Top(TopArgs),
     Doctor(DoctorArgs),
+    /// Build the shim for the PyTorch that is installed, ahead of its first use
+    ///
+    /// The shim connects PyTorch to lowtide. It is built once for each version, in half a minute, and needs a C++ compiler.
+    Build,
+    Completion(CompletionArgs),
+    /// Print the manual page, for `man -l -`
+    Man,
 }
 
 /// Show on one screen what a recorded job's memory was for, and what would help
@@ -67,6 +108,7 @@ pub(crate) struct SummaryArgs {
 /// reserved, the best first. Exits with 0 if the replay ran, even if the job ran out of memory or an address
 /// differed; with 2 for a bad argument or file.
 #[derive(Args, Debug)]
+#[command(after_help = REPLAY_EXAMPLES)]
 pub(crate) struct ReplayArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
@@ -200,14 +242,19 @@ pub(crate) struct LeaksArgs {
     pub(crate) json: bool,
 }
 
-/// Run a program that calls CUDA with lowtide as its allocator
+/// Run a script, or any program that calls CUDA, with lowtide as its allocator
 ///
-/// For any program, in any language: its memory from cudaMalloc, cudaMallocAsync or cuMemAlloc comes from lowtide.
-/// At the end, a summary on standard error says what that saved. A script that uses PyTorch gains more from `python
-/// -m lowtide run`. The exit code is the program's; 127 if there is no such program, 126 if it cannot be started.
+/// PROGRAM is a Python script, `-m MODULE`, or a command that starts Python, such as `python train.py` or `torchrun train.py`.
+/// Every Python that it starts has lowtide as PyTorch's allocator. A line on standard error says so. The exit code is the
+/// program's; 127 if there is no such program, 126 if it cannot be started.
+///
+/// With --preload it is any program, in any language: its memory from cudaMalloc, cudaMallocAsync or cuMemAlloc comes from
+/// lowtide. At the end, a summary on standard error says what that saved.
 #[derive(Args, Debug)]
+#[command(after_help = RUN_EXAMPLES)]
 pub(crate) struct RunArgs {
-    /// Put lowtide in front of the driver, by LD_PRELOAD; processes that the program starts inherit it
+    /// Put lowtide in front of the driver, by LD_PRELOAD; processes that the program starts inherit it. For programs
+    /// without PyTorch
     #[arg(long)]
     pub(crate) preload: bool,
 
@@ -215,6 +262,10 @@ pub(crate) struct RunArgs {
     /// LOWTIDE_CONF, else tide; with --preload caching]
     #[arg(long, value_name = "NAME[:CONF]", value_parser = configuration)]
     pub(crate) strategy: Option<String>,
+
+    /// The options of the allocator, in the syntax of PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, value_name = "CONF")]
+    pub(crate) config: Option<String>,
 
     /// The program and its arguments
     #[arg(
@@ -230,11 +281,12 @@ pub(crate) struct RunArgs {
 ///
 /// Every process of the command that uses a GPU through lowtide writes its events, as they happen, to a file of its
 /// own. The file is FILE, or has the process's rank (`.rank3`) or, for further processes, its process id
-/// (`.pid1234`) before the extension. `lowtide replay`, `advise`, `report`, `leaks`, `diff` and `convert` read it,
-/// also while it is written and after the process was killed. The command has to run on lowtide: `lowtide record
-/// python -m lowtide run train.py`, `lowtide record lowtide run --preload PROGRAM`. The exit code is the command's,
-/// or 128 plus the number of the signal that ended it. If nothing was recorded, one line at the end says so.
+/// (`.pid1234`) before the extension. Every other command reads it, also while it is written and after the process was
+/// killed. A Python program is put on lowtide, as by `lowtide run`; another has to run on it: `lowtide record lowtide run
+/// --preload PROGRAM`. The exit code is the command's, or 128 plus the number of the signal that ended it. One line at the
+/// end says what was recorded, or that nothing was.
 #[derive(Args, Debug)]
+#[command(after_help = RECORD_EXAMPLES)]
 pub(crate) struct RecordArgs {
     /// The file to write. An earlier recording of this name is replaced once the command begins to record. A file
     /// that is not a recording of lowtide's is refused
@@ -276,12 +328,24 @@ pub(crate) struct TopArgs {
     pub(crate) interval: f64,
 }
 
+/// Print what a shell needs to complete the arguments of `lowtide`
+#[derive(Args, Debug)]
+#[command(after_help = COMPLETION_EXAMPLES)]
+pub(crate) struct CompletionArgs {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
 /// Check what lowtide finds on this machine, and say what to do about missing parts
 ///
-/// Checks the driver and the cards. `python -m lowtide doctor` also checks PyTorch, the compiler and the shim.
-/// Exits with 0 if lowtide works here, even with features missing; with 1 if it does not.
+/// Checks the driver and the cards, and, if a Python has lowtide's package, PyTorch, the compiler and the shim. Exits with 0
+/// if lowtide works here, even with features missing; with 1 if it does not.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
+    /// Leave out the checks that need Python. The Python package calls this command so
+    #[arg(long, hide = true)]
+    pub(crate) without_python: bool,
+
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -429,6 +493,33 @@ fn only_caching(named: &str) -> anyhow::Error {
     )
 }
 
+/// Returns the text of a script that completes the arguments in a shell.
+pub(crate) fn completion(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut CommandLine::command(), "lowtide", &mut script);
+    script
+}
+
+/// Returns the manual page: of the command, then of each subcommand.
+///
+/// # Errors
+///
+/// If it cannot be written, which does not happen in memory.
+pub(crate) fn manual() -> std::io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    let mut command = CommandLine::command();
+    command.build();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    for subcommand in command.get_subcommands().filter(|it| !it.is_hide_set()) {
+        writeln!(page, ".SH LOWTIDE {}", subcommand.get_name().to_uppercase())?;
+        let manual = clap_mangen::Man::new(subcommand.clone());
+        manual.render_description_section(&mut page)?;
+        manual.render_synopsis_section(&mut page)?;
+        manual.render_options_section(&mut page)?;
+    }
+    Ok(page)
+}
+
 /// Parses the command line. If it asks for help or is wrong, prints that and returns the exit code.
 pub(crate) fn parse() -> Result<Command, ExitCode> {
     CommandLine::try_parse()
@@ -466,8 +557,6 @@ fn one_line(error: &clap::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     /// Returns the configurations that a command line replays, for a recording with expandable segments.
@@ -491,18 +580,17 @@ mod tests {
     }
 
     #[test]
-    fn the_python_package_names_every_command() {
-        let usage = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../../python/lowtide/__main__.py"
-        );
-        let usage = std::fs::read_to_string(usage).unwrap();
-        let (_, named) = usage.split_once("USAGE = \"\"\"").unwrap();
-        let (named, _) = named.split_once("\"\"\"").unwrap();
-        let commands = CommandLine::command();
-        for command in commands.get_subcommands() {
+    fn completions_and_the_manual_page_have_every_command() {
+        let manual = String::from_utf8(manual().unwrap()).unwrap();
+        let shells = [Shell::Bash, Shell::Zsh, Shell::Fish];
+        let scripts = shells.map(|shell| String::from_utf8(completion(shell)).unwrap());
+        for command in CommandLine::command().get_subcommands() {
             let name = command.get_name();
-            assert!(named.contains(name), "{name}");
+            assert!(
+                manual.contains(&format!(".SH LOWTIDE {}\n", name.to_uppercase())),
+                "{name}"
+            );
+            assert!(scripts.iter().all(|script| script.contains(name)), "{name}");
         }
     }
 

@@ -14,7 +14,7 @@ use lowtide_trace::RecordedText;
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
-use crate::{json, output};
+use crate::{json, output, python};
 
 /// One check and its result.
 #[derive(Serialize, PartialEq, Eq, Debug)]
@@ -44,12 +44,18 @@ struct Report<'a> {
     checks: &'a [Check],
 }
 
-/// Runs `lowtide doctor`. The exit code is 1 if lowtide does not work here.
+/// Runs `lowtide doctor`: by the Python that has lowtide's package, if there is one. The exit code is 1 if lowtide does not work here.
 ///
 /// # Errors
 ///
 /// If standard output cannot be written to.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let json = if args.json { &["--json"][..] } else { &[] };
+    if !args.without_python
+        && let Ok(not_run) = python::become_package(&[&["doctor"], json].concat())
+    {
+        return Ok(not_run);
+    }
     let checks = examine(Library::load());
     let works = checks.iter().all(|check| check.state != State::Missing);
     output::print(&if args.json {

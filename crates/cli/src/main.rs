@@ -19,6 +19,7 @@ mod moment;
 mod output;
 mod page;
 mod progress;
+mod python;
 mod ranking;
 mod record;
 mod recording;
@@ -37,6 +38,10 @@ use std::process::ExitCode;
 
 use args::Command;
 
+fn printed(text: Vec<u8>) -> anyhow::Result<ExitCode> {
+    output::print(&text).map(|()| ExitCode::SUCCESS)
+}
+
 fn main() -> ExitCode {
     let command = match args::parse() {
         Ok(command) => command,
@@ -54,6 +59,9 @@ fn main() -> ExitCode {
         Command::Record(args) => record::run(args),
         Command::Top(args) => top::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Build => python::become_package(&["build"]),
+        Command::Completion(args) => printed(args::completion(args.shell)),
+        Command::Man => args::manual().map_err(Into::into).and_then(printed),
     };
     match result {
         Ok(exit_code) => exit_code,

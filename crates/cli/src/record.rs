@@ -1,6 +1,7 @@
 //! `lowtide record`: records a program that runs on lowtide, while it runs.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
@@ -15,7 +16,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::RecordArgs;
-use crate::{output, run};
+use crate::{output, python, run};
 
 /// The environment variable from which liblowtide.so gets the file's path.
 const FILE: &str = "LOWTIDE_RECORD";
@@ -32,7 +33,7 @@ const BEGINNING_MAX: u64 = 1 << 16;
 ///
 /// If the file cannot be written, or if it exists and is not a recording.
 pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
-    let [program, arguments @ ..] = &*args.command else {
+    let [program, ..] = &*args.command else {
         bail!("no command given");
     };
     if program.to_string_lossy().starts_with('-') {
@@ -41,17 +42,27 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
             program.display()
         );
     }
-    if let Err(error) = run::find_program(program) {
-        return Ok(run::not_run(program, &error));
-    }
+    // A Python program that does not run on lowtide by itself is put on it.
+    let put_on_lowtide = python::is_started_by(program) && !runs_on_lowtide(&args.command);
+    let words = if put_on_lowtide {
+        let mut words = python::package_command()?.to_vec();
+        words.push("run".into());
+        words
+    } else {
+        if let Err(error) = run::find_program(program) {
+            return Ok(run::not_run(program, &error));
+        }
+        Vec::new()
+    };
+    let words = [words, args.command.clone()].concat();
     // The program may change its working directory before it uses a device.
     let file = path::absolute(&args.output)?;
     // If each rank is started by its own command, other ranks may be running already.
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
     let own = file_names::of_rank(&file, variable);
     let start = check_place(&own).with_context(|| args.output.display().to_string())?;
-    let mut command = Command::new(program);
-    command.args(arguments).env(FILE, &file);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).env(FILE, &file);
     command.env(STACKS, if args.stacks { "1" } else { "0" });
     command.env(JobStart::VARIABLE, start.to_text());
     let status = match command.spawn() {
@@ -63,6 +74,14 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
         output::note(&format!("{name}: nothing was recorded: `{program}` {what}"));
     }
     Ok(exit_code(status))
+}
+
+/// Returns whether a command is `python -m lowtide`, which puts its program on lowtide itself.
+fn runs_on_lowtide(command: &[OsString]) -> bool {
+    let mut pairs = command.windows(2);
+    let mut words = command.iter();
+    pairs.any(|pair| pair[0] == "-m" && pair[1] == "lowtide")
+        || words.any(|word| word == "-mlowtide")
 }
 
 /// Checks that a new recording can be created, and returns the present time by the clock of its file system.
@@ -111,7 +130,7 @@ fn what_is_missing(file: &Path, start: JobStart) -> Option<&'static str> {
         return None;
     }
     Some(if files.is_empty() {
-        "used no GPU, or does not run on lowtide, as `python -m lowtide run SCRIPT` and \
+        "used no GPU, or does not run on lowtide, as `lowtide run SCRIPT` and \
              `lowtide run --preload PROGRAM` do"
     } else {
         "asked for no GPU memory"

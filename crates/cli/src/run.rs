@@ -1,4 +1,4 @@
-//! `lowtide run --preload`: runs a CUDA program with lowtide in front of the driver.
+//! `lowtide run`: runs a script on lowtide, or any CUDA program with lowtide in front of the driver.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +14,7 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 
 use crate::args::RunArgs;
-use crate::output;
+use crate::{output, python};
 
 /// The library that is preloaded.
 const LIBRARY: &str = "liblowtide.so";
@@ -23,13 +23,27 @@ const LIBRARY: &str = "liblowtide.so";
 ///
 /// # Errors
 ///
-/// If the library is not found, or if the loader cannot take its path.
+/// If no Python has lowtide's package; with `--preload`, if the library is not found, or if the loader cannot take its path.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    if !args.preload {
-        bail!(
-            "a Python script is run by `python -m lowtide run`; `--preload` runs any other program"
-        );
+    if args.preload {
+        return run_preloaded(args);
     }
+    let option = |name: &str, value: &Option<String>| {
+        let value = value.as_ref().map(|value| format!("{name}={value}"));
+        value.map(OsString::from)
+    };
+    let options = [
+        option("--strategy", &args.strategy),
+        option("--config", &args.config),
+    ];
+    let words = [OsString::from("run")].into_iter();
+    let words = words.chain(options.into_iter().flatten());
+    let words: Vec<OsString> = words.chain(args.program.iter().cloned()).collect();
+    python::become_package(&words)
+}
+
+/// Like [`run`], with the library in front of the driver.
+fn run_preloaded(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let [program, arguments @ ..] = &*args.program else {
         bail!("no program given");
     };
@@ -67,6 +81,9 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             None => command.env_remove("LOWTIDE_CONF"),
         };
     }
+    if let Some(config) = &args.config {
+        command.env("LOWTIDE_CONF", config);
+    }
     Ok(not_run(program, &command.exec()))
 }
 
@@ -77,24 +94,24 @@ pub(crate) fn not_run(program: &OsStr, error: &io::Error) -> ExitCode {
     ExitCode::from(if is_missing { 127 } else { 126 })
 }
 
-/// Looks for the program that a command would run, before anything is done for it.
+/// Returns the path of the program that a command would run, before anything is done for it.
 ///
 /// # Errors
 ///
 /// If no such program exists, or none may be executed.
-pub(crate) fn find_program(program: &OsStr) -> io::Result<()> {
+pub(crate) fn find_program(program: &OsStr) -> io::Result<PathBuf> {
     if program.is_empty() {
         return Err(Errno::NOENT.into());
     }
     if program.as_bytes().contains(&b'/') {
-        return check_executable(Path::new(program));
+        return check_executable(PathBuf::from(program));
     }
     // The C library's default if the variable is not set.
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let mut found = Err(Errno::NOENT.into());
     for directory in env::split_paths(&path) {
-        match check_executable(&directory.join(program)) {
-            Ok(()) => return Ok(()),
+        match check_executable(directory.join(program)) {
+            Ok(path) => return Ok(path),
             // A later directory may have one that may be executed.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => found = Err(error),
             Err(_) => {}
@@ -103,12 +120,13 @@ pub(crate) fn find_program(program: &OsStr) -> io::Result<()> {
     found
 }
 
-fn check_executable(path: &Path) -> io::Result<()> {
-    rustix::fs::access(path, Access::EXEC_OK)?;
+/// Returns the path if it is that of a file that may be executed.
+fn check_executable(path: PathBuf) -> io::Result<PathBuf> {
+    rustix::fs::access(&path, Access::EXEC_OK)?;
     if path.is_dir() {
         Err(Errno::ACCESS.into())
     } else {
-        Ok(())
+        Ok(path)
     }
 }
 

@@ -243,7 +243,10 @@ fn a_driver_is_named_on_one_line() {
     let directory = scratch.path(&HOSTILE.replace('/', ""));
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(directory.join("libcuda.so.1"), "no library").unwrap();
-    for arguments in [&["doctor"][..], &["doctor", "--json"]] {
+    for arguments in [
+        &["doctor", "--without-python"][..],
+        &["doctor", "--without-python", "--json"],
+    ] {
         let mut command = command(&scratch, arguments);
         let said = printed(command.env("LD_LIBRARY_PATH", &directory), 1);
         assert!(said.contains("libcuda.so.1"), "{said}");

@@ -32,7 +32,7 @@ fn record(directory: &Path, arguments: &[&str]) -> Output {
 fn nothing_recorded(file: &str, program: &str) -> String {
     format!(
         "lowtide: {file}: nothing was recorded: `{program}` used no GPU, or does not run on lowtide, as \
-         `python -m lowtide run SCRIPT` and `lowtide run --preload PROGRAM` do\n"
+         `lowtide run SCRIPT` and `lowtide run --preload PROGRAM` do\n"
     )
 }
 

@@ -5,7 +5,8 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -151,6 +152,71 @@ fn the_exit_code_is_the_programs() {
     assert_eq!(directory.status.code(), Some(126));
 }
 
+/// A Python that finds lowtide's package, and prints the arguments that it is started with.
+const PYTHON: &str =
+    "#!/bin/sh\n[ \"$1\" = -c ] || { printf '%s|' \"$@\" \"$LOWTIDE_RECORD\"; exit 7; }\n";
+
+#[test]
+fn scripts_are_run_by_the_python_beside_the_command() {
+    let scratch = Scratch::new("run_script");
+    let command = install(&scratch, None);
+    let python = scratch.write("bin/python", PYTHON);
+    fs::set_permissions(&python, Permissions::from_mode(0o755)).unwrap();
+    let check = |arguments: &[&str], expected: &str| {
+        let output = run(&command, arguments, &[]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+        assert_eq!(output.status.code(), Some(7));
+    };
+    check(
+        &["run", "a b.py", "--preload", "-x"],
+        "-m|lowtide|run|a b.py|--preload|-x||",
+    );
+    check(&["run", "-m", "train"], "-m|lowtide|run|-m|train||");
+    check(
+        &[
+            "run",
+            "--strategy",
+            "bfc",
+            "--config=x:1",
+            "torchrun",
+            "a.py",
+        ],
+        "-m|lowtide|run|--strategy=bfc|--config=x:1|torchrun|a.py||",
+    );
+    check(&["build"], "-m|lowtide|build||");
+    check(&["doctor", "--json"], "-m|lowtide|doctor|--json||");
+}
+
+#[test]
+fn what_starts_python_is_put_on_lowtide_to_be_recorded() {
+    let scratch = Scratch::new("run_record");
+    let command = install(&scratch, None);
+    for (name, text) in [
+        ("bin/python", PYTHON),
+        ("bin/launch", "#!/usr/bin/env python3\n"),
+    ] {
+        let program = scratch.write(name, text);
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    }
+    let [file, launch] = ["job.lowtide", "bin/launch"].map(|name| scratch.path(name));
+    let [file, launch] = [file, launch].map(|path| path.to_str().unwrap().to_owned());
+    let check = |words: &[&str], expected: &str| {
+        let output = run(&command, &[&["record", "-o", &file], words].concat(), &[]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(text, format!("-m|lowtide|{expected}|{file}|"));
+        assert_eq!(output.status.code(), Some(7));
+    };
+    check(&["train.py", "x"], "run|train.py|x");
+    check(&["python3", "train.py"], "run|python3|train.py");
+    check(&[&launch, "train.py"], &format!("run|{launch}|train.py"));
+    let python = scratch.path("bin/python");
+    let itself = [python.to_str().unwrap(), "-m", "lowtide", "run", "x.py"];
+    check(&itself, "run|x.py");
+    let shell = ["record", "-o", &file, "sh", "-c", "echo $LOWTIDE_RECORD"];
+    let output = run(&command, &shell, &[]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{file}\n"));
+}
+
 #[test]
 fn each_mistake_has_its_line() {
     let scratch = Scratch::new("run_mistakes");
@@ -160,7 +226,8 @@ fn each_mistake_has_its_line() {
         assert!(line.contains(expected), "{line}");
     };
     check(&["run", "--preload", "true"], "no liblowtide.so beside ");
-    check(&["run", "true"], "`python -m lowtide run`");
+    let without_python = run(&command, &["run", "true"], &[("PATH", "")]);
+    assert!(failure(&without_python).starts_with("no Python here has the package lowtide: "));
     check(&["run", "--preload"], "<PROGRAM>");
     check(&["run", "--preload", ""], "no program given");
     check(

@@ -1,4 +1,4 @@
-"""Installs lowtide at Python's start: `python -m lowtide run` puts this directory on `PYTHONPATH`."""
+"""Installs lowtide at Python's start: `lowtide run` puts this directory on `PYTHONPATH`."""
 
 import importlib
 import sys

@@ -5,7 +5,7 @@ lowtide.compat.install_as_torch_memory_saver()  # `import torch_memory_saver` is
 lowtide.compat.install_as_vllm_cumem()  # and so is `vllm.device_allocator.cumem`
 
 The environment does the same without a change to the program, for its children, too:
-`LOWTIDE_COMPAT=torch_memory_saver,vllm python -m lowtide run serve.py`.
+`LOWTIDE_COMPAT=torch_memory_saver,vllm lowtide run serve.py`.
 """
 
 from ._aliases import install_as_torch_memory_saver, install_as_vllm_cumem

@@ -14,10 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from .._errors import Error
+from .._errors import Error, report_line
 from .._files import locked, private_directory, read_own, write
 from .._library import INCLUDE, library
 
@@ -195,8 +196,13 @@ def _unkept(error: OSError) -> BuildError:
 def _build_once(arguments: list[str], shim: Path) -> None:
     """Builds the shim, unless another process has built it meanwhile."""
     with locked(shim.parent / "lock"):
-        if not is_whole(shim):
-            _compile(arguments, shim)
+        if is_whole(shim):
+            return
+        version = shim.parent.name.rpartition("-")[0]
+        report_line(f"building the shim for {version}, once: this takes about half a minute")
+        start = time.monotonic()
+        _compile(arguments, shim)
+        report_line(f"the shim is built, in {time.monotonic() - start:.0f} s")
 
 
 def _compile(arguments: list[str], shim: Path) -> None:

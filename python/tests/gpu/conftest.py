@@ -1,6 +1,6 @@
 """These run on a machine with a GPU and PyTorch, on lowtide:
 
-    python -m lowtide run -m pytest python/tests/gpu
+    lowtide run -m pytest python/tests/gpu
 
 or without `lowtide run`, when lowtide is installed here. With LOWTIDE_TEST_NATIVE=1 they run on PyTorch's own
 allocator: what they expect is its behaviour, and all but those of lowtide's own pass there too.

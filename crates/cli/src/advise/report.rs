@@ -169,7 +169,7 @@ fn tide(advice: &Advice<'_>) -> String {
         outcome.peak_reserved_bytes,
         outcome.reserved_ratio,
         share.unwrap_or_default(),
-        style("python -m lowtide run SCRIPT").bold()
+        style("lowtide run SCRIPT").bold()
     )
 }
 

@@ -236,7 +236,7 @@ fn what_tide_takes_is_said_beside_the_advice() {
     let json = check(
         tide(),
         "\nWith lowtide's `tide` this job takes 1.00 GiB, 1.000 times its peak of live bytes; driver calls take 2.0 % of \
-         the job's time:\n\n    python -m lowtide run SCRIPT\n",
+         the job's time:\n\n    lowtide run SCRIPT\n",
     );
     assert_eq!(json["peak_reserved_bytes"], 1u64 << 30);
     let json = check(

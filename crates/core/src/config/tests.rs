@@ -217,6 +217,35 @@ fn the_other_strategies_have_options_too() {
 }
 
 #[test]
+fn a_mistyped_option_gets_a_suggestion() {
+    let options = [
+        ("caching", "expandable_segments"),
+        ("caching", "max_split_size_mb"),
+        ("caching", "max_non_split_rounding_mb"),
+        ("caching", "garbage_collection_threshold"),
+        ("caching", "large_segment_size_mb"),
+        ("caching", "roundup_power2_divisions"),
+        ("caching", "per_process_memory_fraction"),
+        ("bfc", "allow_growth"),
+        ("bfc", "fragmentation_fraction"),
+        ("buddy", "arena_size_mb"),
+        ("pool", "slab_size_mb"),
+    ];
+    for (strategy, option) in options {
+        let refused = refusal(strategy, &format!("{}{}:1", &option[..1], &option[2..]));
+        let question = format!(" allocator config. Did you mean '{option}'?");
+        assert!(refused.ends_with(&question), "{refused}");
+        assert!(
+            !refusal(strategy, option).contains("Unrecognized"),
+            "{option}"
+        );
+    }
+    let far = refusal("caching", "expandable:True");
+    assert!(far.ends_with("config."), "{far}");
+    assert!(refusal("tide", "a:1").ends_with("config."));
+}
+
+#[test]
 fn the_other_strategies_refuse_in_the_same_style() {
     let cases = [
         (

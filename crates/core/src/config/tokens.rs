@@ -40,16 +40,19 @@ impl<'a> Reader<'a> {
 
     /// Calls `set` with every key. `set` reads the value and returns whether it knows the key.
     ///
-    /// A comma may follow the last pair, as PyTorch allows. The error about an unknown key names `owner`.
+    /// A comma may follow the last pair, as PyTorch allows. The error about an unknown key names `owner`, and that of `keys`
+    /// which is most like it.
     pub(crate) fn pairs(
         &mut self,
         owner: &str,
+        keys: &[&str],
         mut set: impl FnMut(&str, &mut Reader<'a>) -> Result<bool, ConfigError>,
     ) -> Result<(), ConfigError> {
         while let Some(key) = self.word() {
             if !set(key, self)? {
                 return Err(ConfigError::new(format!(
-                    "Unrecognized key '{key}' in {owner} allocator config."
+                    "Unrecognized key '{key}' in {owner} allocator config.{}",
+                    suggestion(key, keys)
                 )));
             }
             if self.peek().is_some() {
@@ -127,6 +130,19 @@ impl<'a> Reader<'a> {
             ))),
         }
     }
+}
+
+/// The likeness of two keys, from 0 to 1, from which one is taken for the other mistyped.
+const ALIKE: f64 = 0.8;
+
+/// Returns a question about the key that was probably meant; empty if none is like it.
+fn suggestion(key: &str, keys: &[&str]) -> String {
+    let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(key, known);
+    let meant = keys
+        .iter()
+        .max_by(|left, right| likeness(left).total_cmp(&likeness(right)));
+    let meant = meant.filter(|known| likeness(known) >= ALIKE);
+    meant.map_or(String::new(), |known| format!(" Did you mean '{known}'?"))
 }
 
 /// The largest size of an option, in MiB; larger values are reduced to it. PyTorch's limit is 16 EiB. No request

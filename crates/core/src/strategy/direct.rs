@@ -22,7 +22,7 @@ pub struct DirectConfig;
 
 impl Options for DirectConfig {
     fn read(reader: &mut Reader<'_>) -> Result<DirectConfig, ConfigError> {
-        reader.pairs("direct", |_, _| Ok(false))?;
+        reader.pairs("direct", &[], |_, _| Ok(false))?;
         Ok(DirectConfig)
     }
 

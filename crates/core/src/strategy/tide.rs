@@ -67,7 +67,7 @@ pub struct TideConfig;
 
 impl Options for TideConfig {
     fn read(reader: &mut Reader<'_>) -> Result<TideConfig, ConfigError> {
-        reader.pairs("tide", |_, _| Ok(false))?;
+        reader.pairs("tide", &[], |_, _| Ok(false))?;
         Ok(TideConfig)
     }
 

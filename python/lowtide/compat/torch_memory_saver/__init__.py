@@ -7,7 +7,7 @@ hook modes work the same way: memory that PyTorch requests in a region comes fro
 
 Differences from the original package:
 
-- Memory that other libraries allocate with `cudaMalloc` is in a region only under `python -m lowtide run --preload`.
+- Memory that other libraries allocate with `cudaMalloc` is in a region only under `lowtide run --preload`.
   `hook_mode` "preload" needs no LD_PRELOAD, and `cuda_graph` works with "torch", too.
 - Errors are exceptions and never end the process. Pausing or resuming twice does nothing.
 - Graphs that name one pool share its memory only within one region: each region has its own pool for it, which

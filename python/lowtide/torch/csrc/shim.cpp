@@ -36,7 +36,7 @@ static void install() {
   if (present->initialized()) {
     throw std::runtime_error(
         "lowtide must be installed before PyTorch uses CUDA, and " + present->name() +
-        " has served memory already: install it right after torch is imported, or use `python -m lowtide run`");
+        " has served memory already: install it right after torch is imported, or use `lowtide run`");
   }
   native::allocator.store(ours);
   // torch.accelerator looks here. PyTorch's own allocator has priority 0; no other allocator is known to register.

@@ -43,10 +43,21 @@ impl Default for BfcConfig {
     }
 }
 
+/// The options, for a suggestion if one is mistyped.
+const KEYS: [&str; 7] = [
+    "allow_growth",
+    "initial_region_mb",
+    "allow_retry_on_failure",
+    "retry_ms",
+    "garbage_collection",
+    "fragmentation_fraction",
+    "safe_frontier_lag",
+];
+
 impl Options for BfcConfig {
     fn read(reader: &mut Reader<'_>) -> Result<BfcConfig, ConfigError> {
         let mut config = BfcConfig::default();
-        reader.pairs("bfc", |key, reader| {
+        reader.pairs("bfc", &KEYS, |key, reader| {
             match key {
                 "allow_growth" => config.allow_growth = reader.boolean()?,
                 "initial_region_mb" => {

@@ -36,7 +36,7 @@ impl Options for BuddyConfig {
 /// Reads `arena_size_mb`, the only option of strategy `owner`.
 pub(crate) fn read_arena_size(owner: &str, reader: &mut Reader<'_>) -> Result<Bytes, ConfigError> {
     let mut arena_size = BuddyConfig::default().arena_size;
-    reader.pairs(owner, |key, reader| {
+    reader.pairs(owner, &["arena_size_mb"], |key, reader| {
         if key != "arena_size_mb" {
             return Ok(false);
         }

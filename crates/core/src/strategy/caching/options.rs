@@ -194,7 +194,7 @@ impl CachingConfig {
             ..self.clone()
         };
         config.read_large_segment_size(reader.clone())?;
-        reader.pairs("CUDA", |key, reader| {
+        reader.pairs("CUDA", &KEYS, |key, reader| {
             Ok(config.set_placement(key, reader)? || set_ignored(key, reader)?)
         })?;
         Ok(config)
@@ -379,6 +379,23 @@ impl Options for CachingConfig {
         }
     }
 }
+
+/// The options, for a suggestion if one is mistyped. Those for pinned memory and for a lock have no effect here.
+const KEYS: [&str; 13] = [
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "roundup_power2_divisions",
+    "expandable_segments",
+    "per_process_memory_fraction",
+    "throw_on_cudamalloc_oom",
+    "graph_capture_record_stream_reuse",
+    "free_block_order",
+    "search_after_wait",
+    "backend",
+    "release_lock_on_cudamalloc",
+];
 
 /// Reads an option of PyTorch's that has no effect here. Returns whether `key` is one.
 fn set_ignored(key: &str, reader: &mut Reader<'_>) -> Result<bool, ConfigError> {

@@ -23,7 +23,7 @@ impl Default for PoolConfig {
 impl Options for PoolConfig {
     fn read(reader: &mut Reader<'_>) -> Result<PoolConfig, ConfigError> {
         let mut config = PoolConfig::default();
-        reader.pairs("pool", |key, reader| {
+        reader.pairs("pool", &["slab_size_mb"], |key, reader| {
             match key {
                 "slab_size_mb" => config.slab_size = tokens::positive_size("pool", key, reader)?,
                 _ => return Ok(false),
