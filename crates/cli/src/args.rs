@@ -33,6 +33,11 @@ Examples:
   lowtide record -o job.lowtide --stacks train.py
   lowtide record lowtide run --preload ./solver";
 
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  lowtide check --max-reserved 40GiB --no-oom --no-leak job.pickle
+  lowtide check --against main.pickle --tolerance 2% --junit memory.xml job.pickle";
+
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
   lowtide completion bash > ~/.local/share/bash-completion/completions/lowtide
@@ -68,6 +73,7 @@ pub(crate) enum Command {
     Report(ReportArgs),
     Diff(DiffArgs),
     Leaks(LeaksArgs),
+    Check(CheckArgs),
     Run(RunArgs),
     Record(RecordArgs),
     Top(TopArgs),
@@ -242,6 +248,51 @@ pub(crate) struct LeaksArgs {
     pub(crate) json: bool,
 }
 
+/// Check that a recorded job keeps to limits, for continuous integration
+///
+/// Prints a line for each limit and device. Exits with 0 if all are kept, with 1 if one is not, and with 2 for a bad argument
+/// or file.
+#[derive(Args, Debug)]
+#[command(after_help = CHECK_EXAMPLES)]
+pub(crate) struct CheckArgs {
+    /// A PyTorch memory snapshot or a trace of lowtide's own, plain or compressed (zstd, gzip, xz, bzip2);
+    /// `-` reads standard input
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: PathBuf,
+
+    /// The most that may be live at once: the tensors, each request rounded up to 512 bytes. `40GiB`, `40G`, `43GB`
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) max_allocated: Option<Bytes>,
+
+    /// The most that may be reserved from the driver
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) max_reserved: Option<Bytes>,
+
+    /// The largest share of the peak of reserved memory that may be above the peak of live bytes, for example `10%`
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub(crate) max_fragmentation: Option<f64>,
+
+    /// Nothing may grow from step to step, as `lowtide leaks` finds it
+    #[arg(long)]
+    pub(crate) no_leak: bool,
+
+    /// No request may run out of memory
+    #[arg(long)]
+    pub(crate) no_oom: bool,
+
+    /// An earlier recording: the peaks of live and of reserved memory may not be larger, but for the tolerance
+    #[arg(long, value_name = "BASELINE")]
+    pub(crate) against: Option<PathBuf>,
+
+    /// By how much the peaks may be larger than those of the baseline
+    #[arg(long, value_name = "SHARE", default_value = "2%", value_parser = share)]
+    pub(crate) tolerance: f64,
+
+    /// Also write the results to FILE as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    pub(crate) junit: Option<PathBuf>,
+}
+
 /// Run a script, or any program that calls CUDA, with lowtide as its allocator
 ///
 /// PROGRAM is a Python script, `-m MODULE`, or a command that starts Python, such as `python train.py` or `torchrun train.py`.
@@ -402,9 +453,36 @@ fn interval(text: &str) -> Result<f64, &'static str> {
     seconds.ok_or("expected seconds, from 0.01 to 3600")
 }
 
+fn size(text: &str) -> Result<Bytes, String> {
+    match text.parse()? {
+        Capacity::Absolute(bytes) => Ok(bytes),
+        Capacity::TimesPeakLive(_) => Err("expected bytes, or a size such as 12GiB".into()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, &'static str> {
+    let number = text
+        .strip_suffix('%')
+        .map(|number| number.trim().parse::<f64>());
+    let percent = number.and_then(Result::ok);
+    let percent = percent.filter(|percent| (0.0..=1000.0).contains(percent));
+    percent
+        .map(|percent| percent / 100.0)
+        .ok_or("expected a share in percent, such as 10%")
+}
+
 fn device(text: &str) -> Result<u32, &'static str> {
     text.parse()
         .map_err(|_| "expected the number of a device, 0 for the first")
+}
+
+impl CheckArgs {
+    /// Returns whether a limit is named.
+    pub(crate) fn asks_for_any(&self) -> bool {
+        let sizes = self.max_allocated.is_some() || self.max_reserved.is_some();
+        let others = self.max_fragmentation.is_some() || self.against.is_some();
+        sizes || others || self.no_leak || self.no_oom
+    }
 }
 
 impl SourceArgs {

@@ -8,6 +8,7 @@
 mod advise;
 mod args;
 mod capacity;
+mod check;
 mod convert;
 mod diff;
 mod doctor;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::run(args).map(|()| ExitCode::SUCCESS),
         Command::Diff(args) => diff::run(args).map(|()| ExitCode::SUCCESS),
         Command::Leaks(args) => leaks::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Check(args) => check::run(args),
         Command::Run(args) => run::run(args),
         Command::Record(args) => record::run(args),
         Command::Top(args) => top::run(args),
