@@ -1,9 +1,14 @@
 """Builds the wheel: maturin's backend, and before it liblowtide.so, which maturin does not know of.
 
 maturin packs one crate's program or library. The wheel has a program, `lowtide`, and a library of another
-crate that is no extension module, so this puts the library into the package's directory first.
+crate that is no extension module, so this puts the library into the package's directory first. Debug symbols are not
+in the wheel: they are in `target/symbols`.
 """
 
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import maturin
@@ -16,7 +21,7 @@ from maturin import (
     prepare_metadata_for_build_wheel,
 )
 
-from stage import stage_library
+from stage import split_symbols, stage_library
 
 __all__ = [
     "build_editable",
@@ -34,7 +39,19 @@ def build_wheel(directory: str, settings: Any = None, metadata: str | None = Non
     """Builds the wheel into a directory and returns its name."""
     stage_library()
     name: str = maturin.build_wheel(directory, settings, metadata)
+    _split_symbols_of_command(Path(directory, name))
     return name
+
+
+def _split_symbols_of_command(wheel: Path) -> None:
+    """Moves the debug symbols of the command in a wheel into a file of their own."""
+    with tempfile.TemporaryDirectory() as directory:
+        change = [sys.executable, "-m", "wheel"]
+        subprocess.run([*change, "unpack", wheel, "--dest", directory], check=True, stdout=subprocess.DEVNULL)
+        (content,) = Path(directory).iterdir()
+        (command,) = content.glob("*.data/scripts/lowtide")
+        split_symbols(command)
+        subprocess.run([*change, "pack", content, "--dest-dir", wheel.parent], check=True, stdout=subprocess.DEVNULL)
 
 
 def build_editable(directory: str, settings: Any = None, metadata: str | None = None) -> str:

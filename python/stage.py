@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "python" / "lowtide"
 
+SYMBOLS = ROOT / "target" / "symbols"
+"""The debug symbols of what was staged, three quarters of its size. A debugger finds them beside the program."""
+
 
 def stage() -> None:
     """Puts liblowtide.so, its header and the `lowtide` command into their places."""
@@ -26,7 +29,7 @@ def stage_library() -> None:
     """Puts liblowtide.so, its header, and what loads it by another name into the package."""
     library = build("--package", "lowtide-capi", "--lib", name="liblowtide.so")
     _replace(PACKAGE / "liblowtide.so", library)
-    _replace(PACKAGE / "include" / "lowtide.h", ROOT / "crates/capi/include/lowtide.h")
+    shutil.copy(ROOT / "crates/capi/include/lowtide.h", PACKAGE / "include" / "lowtide.h")
     link_preloaded()
 
 
@@ -57,6 +60,15 @@ def _replace(target: Path, source: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     target.unlink(missing_ok=True)
     shutil.copy(source, target)
+    split_symbols(target)
+
+
+def split_symbols(program: Path) -> None:
+    """Moves the debug symbols of a program or library into a file of their own. The names of functions stay."""
+    SYMBOLS.mkdir(parents=True, exist_ok=True)
+    symbols = SYMBOLS / f"{program.name}.debug"
+    subprocess.run(["objcopy", "--only-keep-debug", program, symbols], check=True)
+    subprocess.run(["objcopy", "--strip-debug", f"--add-gnu-debuglink={symbols}", program], check=True)
 
 
 if __name__ == "__main__":

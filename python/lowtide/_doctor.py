@@ -1,4 +1,4 @@
-"""`python -m lowtide doctor`: checks this machine, and says how to fix problems.
+"""`lowtide doctor`: checks this machine, and says how to fix problems.
 
 The `lowtide` command checks the driver and the cards. The checks that need Python are here.
 """
@@ -185,4 +185,4 @@ def _shim() -> Iterator[Check]:
         return
     yield Check("compiler", "ok", " ".join(compiler))
     yield Check("CUDA headers", "ok", str(includes[0]))
-    yield Check("shim", "ok", "not built yet: the first use takes half a minute, or `python -m lowtide build` now")
+    yield Check("shim", "ok", "not built yet: the first use takes half a minute, or `lowtide build` now")

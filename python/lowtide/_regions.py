@@ -63,7 +63,7 @@ def pause(tag: str | None = None, *, keep: bool = True) -> None:
     reference cycles are saved, too.
 
     Until the resume, a request of PyTorch in the region raises `RuntimeError`, and one of lowtide's own functions
-    `PausedError`. Without the shim (`python -m lowtide doctor`), PyTorch makes a tensor with a null pointer instead.
+    `PausedError`. Without the shim (`lowtide doctor`), PyTorch makes a tensor with a null pointer instead.
 
     Do not pause while a graph is captured on one of the devices: both the pause and the capture fail.
 

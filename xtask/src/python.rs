@@ -51,9 +51,14 @@ pub(crate) fn test(root: &Path) -> Result<(), Stop> {
     )
 }
 
-/// Builds the wheel into `dist`.
+/// Builds the wheel into `dist`, and checks what an index would refuse and which systems it is for.
 pub(crate) fn wheel(root: &Path) -> Result<(), Stop> {
-    let wheel = Tools::prepare(root)?.build_wheel(&root.join("dist"))?;
+    let tools = Tools::prepare(root)?;
+    let wheel = tools.build_wheel(&root.join("dist"))?;
+    let mut check = tools.command("twine");
+    step("twine", check.args(["check", "--strict"]).arg(&wheel))?;
+    let mut show = tools.command("auditwheel");
+    step("auditwheel", show.arg("show").arg(&wheel))?;
     eprintln!("xtask: {}", wheel.display());
     Ok(())
 }

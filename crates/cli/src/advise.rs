@@ -14,7 +14,7 @@ use crate::job::Job;
 use crate::progress::Progress;
 use crate::ranking::Ranking;
 use crate::recording::{self, Recording};
-use crate::replays::{Failure, replay_all};
+use crate::replays::{Replayed, replay_all};
 use crate::{format, json, output};
 use advice::{Advice, Attempt, Tried, saves};
 use settings::{Axes, Candidate, Kept, Setting};
@@ -204,7 +204,7 @@ impl<'a> Search<'a> {
             .collect()
     }
 
-    fn replay_each(&self, configs: &[Config]) -> Vec<Result<Outcome, Box<Failure>>> {
+    fn replay_each(&self, configs: &[Config]) -> Vec<Replayed> {
         self.progress
             .extend(self.trace.events.len() as u64 * configs.len() as u64);
         replay_all(&self.steps, configs, self.options, &self.progress)
@@ -215,7 +215,7 @@ impl<'a> Search<'a> {
         ranking: Ranking,
         now: Attempt,
         mut tried: Vec<Tried>,
-        tide: Result<Outcome, Box<Failure>>,
+        tide: Replayed,
     ) -> Advice<'a> {
         tried.retain(|tried| tried.candidate.config != now.candidate.config);
         tried.sort_by(|left, right| ranking.compare(&left.outcome, &right.outcome));

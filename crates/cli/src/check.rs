@@ -84,7 +84,7 @@ fn measure(path: &Path) -> Result<Vec<Measured>> {
         let trace = &recording.trace;
         let history = History::new(trace, &BlockSizes::estimated(trace));
         Measured {
-            job: Job::of_history(&recording, &history),
+            job: Job::new(&recording).with_history(&history),
             leaks: Leaks::find(trace, &history),
             out_of_memory: history.refusals.len(),
         }
@@ -169,8 +169,9 @@ fn comparisons(
         let limit = before.scale(1.0 + args.tolerance);
         let change = format::percent_change(after, before);
         let tolerance = format::percent(args.tolerance);
-        let what =
-            format!("{what} {after} after {before}, {change}, at most {tolerance} more allowed");
+        let what = format!(
+            "{what} {after}, {before} in the baseline: {change}, at most {tolerance} more allowed"
+        );
         Finding::new("--against", job, after <= limit, what)
     };
     Ok([

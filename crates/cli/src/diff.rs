@@ -42,7 +42,7 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     // Rounding does not change which call sites grow, so the sizes of blocks are estimated.
     let histories = traces.map(|trace| History::new(trace, &BlockSizes::estimated(trace)));
     let difference = Difference::new([(traces[0], &histories[0]), (traces[1], &histories[1])]);
-    let job = |index: usize| Job::of_history(&recordings[index], &histories[index]);
+    let job = |index: usize| Job::new(&recordings[index]).with_history(&histories[index]);
     let jobs = [job(0), job(1)];
     let [has_before, has_after] = difference.has_stacks;
     let sizes = Sizes::new(&histories, has_before != has_after);

@@ -56,10 +56,14 @@ pub(crate) struct Job {
 impl Job {
     /// Returns the figures of a recording. Linear time.
     pub(crate) fn new(recording: &Recording) -> Job {
-        let trace = &recording.trace;
+        Job::of_trace(&recording.path, &recording.trace, recording.is_cut_off)
+    }
+
+    /// Returns the figures of a recording at `path`, whose end may be missing. Linear time.
+    pub(crate) fn of_trace(path: &Path, trace: &Trace, is_cut_off: bool) -> Job {
         let peak_live_bytes = trace.peak_live_bytes();
         Job {
-            path: recording.path.display().to_string(),
+            path: path.display().to_string(),
             device: trace.device,
             events: trace.events.len(),
             allocs: trace.allocs(),
@@ -70,15 +74,15 @@ impl Job {
             peak_reserved_bytes: trace.peak_reserved_bytes(),
             strategy: trace.strategy_in_force(),
             lost_beginning: LostBeginning::of(trace),
-            is_cut_off: recording.is_cut_off,
+            is_cut_off,
             missed_events: trace.missed_events,
             duration_us: duration_us(trace),
             has_pauses: trace.has_pauses(),
         }
     }
 
-    /// Returns the figures of a recording by its history, which does not count paused memory.
-    pub(crate) fn of_history(recording: &Recording, history: &History) -> Job {
+    /// Returns these figures by the recording's history, which does not count paused memory.
+    pub(crate) fn with_history(self, history: &History) -> Job {
         let peak_live_bytes = history.peak_live.fragmentation.live;
         Job {
             peak_live_bytes,
@@ -86,7 +90,7 @@ impl Job {
             peak_requested_bytes: history.peak_requested,
             peak_reserved_bytes: history.peak_reserved.fragmentation.reserved,
             has_pauses: false,
-            ..Job::new(recording)
+            ..self
         }
     }
 

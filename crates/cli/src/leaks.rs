@@ -37,7 +37,7 @@ pub(crate) fn run(args: &LeaksArgs) -> Result<()> {
     // Rounding does not change which call sites grow, so the sizes of blocks are estimated.
     let history = History::new(trace, &BlockSizes::estimated(trace));
     let leaks = Leaks::find(trace, &history);
-    let job = Job::of_history(&recording, &history);
+    let job = Job::new(&recording).with_history(&history);
     let histories = [history];
     let findings = Findings {
         leaks: &leaks,

@@ -15,6 +15,9 @@ pub(crate) struct Failure {
     pub(crate) error: ReplayError,
 }
 
+/// The outcome of a configuration, or why the recording cannot be replayed with it.
+pub(crate) type Replayed = Result<Outcome, Box<Failure>>;
+
 /// Writes the configuration and the error.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,7 +31,7 @@ pub(crate) fn replay_all(
     configs: &[Config],
     options: &Options,
     progress: &Progress,
-) -> Vec<Result<Outcome, Box<Failure>>> {
+) -> Vec<Replayed> {
     let replay = |config: &Config| {
         let outcome = steps.replay(config, options, progress);
         outcome.map_err(|error| {

@@ -15,11 +15,13 @@ use lowtide_replay::{ImpliedLimit, Options, Outcome};
 use lowtide_trace::{OneLine, Trace};
 
 use crate::args::{self, ReportArgs};
-use crate::job;
+use crate::job::{self, Job};
 use crate::page::{self, Findings, TIMELINE_POINTS};
 use crate::progress::Progress;
 use crate::recording::{self, RecordedFile};
-use crate::{output, ranking, replays};
+use crate::replays::{self, Replayed};
+use crate::summary::{self, Summary};
+use crate::{output, ranking};
 
 /// How long to wait for the program that opens a page, to see whether it fails. It may be the browser itself and
 /// keep running.
@@ -46,8 +48,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         file.map_or(u64::MAX, |file| file.len())
     };
     let lengths: Vec<u64> = args.traces.iter().map(length).collect();
+    let mut summaries = Vec::new();
     for (index, path) in args.traces.iter().enumerate() {
-        add_recording(&mut data, path, &lengths[index..])?;
+        summaries.extend(add_recording(&mut data, path, &lengths[index..])?);
     }
     page::write(&mut data, &target)?;
     if prints_page {
@@ -55,6 +58,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     }
     if args.open {
         open(&target)?;
+    }
+    if io::stdout().is_terminal() {
+        let texts = summaries.iter().map(|summary| summary.text() + "\n");
+        output::print(&texts.collect::<String>())?;
     }
     output::print(&path_line(&target))
 }
@@ -101,8 +108,9 @@ fn default_output(trace: &Path) -> PathBuf {
 }
 
 /// Adds to the page every device of the recording at `path` that allocated or held memory, and then pinned host
-/// memory. `lengths` are the lengths of this file and of the files after it.
-fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()> {
+/// memory. `lengths` are the lengths of this file and of the files after it. Returns the summary of each device that made
+/// requests.
+fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<Vec<Summary>> {
     let file = RecordedFile::read(path)?;
     let (name, snapshot) = (&file.name, &file.snapshot);
     let traces = snapshot.traces.iter().filter(|trace| trace.is_used());
@@ -114,6 +122,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
     }
     output::notes(&file.missing_notes());
     let mut lengths = lengths_of(&traces, lengths);
+    let mut summaries = Vec::new();
     for (index, trace) in traces.iter().enumerate() {
         let is_host = index >= devices;
         let label = if is_host {
@@ -123,11 +132,17 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         };
         let progress = Progress::new("replaying", trace.events.len() as u64);
         let limit = ImpliedLimit::of(trace);
-        let (findings, (replayed, failures)) = rayon::join(
+        let (findings, results) = rayon::join(
             || Findings::of(trace, is_host, &progress),
             || replay_all(trace, is_host, limit.as_ref(), &progress),
         );
         drop(progress);
+        let outcomes = results.iter().filter_map(|result| result.as_ref().ok());
+        let replayed: Vec<(String, Outcome)> = outcomes
+            .map(|outcome| (ranking::label(outcome), outcome.clone()))
+            .collect();
+        let failures = results.iter().filter_map(|result| result.as_ref().err());
+        let failures = failures.map(ToString::to_string);
         let limit_note = limit.as_ref().map(recording::limit_text);
         let replay_notes = recording::replay_notes(trace).into_iter().chain(limit_note);
         let replay_notes = replay_notes.filter(|_| !replayed.is_empty());
@@ -138,7 +153,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
         let is_bounded = !replayed.is_empty() && !trace.has_pauses();
         let at_least = is_bounded.then(|| job::at_least(trace.peak_live_bytes()));
         let notes: Vec<String> = at_least.into_iter().chain(notes).collect();
-        let trace = PageTrace {
+        let page_trace = PageTrace {
             name: &label,
             trace,
             is_host,
@@ -150,10 +165,26 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<()
             is_cut_off: snapshot.is_cut_off,
             lengths: &lengths,
         };
-        page::add(data, &trace);
+        page::add(data, &page_trace);
         lengths.remove(0);
+        if !results.is_empty() {
+            let job = Job::of_trace(path, trace, snapshot.is_cut_off);
+            let others = others(trace, results);
+            summaries.push(Summary::new(job, trace, findings, limit, others));
+        }
     }
-    Ok(())
+    Ok(summaries)
+}
+
+/// Returns the results that a summary has.
+fn others(trace: &Trace, results: Vec<Replayed>) -> Vec<Replayed> {
+    let configs = summary::other_configs(trace);
+    let labels: Vec<String> = configs.iter().map(Config::to_string).collect();
+    let is_other = |result: &Replayed| match result {
+        Ok(outcome) => labels.contains(&ranking::label(outcome)),
+        Err(failure) => configs.contains(&failure.config),
+    };
+    results.into_iter().filter(is_other).collect()
 }
 
 /// Returns the first of `lengths`, divided among the traces by their events and initial blocks, and then the other
@@ -169,16 +200,16 @@ fn lengths_of(traces: &[&Trace], lengths: &[u64]) -> Vec<u64> {
     traces.iter().map(part).chain(following).collect()
 }
 
-/// Returns the outcome with each allocator, under the limit that the job had, and a sentence for each allocator with
-/// which the job cannot be replayed. Both are empty if no request is recorded, and for host memory, whose allocators cannot be replayed.
+/// Returns the result with each allocator, under the limit that the job had. None if no request is recorded, and for host
+/// memory, whose allocators cannot be replayed.
 fn replay_all(
     trace: &Trace,
     is_host: bool,
     limit: Option<&ImpliedLimit>,
     progress: &Progress,
-) -> (Vec<(String, Outcome)>, Vec<String>) {
+) -> Vec<Replayed> {
     if is_host || trace.allocs() == 0 {
-        return Default::default();
+        return Vec::new();
     }
     let configs: Vec<Config> = args::all_configs().collect();
     let options = Options {
@@ -188,14 +219,7 @@ fn replay_all(
     };
     progress.extend(trace.events.len() as u64 * configs.len() as u64);
     let steps = lowtide_replay::Job::new(trace);
-    let (mut replayed, mut failures) = (Vec::new(), Vec::new());
-    for result in replays::replay_all(&steps, &configs, &options, progress) {
-        match result {
-            Ok(outcome) => replayed.push((ranking::label(&outcome), outcome)),
-            Err(failure) => failures.push(failure.to_string()),
-        }
-    }
-    (replayed, failures)
+    replays::replay_all(&steps, &configs, &options, progress)
 }
 
 /// Opens the page with the program that shows pages on this machine.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use lowtide_core::{CachingConfig, Config, TideConfig};
 use lowtide_history::{Categories, Category, Held, History, Kept, Leaks, Site};
-use lowtide_replay::{ImpliedLimit, Options, Outcome};
+use lowtide_replay::{ImpliedLimit, Options};
 use lowtide_trace::{StackId, Trace};
 
 use crate::args::SummaryArgs;
@@ -17,7 +17,7 @@ use crate::job::Job;
 use crate::page::Findings;
 use crate::progress::Progress;
 use crate::recording::{self, Recording};
-use crate::replays::{self, Failure};
+use crate::replays::{self, Replayed};
 use crate::sites::{self, Sizes};
 use crate::{json, output};
 
@@ -34,7 +34,7 @@ pub(crate) struct Summary {
     /// What is held at the peak of live bytes by each call site, the most first.
     sites: Vec<HeldSite>,
     /// The outcomes of other strategies than the job's.
-    others: Vec<Result<Outcome, Box<Failure>>>,
+    others: Vec<Replayed>,
 }
 
 /// What a call site holds at the peak of live bytes.
@@ -45,6 +45,9 @@ struct HeldSite {
     /// Its category; `None` if no stacks are recorded.
     category: Option<Category>,
 }
+
+/// Follows a call site without a stack in a recording with stacks.
+const NO_STACK: &str = ", in no function of Python, as in the backward pass";
 
 /// Runs `lowtide summary`.
 ///
@@ -63,14 +66,14 @@ pub(crate) fn run(args: &SummaryArgs) -> Result<()> {
     }
     output::print(&match &*summaries {
         _ if args.json => json::text(&summaries.iter().map(report::Json::new).collect::<Vec<_>>())?,
-        [summary] => text::one(summary),
+        [summary] => summary.text(),
         _ => text::several(&summaries),
     })
 }
 
 impl Summary {
     /// Returns the summary of a recording. Linear time, and that of three replays.
-    pub(crate) fn of(recording: &Recording) -> Summary {
+    fn of(recording: &Recording) -> Summary {
         let trace = &recording.trace;
         let limit = ImpliedLimit::of(trace);
         let progress = Progress::new("replaying", trace.events.len() as u64);
@@ -78,6 +81,18 @@ impl Summary {
             || Findings::of(trace, false, &progress),
             || replay_others(trace, limit.as_ref(), &progress),
         );
+        Summary::new(Job::new(recording), trace, findings, limit, others)
+    }
+
+    /// Returns the summary of a job by what was found in its `trace`. `others` are the outcomes of [`other_configs`], under
+    /// the limit.
+    pub(crate) fn new(
+        job: Job,
+        trace: &Trace,
+        findings: Findings,
+        limit: Option<ImpliedLimit>,
+        others: Vec<Replayed>,
+    ) -> Summary {
         let Findings { history, leaks, .. } = findings;
         let has_stacks = history
             .blocks
@@ -89,7 +104,7 @@ impl Summary {
         let sizes = Sizes::new(std::slice::from_ref(&history), false);
         let largest = leaks.leaks().next();
         Summary {
-            job: Job::of_history(recording, &history),
+            job: job.with_history(&history),
             limit,
             largest_leak: largest.map(|leak| sites::site_line(leak.site, &trace.stacks, &sizes)),
             sites: held_sites(trace, &history, categories.as_ref(), &sizes),
@@ -99,15 +114,15 @@ impl Summary {
             others,
         }
     }
+
+    /// Returns the text for people.
+    pub(crate) fn text(&self) -> String {
+        text::one(self)
+    }
 }
 
-/// Returns the outcomes of expandable segments and of `tide`, and of PyTorch's defaults, without what served the job, under
-/// the limit that the job had.
-fn replay_others(
-    trace: &Trace,
-    limit: Option<&ImpliedLimit>,
-    progress: &Progress,
-) -> Vec<Result<Outcome, Box<Failure>>> {
+/// Returns PyTorch's defaults, expandable segments, and `tide`, without what served the job.
+pub(crate) fn other_configs(trace: &Trace) -> Vec<Config> {
     let expandable = CachingConfig {
         expandable_segments: true,
         ..CachingConfig::default()
@@ -118,9 +133,17 @@ fn replay_others(
         Config::Tide(TideConfig),
     ];
     let own = trace.strategy_in_force();
-    let configs: Vec<Config> = { configs.into_iter() }
-        .filter(|config| config.to_string() != own)
-        .collect();
+    let configs = configs.into_iter();
+    configs.filter(|config| config.to_string() != own).collect()
+}
+
+/// Returns the outcomes of [`other_configs`] under the limit that the job had.
+fn replay_others(
+    trace: &Trace,
+    limit: Option<&ImpliedLimit>,
+    progress: &Progress,
+) -> Vec<Replayed> {
+    let configs = other_configs(trace);
     progress.extend((trace.events.len() * configs.len()) as u64);
     let options = Options {
         capacity: limit.map(|limit| limit.least),
@@ -146,7 +169,12 @@ fn held_sites(
     for (index, block) in history.held_at(history.peak_live.instant) {
         let site = Site::of(block, history);
         let line = lines.entry(site);
-        let line = line.or_insert_with(|| sites::site_line(site, &trace.stacks, sizes));
+        let line = line.or_insert_with(|| {
+            let line = sites::site_line(site, &trace.stacks, sizes);
+            let has_no_stack = categories.is_some() && matches!(site, Site::Size { .. });
+            let why = if has_no_stack { NO_STACK } else { "" };
+            line + why
+        });
         let category = categories.map(|categories| categories.of_block(index));
         let kept = sites.entry((line.clone(), category)).or_default();
         kept.add(block);

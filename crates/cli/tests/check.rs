@@ -64,7 +64,9 @@ fn a_baseline_is_compared_within_the_tolerance() {
     let pyenv = LEAK.replace("debian", "pyenv");
     let larger = check(&["--against", &pyenv, LEAK], 1);
     assert!(
-        larger.contains("peak live 220.05 MiB after 188.05 MiB, +17.0 %, at most 2.0 % more"),
+        larger.contains(
+            "peak live 220.05 MiB, 188.05 MiB in the baseline: +17.0 %, at most 2.0 % more"
+        ),
         "{larger}"
     );
     check(&["--against", &pyenv, "--tolerance", "20%", LEAK], 0);

@@ -69,7 +69,7 @@ fn a_recording_of_the_host_alone_is_shown_by_the_report() {
     snapshot.traces.clear();
     let path = scratch.write_snapshot("host.lowtide", &snapshot);
     let path = path.to_str().unwrap();
-    for command in ["replay", "advise", "leaks"] {
+    for command in ["replay", "advise", "leaks", "summary"] {
         let expected = format!(
             "{path}: only pinned host memory is recorded, which `lowtide report` shows (record_cuda=False leaves out the \
              devices')"
@@ -149,6 +149,8 @@ fn a_recording_without_frees_is_refused_by_every_command() {
             &["replay", &path][..],
             &["advise", &path],
             &["leaks", &path],
+            &["summary", &path],
+            &["check", "--no-oom", &path],
             &["diff", &path, &path],
             &["report", &path],
             &["convert", &path, output.to_str().unwrap()],

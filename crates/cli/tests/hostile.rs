@@ -113,6 +113,9 @@ fn no_command_prints_what_a_terminal_carries_out() {
     let path = write(&scratch, &HOSTILE.replace('/', ""), hostile_trace(&conf));
     let path = path.as_os_str();
     for arguments in [
+        "summary",
+        "summary --json",
+        "check --no-leak --no-oom --max-fragmentation 1000% --junit memory.xml",
         "leaks",
         "leaks --json",
         "advise",

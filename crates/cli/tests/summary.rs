@@ -127,7 +127,11 @@ fn a_job_that_died_is_told_what_would_have_served_it() {
         "{text}"
     );
     assert!(
-        text.contains("\nout of memory: 1 request; the last, of 2.00 GiB"),
+        text.contains("\nout of memory: 1 request; the last, of 2.00 GiB, after event "),
+        "{text}"
+    );
+    assert!(
+        text.contains(" was live of 23.89 GiB reserved, the largest free block "),
         "{text}"
     );
     assert!(

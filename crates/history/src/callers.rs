@@ -8,6 +8,7 @@ use hashbrown::HashMap;
 use lowtide_trace::{Frame, StackId, Trace};
 
 use crate::numbering::Numbering;
+use crate::owner::without_class;
 
 /// The outermost functions of a program, a notebook's cell and a thread.
 const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
@@ -146,13 +147,13 @@ fn caller<'t>(mut frames: Vec<Frame<'t>>, calls: &mut Numbering<Vec<Frame<'t>>>)
     let is_call = |frame: &Frame<'_>| {
         frame.filename.raw().ends_with(MODULE)
             || is_of_optimizer(frame)
-            || frame.name.raw() == FORWARD
+            || without_class(frame.name.raw()) == FORWARD
     };
     let Some(outermost) = frames.iter().position(is_call) else {
         return Caller::Program;
     };
     // Lines within one call of `forward` differ. The lines of its callers do not.
-    let is_forward = frames[outermost].name.raw() == FORWARD;
+    let is_forward = without_class(frames[outermost].name.raw()) == FORWARD;
     frames.truncate(outermost + usize::from(!is_forward));
     Caller::Call(calls.number(frames))
 }
@@ -165,7 +166,7 @@ fn is_python(frame: &Frame<'_>) -> bool {
 
 /// Returns whether a program begins in this function.
 fn begins(frame: &Frame<'_>) -> bool {
-    ROOTS.contains(&frame.name.raw())
+    ROOTS.contains(&without_class(frame.name.raw()))
 }
 
 fn is_of_optimizer(frame: &Frame<'_>) -> bool {

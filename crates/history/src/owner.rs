@@ -134,6 +134,11 @@ pub fn operator_of(function: &str) -> Option<&str> {
     found.map(|(name, _)| name)
 }
 
+/// Returns a Python function's name without its class: `forward` of `Block.forward`, as lowtide's own recordings have it.
+pub(crate) fn without_class(function: &str) -> &str {
+    function.rsplit('.').next().unwrap_or(function)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,6 +278,19 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(operator_of(function), expected, "{function}");
+        }
+    }
+
+    #[test]
+    fn a_class_is_not_part_of_a_functions_name() {
+        for (function, expected) in [
+            ("Block.forward", "forward"),
+            ("forward", "forward"),
+            ("train.<locals>.step", "step"),
+            ("<module>", "<module>"),
+            ("", ""),
+        ] {
+            assert_eq!(without_class(function), expected);
         }
     }
 }

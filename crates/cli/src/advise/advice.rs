@@ -6,7 +6,7 @@ use lowtide_replay::{ImpliedLimit, Outcome};
 use super::settings::Candidate;
 use crate::format;
 use crate::job::Job;
-use crate::replays::Failure;
+use crate::replays::Replayed;
 
 /// The share of a simpler setting's memory that a setting has to save. Less is not worth a line in a launch script.
 const WORTHWHILE: f64 = 0.01;
@@ -22,7 +22,7 @@ pub(super) struct Tried {
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) candidate: Candidate,
-    pub(super) result: Result<Outcome, Box<Failure>>,
+    pub(super) result: Replayed,
 }
 
 impl Attempt {
@@ -47,7 +47,7 @@ pub(super) struct Advice<'a> {
     /// Every other candidate, the best first.
     pub(super) others: Vec<Tried>,
     /// The result with lowtide's own strategy `tide`.
-    pub(super) tide: Result<Outcome, Box<Failure>>,
+    pub(super) tide: Replayed,
 }
 
 impl Advice<'_> {

@@ -1,6 +1,7 @@
 //! The figures of two jobs side by side, and what changed their reserved memory.
 
 use std::cmp::Reverse;
+use std::fmt::Write as _;
 
 use console::style;
 use lowtide_core::{Action, Bytes, Cause};
@@ -57,17 +58,23 @@ impl<'a> Figures<'a> {
                 format::ratio(job.peak_reserved_bytes, job.peak_live_bytes)
             )
         });
-        let [gave_before, gave_after] = self.given_back.map(|times| format::count(times as u64));
-        let [failed_before, failed_after] = self
-            .out_of_memory
-            .map(|requests| format::count(requests as u64));
-        format!(
-            "\n{}\npeak live {live_before} → {live_after}; {ratio_before} → {ratio_after} times that was reserved\n{}\n\
-             memory given back to the driver {gave_before} → {gave_after} times; out of memory at {failed_before} → \
-             {failed_after} requests\n",
+        let mut text = format!(
+            "\n{}\npeak live {live_before} → {live_after}; {ratio_before} → {ratio_after} times that was reserved\n{}\n",
             style(first).bold(),
             self.causes_text(),
-        )
+        );
+        let counts = [
+            ("memory given back to the driver", self.given_back, "times"),
+            ("out of memory at", self.out_of_memory, "requests"),
+        ];
+        for (what, counts, of) in counts
+            .into_iter()
+            .filter(|(_, counts, _)| *counts != [0, 0])
+        {
+            let [before, after] = counts.map(|count| format::count(count as u64));
+            let _ = writeln!(text, "{what} {before} → {after} {of}");
+        }
+        text
     }
 
     /// Returns how many reserved bytes were not live in both, and the causes that changed.

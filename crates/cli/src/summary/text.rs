@@ -12,6 +12,7 @@ use lowtide_trace::{OneLine, ShellWord};
 
 use super::Summary;
 use crate::format::{self, SizeUnit};
+use crate::job::Job;
 use crate::{leaks, moment, ranking, recording, table};
 
 /// The number of call sites shown, so that a summary fits on a screen. The JSON has all.
@@ -19,6 +20,9 @@ const SITES_MAX: usize = 10;
 
 /// The share of the job's memory that another strategy has to save to be worth a command.
 const WORTHWHILE: f64 = 0.01;
+
+/// A job that is shorter than this, in microseconds, is no measure for the time of driver calls.
+const SHARE_MIN_US: f64 = 1e6;
 
 /// Returns the summary of one device.
 pub(super) fn one(summary: &Summary) -> String {
@@ -78,13 +82,25 @@ pub(super) fn several(summaries: &[Summary]) -> String {
     };
     let rows = sorted.iter().map(row).collect();
     let table = table::new_table(header.map(str::to_owned).to_vec(), rows);
-    let most = format!("most reserved: {}", sorted[0].job.headline());
+    let most = &sorted[0].job;
     format!(
-        "{}\n\n{most}\n\nlowtide summary --device {} {}  what its memory is for\n",
+        "{}\n\nmost reserved: {}\n\n{}\n  lowtide summary --device {} {}  # what its memory is for\n",
         table.trim_fmt(),
-        sorted[0].job.device,
-        ShellWord(&sorted[0].job.path),
+        most.headline(),
+        style("next:").bold(),
+        most.device,
+        path_word(most),
     )
+}
+
+/// Returns a recording's path as a word of a shell, or a name for it if a terminal would act on it.
+fn path_word(job: &Job) -> String {
+    let path = &job.path;
+    if OneLine(path).to_string() == *path {
+        ShellWord(path).to_string()
+    } else {
+        "TRACE".to_owned()
+    }
 }
 
 /// Returns when the peaks were, and why reserved bytes were not live.
@@ -119,8 +135,9 @@ fn causes(fragmentation: &Fragmentation) -> String {
     if parts.is_empty() {
         return String::new();
     }
-    let rest = fragmentation.reserved - fragmentation.live;
-    format!(", {rest} of it not live:\n{:14} {:>12}  {parts}", "", "")
+    let Fragmentation { live, reserved, .. } = *fragmentation;
+    let rest = reserved - live;
+    format!(": {live} live, {rest} not:\n{:14} {:>12}  {parts}", "", "")
 }
 
 /// Returns what is held at the peak of live bytes by category, the most first.
@@ -191,20 +208,26 @@ fn refusals(refusals: &[Refusal]) -> String {
     let Some(last) = refusals.last() else {
         return String::new();
     };
+    let Fragmentation { live, reserved, .. } = last.moment.fragmentation;
+    let largest = last.largest_free;
+    let largest = largest.map(|largest| format!(", the largest free block {largest}"));
     format!(
-        "{} {}; the last, of {}, after event {}, with {} left on the device\n",
+        "{} {}; the last, of {}, after event {}\n  then {live} was live of {reserved} reserved{}, and {} left on the device\n",
         style("out of memory:").bold(),
         format::counted(refusals.len() as u64, "request"),
         last.requested,
         format::count(last.moment.instant.into()),
+        largest.unwrap_or_default(),
         last.device_free,
     )
 }
 
 /// Returns what the job takes with other settings, under the limit that it had.
 fn others(summary: &Summary) -> String {
+    let died = !summary.history.refusals.is_empty();
     let under = match summary.limit {
         Some(_) => ", under that limit",
+        None if died => ", without a limit: that of the job is not known",
         None => "",
     };
     let title = format!("with other settings{under}:");
@@ -227,7 +250,8 @@ fn others(summary: &Summary) -> String {
                 format::percent_change(reserved, summary.job.peak_reserved_bytes)
             ),
         };
-        let share = ranking::driver_share(&summary.job, outcome);
+        let is_long = summary.job.duration_us.is_some_and(|us| us >= SHARE_MIN_US);
+        let share = ranking::driver_share(&summary.job, outcome).filter(|_| is_long);
         let share = share.map(|share| {
             format!(
                 ", driver calls take {} of the job's time",
@@ -269,7 +293,7 @@ fn next(summary: &Summary) -> String {
         (true, "report --open", "every block over time, as a page"),
     ];
     let mut text = format!("\n{}\n", style("next:").bold());
-    let path = ShellWord(&summary.job.path);
+    let path = path_word(&summary.job);
     for (_, command, what) in commands.into_iter().filter(|(is_useful, ..)| *is_useful) {
         let _ = writeln!(text, "  lowtide {command} {path}  # {what}");
     }

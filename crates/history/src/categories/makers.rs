@@ -5,7 +5,7 @@ use lowtide_core::Action;
 use lowtide_trace::{Frame, StackId, Trace};
 
 use crate::callers::Callers;
-use crate::owner::Owner;
+use crate::owner::{Owner, without_class};
 
 /// The part of a job that made a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -110,6 +110,10 @@ impl Makers {
                 continue;
             }
             makers.instants[maker as usize].push(instant);
+            // A library works for whatever runs.
+            if matches!(maker, Maker::Library | Maker::KvCache | Maker::Unknown) {
+                continue;
+            }
             if maker.is_of_backward() && !was_backward {
                 makers.passes.push(instant);
             }
@@ -211,11 +215,11 @@ fn is_of_optimizer(frame: Frame<'_>) -> bool {
 
 /// Returns whether a module runs in this function: its own `forward`, or what calls a whole module.
 fn is_forward(frame: Frame<'_>) -> bool {
-    let (name, file) = (frame.name.raw(), frame.filename.raw());
+    let (name, file) = (without_class(frame.name.raw()), frame.filename.raw());
     name == "forward" || name == "_call_impl" && file.ends_with("torch/nn/modules/module.py")
 }
 
 fn is_of_setup(frame: Frame<'_>) -> bool {
-    let (name, file) = (frame.name.raw(), frame.filename.raw());
+    let (name, file) = (without_class(frame.name.raw()), frame.filename.raw());
     SETUP_FUNCTIONS.contains(&name) || SETUP_FILES.iter().any(|end| file.ends_with(end))
 }

@@ -149,8 +149,10 @@ impl Job<'_> {
             _ if is_bare_initial(block) => Category::Unknown,
             Maker::Unknown => Category::Unknown,
             Maker::Library => Category::Workspaces,
-            Maker::Setup => Category::Parameters,
-            Maker::KvCache if self.is_needed_by_backward(block) => Category::Activations,
+            Maker::Setup if self.survives(block, |maker| maker == Maker::Setup) => {
+                Category::Parameters
+            }
+            Maker::KvCache if self.passes_over(block) > 0 => Category::Activations,
             Maker::KvCache => Category::KvCache,
             Maker::Optimizer if self.survives(block, |maker| maker == Maker::Optimizer) => {
                 Category::OptimizerState
@@ -159,7 +161,9 @@ impl Job<'_> {
             Maker::Recomputation if self.survives(block, |maker| maker == Maker::Recomputation) => {
                 Category::Activations
             }
-            Maker::Optimizer | Maker::Backward | Maker::Recomputation => Category::Temporaries,
+            Maker::Setup | Maker::Optimizer | Maker::Backward | Maker::Recomputation => {
+                Category::Temporaries
+            }
             Maker::Forward => self.of_forward(block),
             Maker::Program => self.of_program(block),
         }
@@ -168,17 +172,17 @@ impl Job<'_> {
     /// Returns whether something else than `own` makes a request while the program holds a block, or frees the block; or
     /// whether nothing frees it.
     fn survives(&self, block: &Block, own: impl Fn(Maker) -> bool) -> bool {
-        let Some(free) = self.trace.events.get(block.freed as usize - 1) else {
+        if block.freed > self.history.events {
             return true;
-        };
-        let is_freed_elsewhere =
-            free.stack != StackId::NONE && !own(self.makers.of_stack(free.stack));
-        is_freed_elsewhere || self.makers.next(block.start, |maker| !own(maker)) < block.freed
-    }
-
-    /// Returns whether a backward pass begins while the program holds a block, and the block is not kept for good.
-    fn is_needed_by_backward(&self, block: &Block) -> bool {
-        self.passes_over(block) > 0
+        }
+        // A block that was freed before the first event has no event.
+        let free = block
+            .freed
+            .checked_sub(1)
+            .map(|index| &self.trace.events[index as usize]);
+        let frees = |stack| stack != StackId::NONE && !own(self.makers.of_stack(stack));
+        free.is_some_and(|free| frees(free.stack))
+            || self.makers.next(block.start, |maker| !own(maker)) < block.freed
     }
 
     /// Returns the number of backward passes that begin while the program holds a block.
@@ -217,6 +221,19 @@ impl Job<'_> {
         }
     }
 
+    /// Returns whether the program holds a block for longer than an activation is needed: past the backward pass or, if
+    /// there is none, past the next forward pass.
+    fn is_overdue(&self, block: &Block) -> bool {
+        if self.makers.has(Maker::Backward) {
+            let is_of_backward = self.makers.of_stack(block.stack).is_of_backward();
+            return self.passes_over(block) > usize::from(!is_of_backward);
+        }
+        let end = self
+            .makers
+            .next(block.start, |maker| maker == Maker::Program);
+        self.makers.next(end, |maker| maker == Maker::Forward) < block.freed
+    }
+
     /// Corrects what stacks of Python's functions alone do not show. A gradient is as large as a parameter; what a library
     /// works in is neither; and a call whose memory is kept makes no inputs.
     fn check(&self, by_block: &mut [Category]) {
@@ -236,7 +253,8 @@ impl Job<'_> {
             let is_parameter = parameters.contains(&block.requested);
             *category = match *category {
                 Category::Unknown if is_workspace => Category::Workspaces,
-                Category::Gradients | Category::Activations if is_workspace && !is_parameter => {
+                Category::Gradients if is_workspace && !is_parameter => Category::Workspaces,
+                Category::Activations if is_workspace && self.is_overdue(block) => {
                     Category::Workspaces
                 }
                 Category::Gradients if !is_parameter && !parameters.is_empty() => Category::Unknown,

@@ -4,7 +4,9 @@
 use std::io;
 
 use lowtide_core::{Bytes, Config, MempoolId, StrategyName};
-use lowtide_history::{BlockSizes, Difference, History, Leaks, PageData, PageTrace};
+use lowtide_history::{
+    BlockSizes, Categories, Category, Difference, History, Leaks, PageData, PageTrace,
+};
 use lowtide_replay::{Job, Options, Outcome};
 use lowtide_trace::{OneLine, Snapshot, Trace, TraceError, read_from, write_compact, write_pickle};
 
@@ -73,10 +75,21 @@ fn replay(trace: &Trace) -> Vec<(String, Outcome)> {
     replayed
 }
 
-/// Makes the page of `lowtide report`, and the data that `leaks` and `diff` print.
+/// Makes the page of `lowtide report`, and the data that `summary`, `leaks` and `diff` print.
 fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
     let sizes = BlockSizes::of(trace, &());
     let history = History::new(trace, &sizes);
+    let peak = &history.peak_live;
+    let held = Categories::of(trace, &history).held_at(&history, peak.instant);
+    let held: u64 = Category::ALL
+        .map(|category| held[category].bytes)
+        .iter()
+        .sum();
+    assert_eq!(
+        held,
+        peak.fragmentation.live.get(),
+        "each block has a category"
+    );
     let leaks = Leaks::find(trace, &history);
     let difference = Difference::new([(trace, &history), (trace, &history)]);
     let grown = { difference.sites.iter() }.map(|site| site.growth_bytes());
