@@ -115,7 +115,7 @@ fn no_command_prints_what_a_terminal_carries_out() {
     for arguments in [
         "summary",
         "summary --json",
-        "check --no-leak --no-oom --max-fragmentation 1000% --junit memory.xml",
+        "check --no-oom --max-fragmentation 1000% --junit memory.xml",
         "leaks",
         "leaks --json",
         "advise",
