@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 
-use common::{mask_columns, run, run_json, sample};
+use common::{lowtide, mask_columns, run, run_json, sample};
 
 const LLAMA: &str = "llama_varlen.pickle.zst";
 
@@ -60,4 +60,63 @@ fn the_page_about_replays_compares_the_strategies() {
             );
         }
     }
+}
+
+/// Returns the output of the commands of `lowtide` in a document's block, on a recording of this repository.
+fn printed_by(block: &str) -> Option<String> {
+    let words = block.replace("\\\n", " ");
+    let mut words = words.split_whitespace();
+    if block
+        .lines()
+        .filter(|line| line.starts_with("lowtide "))
+        .count()
+        != 1
+        || words.next() != Some("lowtide")
+    {
+        return None;
+    }
+    let arguments: Vec<&str> = words.collect();
+    let reads = ["summary", "leaks", "diff", "advise", "replay", "check"];
+    if !reads.contains(&arguments[0]) || arguments.iter().any(|word| word.ends_with("job.pickle")) {
+        return None;
+    }
+    let output = lowtide()
+        .current_dir(sample(".."))
+        .args(&arguments)
+        .output()
+        .unwrap();
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn the_tutorials_show_what_the_commands_print() {
+    let masked = |text: &str| mask_columns(text, &["host ns/op"]);
+    let mut compared = 0;
+    for name in [
+        "docs/tutorials/out-of-memory.md",
+        "docs/tutorials/recording.md",
+        "docs/questions.md",
+    ] {
+        let text = read(name);
+        // Outside and inside of fences by turns.
+        let blocks = text.split("\n```").skip(1).step_by(2);
+        let mut printed = Vec::new();
+        for block in blocks {
+            let (kind, block) = block.split_once('\n').unwrap();
+            match kind {
+                "" => printed.extend(printed_by(block)),
+                "text" if !printed.is_empty() => {
+                    let is_shown =
+                        |printed: &String| masked(printed).contains(masked(block).trim_end());
+                    assert!(
+                        printed.iter().any(is_shown),
+                        "{name}:\n{block}\n{printed:#?}"
+                    );
+                    compared += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(compared >= 10, "{compared}");
 }
