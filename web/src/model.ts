@@ -7,7 +7,7 @@ import { Events } from "./data/events.ts";
 import { type Gap, gapAt, type Run, rowsByAddress, runsAt } from "./data/gap.ts";
 import { Filter } from "./data/rows.ts";
 import { type Placed, placedOf } from "./data/segments.ts";
-import { CAUSES, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
+import { CAUSES, groupOf, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
 import { rowsAt, Trace } from "./data/trace.ts";
 import { type Tree, treeOf } from "./data/tree.ts";
 import { shortNames, titleOf } from "./names.ts";
@@ -238,8 +238,7 @@ export function initialState(traces: TraceSummary[]): State {
   const [first] = traces;
   // `direct` repeats the live curve. A strategy that needs more than was recorded would make the other curves small.
   const better = first.strategies.filter(
-    ({ label, completed, peak_reserved_bytes }) =>
-      completed && label !== "direct" && peak_reserved_bytes < first.peak_reserved.bytes,
+    (strategy) => groupOf(strategy) === 0 && strategy.peak_reserved_bytes < first.peak_reserved.bytes,
   );
   return {
     trace: 0,

@@ -3,7 +3,7 @@
 
 import { byAddress } from "./gap.ts";
 import { upperBound } from "./search.ts";
-import { CAUSES } from "./summary.ts";
+import { CAUSES, groupOf } from "./summary.ts";
 import { liveBytes, type Pauses, type Trace } from "./trace.ts";
 
 /** The minimum and maximum of a curve in each step. */
@@ -31,10 +31,12 @@ export class Curves {
 
   /**
    * Returns the names of the available curves: `live`, `reserved`, `paused`, the causes, and `<label>/reserved` for
-   * each strategy.
+   * each strategy, that with the lowest peak first in its group.
    */
   get names(): string[] {
-    const strategies = this.#trace.summary.strategies.map(({ label }) => `${label}/reserved`);
+    const strategies = [...this.#trace.summary.strategies]
+      .sort((a, b) => groupOf(a) - groupOf(b) || a.peak_reserved_bytes - b.peak_reserved_bytes)
+      .map(({ label }) => `${label}/reserved`);
     return ["live", "reserved", "paused", ...CAUSES, ...strategies].filter(
       (name) => name === "live" || name === "reserved" || this.#trace.curve(name) !== null,
     );

@@ -18,6 +18,8 @@ export interface Column {
 export interface Sorting {
   column: number;
   isDescending: boolean;
+  /** Returns the group of a row. Groups stay in ascending order however rows are sorted, so all rows have to be shown. */
+  groupOf?: (row: number) => number;
 }
 
 /** A drawn row, and the values that identify the contents of its cells. */
@@ -101,6 +103,7 @@ export class Grid {
   #sortBy(column: number): void {
     const { column: before, isDescending } = this.#sorting;
     this.#sorting = {
+      ...this.#sorting,
       column,
       isDescending: column === before ? !isDescending : this.#columns[column].isText !== true,
     };
@@ -110,8 +113,9 @@ export class Grid {
   }
 
   #draw(): void {
-    const { column, isDescending } = this.#sorting;
+    const { column, isDescending, groupOf } = this.#sorting;
     const shown = firstRows(this.#rows, this.#columns[column].key, isDescending, this.#limit);
+    if (groupOf !== undefined) shown.sort((a, b) => groupOf(a) - groupOf(b));
     const [x, y] = this.#focused();
     const before = this.#body.rows[y] as HTMLTableRowElement | undefined;
     this.#drawRows(shown);

@@ -1,11 +1,15 @@
 // The memory that other strategies would have reserved for the same job.
 
-import { bytesOf, changeOf, fill, h, ratioOf, section } from "../dom.ts";
+import { groupOf, type Strategy } from "../data/summary.ts";
+import { bytesOf, type Child, changeOf, copyable, fill, h, ratioOf, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
 import { type Column, Grid } from "./grid.ts";
 import { meter } from "./meter.ts";
+
+/** The maximum length of a bar, as a multiple of the job's own. One huge peak would make all other bars small. */
+const SCALE_MAX = 2;
 
 export class Strategies implements View {
   readonly element: HTMLElement;
@@ -19,6 +23,7 @@ export class Strategies implements View {
     this.#grid = new Grid("Replayed strategies", "strategy", this.#columns(), {
       column: 1,
       isDescending: false,
+      groupOf: (row) => groupOf(model.trace.summary.strategies[row]),
     });
     this.element = section(
       "strategies",
@@ -40,37 +45,53 @@ export class Strategies implements View {
 
   #columns(): Column[] {
     const strategy = (row: number) => this.#model.trace.summary.strategies[row];
-    const live = () => this.#model.trace.summary.peak_live.bytes;
-    const bytes = (row: number) => strategy(row).peak_reserved_bytes;
-    const most = () =>
-      Math.max(...this.#model.trace.summary.strategies.map((each) => each.peak_reserved_bytes));
+    const column = (
+      title: string,
+      value: (strategy: Strategy) => number,
+      cell: (strategy: Strategy) => Child,
+      refused = "",
+    ): Column => ({
+      title,
+      key: (row) => value(strategy(row)),
+      cell: (row) => (strategy(row).completed ? cell(strategy(row)) : refused),
+    });
+    const bytes = ({ peak_reserved_bytes }: Strategy) => peak_reserved_bytes;
+    const more = (strategy: Strategy) => bytes(strategy) - this.#model.trace.summary.peak_reserved.bytes;
     return [
       { title: "Strategy", key: (row) => row, cell: (row) => strategy(row).label, isText: true },
-      {
-        title: "Peak reserved",
-        key: (row) => (strategy(row).completed ? bytes(row) : Number.POSITIVE_INFINITY),
-        cell: (row) => (strategy(row).completed ? bytesOf(bytes(row)) : "does not fit"),
-      },
-      {
-        title: "Ratio",
-        key: (row) => (strategy(row).completed ? strategy(row).ratio : Number.POSITIVE_INFINITY),
-        cell: (row) => (strategy(row).completed ? ratioOf(strategy(row).ratio) : ""),
-      },
-      {
-        title: "Against recorded",
-        key: (row) => (strategy(row).completed ? this.#more(row) : Number.POSITIVE_INFINITY),
-        cell: (row) => (strategy(row).completed ? changeOf(this.#more(row)) : ""),
-      },
-      {
-        title: "Live, reserved",
-        key: bytes,
-        cell: (row) => meter(live() / most(), bytes(row) / most()),
-      },
+      column("Peak reserved", bytes, (strategy) => bytesOf(bytes(strategy)), "does not fit"),
+      column(
+        "Ratio",
+        ({ ratio }) => ratio,
+        ({ ratio }) => ratioOf(ratio),
+      ),
+      column("Against recorded", more, (strategy) => changeOf(more(strategy))),
+      column(
+        "Driver time",
+        ({ driver_time_us }) => driver_time_us,
+        ({ driver_time_us }) => this.#driverTime(driver_time_us),
+      ),
+      column("Live, reserved", bytes, (strategy) => this.#meter(bytes(strategy))),
     ];
   }
 
-  #more(row: number): number {
-    const { strategies, peak_reserved } = this.#model.trace.summary;
-    return strategies[row].peak_reserved_bytes - peak_reserved.bytes;
+  /** Returns the time that the driver's calls would take, as a share of the job's time if that is known. */
+  #driverTime(driver_time_us: number): Child {
+    const { duration_us } = this.#model.trace.summary;
+    const time = format.duration(driver_time_us);
+    if (duration_us === null || duration_us === 0) return copyable(time, String(driver_time_us));
+    const share = driver_time_us / duration_us;
+    return copyable(`${format.percent(share)} of the job`, String(share), time);
+  }
+
+  #meter(bytes: number): HTMLElement {
+    const { strategies, peak_live, peak_reserved } = this.#model.trace.summary;
+    const most = Math.max(
+      ...strategies
+        .filter(({ completed }) => completed)
+        .map(({ peak_reserved_bytes }) => peak_reserved_bytes),
+    );
+    const scale = Math.min(most, SCALE_MAX * Math.max(peak_live.bytes, peak_reserved.bytes));
+    return meter(peak_live.bytes / scale, bytes / scale);
   }
 }

@@ -414,7 +414,9 @@ test("what is missing of a recording is said, its beginning and its end by thems
 });
 
 test("what replays leave out is said beside them", async () => {
-  const strategies = [{ label: "buddy", peak_reserved_bytes: 80 * MIB, ratio: 1.1, completed: true }];
+  const strategies = [
+    { label: "buddy", peak_reserved_bytes: 80 * MIB, ratio: 1.1, driver_time_us: 9, completed: true },
+  ];
   const replay_notes = ["the job ran out of memory at 3 requests; a replay serves them"];
   const page = await session.open([{ ...first, strategies, replay_notes }], "#curves=live,reserved");
   const text = await page.locator("#strategies .notes").innerText();
@@ -616,7 +618,7 @@ test("a failure at the end is a failure, seen from the stream whose request fail
 test("a narrow window has no more than its width, with what allocators are called, too", async () => {
   const { summary, columns } = dataOf([first, second]);
   const label = "caching:expandable_segments:True,max_split_size_mb:64";
-  const strategy = { label, peak_reserved_bytes: MIB, ratio: 1.123, completed: true };
+  const strategy = { label, peak_reserved_bytes: MIB, ratio: 1.123, driver_time_us: 9, completed: true };
   for (const i of [0, 1]) {
     summary.traces[i].strategies = [strategy];
     columns[`${i}/curves/${label}/reserved/max`] = columns[`${i}/curves/reserved/max`];

@@ -130,6 +130,9 @@ export function dataOf(recordings: Recording[]): { summary: Summary; columns: Re
       columns[`${i}/curves/${name}/min`] = u64(min);
       columns[`${i}/curves/${name}/max`] = u64(max);
     }
+    for (const { label, peak_reserved_bytes } of recording.strategies ?? []) {
+      columns[`${i}/curves/${label}/reserved/max`] = u64([peak_reserved_bytes]);
+    }
     return summaryOf(recording);
   });
   return { summary: { version: "0.0.0", traces, strings }, columns: withBlocksLast(columns) };

@@ -522,6 +522,7 @@ fn strategy_summary((label, outcome): &(String, Outcome)) -> StrategySummary {
         label: label.clone(),
         peak_reserved_bytes: outcome.peak_reserved_bytes.get(),
         ratio: outcome.reserved_ratio,
+        driver_time_us: outcome.driver_time_us,
         completed: outcome.completed,
     }
 }

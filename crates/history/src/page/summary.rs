@@ -110,6 +110,8 @@ pub(super) struct StrategySummary {
     pub(super) label: String,
     pub(super) peak_reserved_bytes: u64,
     pub(super) ratio: f64,
+    /// The time that the driver's calls would take.
+    pub(super) driver_time_us: f64,
     pub(super) completed: bool,
 }
 
