@@ -89,12 +89,12 @@ function show(model: Model): Schedule {
     bar,
     new Overview(model, bar),
     new Timeline(model, bar, tooltip),
+    new Icicle(model, tooltip),
     new GrowthView(model),
     new Traces(model),
     new Strategies(model),
     new GapView(model),
     new AddressView(model, tooltip),
-    new Icicle(model, tooltip),
     new Tables(model),
     new EventsView(model, bar),
   ];
