@@ -85,8 +85,10 @@ export class Model {
     return this.#keep(`curves ${index}`, () => new Curves(this.traceOf(index)));
   }
 
+  /** Returns the tree of a trace, with the frames of libraries if they are shown. */
   treeOf(index: number): Tree {
-    return this.#keep(`tree ${index}`, () => treeOf(this.traceOf(index)));
+    const hasLibraries = this.state.frames === "all";
+    return this.#keep(`tree ${index} ${hasLibraries}`, () => treeOf(this.traceOf(index), hasLibraries));
   }
 
   /**
@@ -254,6 +256,7 @@ export function initialState(traces: TraceSummary[]): State {
     ],
     coloring: first.tags.length > 1 ? "tag" : first.has_stacks ? "stack" : "size",
     stackView: "instant",
+    frames: "own",
     table: "holders",
     filter: "",
   };

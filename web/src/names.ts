@@ -51,25 +51,37 @@ export function shownOrder(names: string[]): number[] {
 }
 
 /**
- * Returns the title of a stack, whose frames are ordered innermost first. It names the program's innermost frame. Because
- * one line can make many allocations, it adds the innermost frame of a package, or else of PyTorch, that was called from
- * there, and the operator that this frame called.
+ * Returns the frames of a stack that say what its memory is for, innermost first like `frames`: those of the program.
+ * Because one line can make many allocations, it adds the innermost frame of a package, or else of PyTorch, that was
+ * called from there, and the operator that this frame called. Returns the innermost frame if there is no such frame.
  */
-export function titleOf(frames: readonly Frame[]): string {
+export function framesWithoutLibraries(frames: readonly Frame[]): readonly Frame[] {
   const own = frames.findIndex(({ owner }) => owner === PROGRAM);
   const called = own < 0 ? frames : frames.slice(0, own);
   const innermost = (wanted: number) => called.find(({ owner }) => owner === wanted);
   const python = frames.findIndex(({ owner }) => owner <= PYTORCH);
   const compiled = python < 0 ? frames : frames.slice(0, python);
   const operator = compiled.findLast(({ owner }) => owner === OPERATOR);
-  const chosen = [frames[own], innermost(PACKAGE) ?? innermost(PYTORCH), operator].filter(
-    (frame) => frame !== undefined,
-  );
-  return (chosen.length > 0 ? chosen : frames.slice(0, 1)).map(placeOf).join(" › ") || "no stack";
+  const inner = [operator, innermost(PACKAGE) ?? innermost(PYTORCH)].filter((frame) => frame !== undefined);
+  const chosen = [...inner, ...frames.filter(({ owner }) => owner === PROGRAM)];
+  return chosen.length > 0 ? chosen : frames.slice(0, 1);
+}
+
+/** Returns the title of a stack: the program's innermost frame, and what it called (`framesWithoutLibraries`). */
+export function titleOf(frames: readonly Frame[]): string {
+  const chosen = framesWithoutLibraries(frames);
+  const own = chosen.findIndex(({ owner }) => owner === PROGRAM);
+  const named = own < 0 ? chosen : chosen.slice(0, own + 1);
+  return named.map(placeOf).reverse().join(" › ") || "no stack";
+}
+
+/** Returns the short name of an operator: `zeros_like` of `at::_ops::zeros_like::call(…)`. */
+export function operatorName(name: string): string {
+  // Also `torch::autograd::generated::AddmmBackward0::apply(…)`.
+  return name.replace(/^.*?(?:_ops|generated)::/, "").replace(/::.*$/, "");
 }
 
 function placeOf({ function: name, file, line, owner }: Frame): string {
-  // `at::_ops::zeros_like::call(…)` and `torch::autograd::generated::AddmmBackward0::apply(…)`.
-  if (owner === OPERATOR) return shown(name.replace(/^.*?(?:_ops|generated)::/, "").replace(/::.*$/, ""));
+  if (owner === OPERATOR) return shown(operatorName(name));
   return `${shown(name)} (${shown(file.split("/").slice(-2).join("/"))}:${line})`;
 }

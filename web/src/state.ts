@@ -2,10 +2,12 @@
 
 export const COLORINGS = ["size", "age", "stream", "pool", "tag", "stack"] as const;
 export const STACK_VIEWS = ["instant", "peak", "range", "difference", "traces"] as const;
+export const FRAMES = ["own", "all"] as const;
 export const TABLES = ["holders", "sizes", "lifetimes", "blocks", "segments"] as const;
 
 export type Coloring = (typeof COLORINGS)[number];
 export type StackView = (typeof STACK_VIEWS)[number];
+export type Frames = (typeof FRAMES)[number];
 export type TableName = (typeof TABLES)[number];
 
 export interface State {
@@ -23,6 +25,8 @@ export interface State {
   curves: string[];
   coloring: Coloring;
   stackView: StackView;
+  /** Whether the graph of stacks has all frames, or those of libraries are hidden. */
+  frames: Frames;
   table: TableName;
   filter: string;
 }
@@ -45,6 +49,7 @@ export function toFragment(state: State, initial: State): string {
   put("curves", state.curves.join(","), initial.curves.join(","));
   put("color", state.coloring, initial.coloring);
   put("stacks", state.stackView, initial.stackView);
+  put("frames", state.frames, initial.frames);
   put("table", state.table, initial.table);
   put("filter", state.filter, "");
   return fields.toString();
@@ -81,6 +86,7 @@ export function fromFragment(fragment: string, initial: State, ends: number[]): 
     curves: curves === null ? initial.curves : curves.split(",").filter(Boolean),
     coloring: oneOf("color", COLORINGS, initial.coloring),
     stackView: oneOf("stacks", STACK_VIEWS, initial.stackView),
+    frames: oneOf("frames", FRAMES, initial.frames),
     table: oneOf("table", TABLES, initial.table),
     filter: fields.get("filter") ?? "",
   };

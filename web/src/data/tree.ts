@@ -5,8 +5,9 @@
 // than its children's, so one backward pass sums up all nodes.
 
 import * as format from "../format.ts";
+import { framesWithoutLibraries, operatorName } from "../names.ts";
 import type { TraceSummary } from "./summary.ts";
-import type { Trace } from "./trace.ts";
+import { type Frame, OPERATOR, type Trace } from "./trace.ts";
 
 export interface Tree {
   /** The parent of each node. The root, node 0, is its own parent. */
@@ -67,23 +68,31 @@ class Builder {
   }
 }
 
-export function treeOf(trace: Trace): Tree {
-  return trace.summary.has_stacks ? treeOfStacks(trace) : treeOfSizes(trace);
+/** Returns the tree of a trace. `hasLibraries` is whether it has the frames of libraries. */
+export function treeOf(trace: Trace, hasLibraries: boolean): Tree {
+  return trace.summary.has_stacks ? treeOfStacks(trace, hasLibraries) : treeOfSizes(trace);
 }
 
-function treeOfStacks(trace: Trace): Tree {
+function treeOfStacks(trace: Trace, hasLibraries: boolean): Tree {
   const builder = new Builder();
-  const labelOfFrame = new Uint32Array(trace.frameCount);
-  for (let i = 0; i < labelOfFrame.length; i++) {
-    const frame = trace.frame(i);
-    labelOfFrame[i] = builder.labelOf(frame.function, `${frame.file}:${frame.line}`);
+  const all = Array.from({ length: trace.frameCount }, (_, i) => trace.frame(i));
+  const labels = new Map<Frame, number>();
+  for (const frame of all) {
+    const { function: name, file, line, owner } = frame;
+    // Among the program's frames, an operator is known by its name. Its signature would only take room.
+    const isShort = owner === OPERATOR && !hasLibraries;
+    const label = isShort
+      ? builder.labelOf(operatorName(name), "")
+      : builder.labelOf(name, `${file}:${line}`);
+    labels.set(frame, label);
   }
   const without = builder.labelOf("no stack recorded", "");
   const nodeOfStack = new Uint32Array(Math.max(1, trace.stackCount));
   for (let stack = 0; stack < nodeOfStack.length; stack++) {
-    const frames = trace.stackFrames(stack);
+    const recorded = Array.from(trace.stackFrames(stack), (number) => all[number]);
+    const frames = hasLibraries ? recorded : framesWithoutLibraries(recorded);
     let node = frames.length === 0 ? builder.child(0, without) : 0;
-    for (let i = frames.length - 1; i >= 0; i--) node = builder.child(node, labelOfFrame[frames[i]]);
+    for (const frame of [...frames].reverse()) node = builder.child(node, labels.get(frame) ?? 0);
     nodeOfStack[stack] = node;
   }
   const { stack } = trace.blocks;

@@ -58,7 +58,7 @@ interface Box {
 
 export class Icicle implements View {
   readonly element: HTMLElement;
-  readonly shows = ["trace", "other", "instants", "seconds", "stackView", "filter"] as const;
+  readonly shows = ["trace", "other", "instants", "seconds", "stackView", "frames", "filter"] as const;
   readonly #model: Model;
   readonly #tooltip: Tooltip;
   readonly #mode;
@@ -66,6 +66,11 @@ export class Icicle implements View {
     "aria-label": "The other trace",
     change: () => this.#model.store.set({ other: Number(this.#other.value) }),
   });
+  readonly #hides = h("input", {
+    type: "checkbox",
+    change: () => this.#model.store.set({ frames: this.#hides.checked ? "own" : "all" }),
+  });
+  readonly #hiding = h("label", { class: "check" }, this.#hides, "Hide library frames");
   readonly #title = h("p", { class: "verdict" });
   readonly #canvas = h("canvas", { "aria-hidden": "true" });
   readonly #scroll = h("div", {
@@ -95,7 +100,7 @@ export class Icicle implements View {
     this.element = section(
       "stacks",
       "Who holds it",
-      [this.#mode.element, this.#other],
+      [this.#hiding, this.#mode.element, this.#other],
       this.#title,
       this.#scroll,
       this.#path,
@@ -126,7 +131,10 @@ export class Icicle implements View {
     const modes = VIEW_TEXTS.map(([mode]) => mode);
     this.#mode.show(state.stackView, summary.traces.length > 1 ? modes : modes.slice(0, -1));
     this.#drawOther();
-    const wanted = JSON.stringify([state.trace, state.other, state.instants, state.seconds, state.stackView]);
+    this.#hiding.hidden = !this.#model.trace.summary.has_stacks;
+    this.#hides.checked = state.frames === "own";
+    const { trace, other, instants, seconds, stackView, frames } = state;
+    const wanted = JSON.stringify([trace, other, instants, seconds, stackView, frames]);
     if (wanted !== this.#drawn) {
       this.#drawn = wanted;
       const labels = this.#picture === null ? [] : pathOf(this.#picture.tree, this.#root);
@@ -252,11 +260,15 @@ export class Icicle implements View {
     }
   }
 
-  /** Returns a function that returns whether the filter finds a node: by its text or, if `isExact`, by its blocks. */
+  /**
+   * Returns a function that returns whether the filter finds a node: by its text, or by its blocks if the text does not
+   * show that.
+   */
   #finder({ labels, label, parent, nodeOfBlock }: Tree): (node: number) => boolean {
     const { filter, state, trace, instant } = this.#model;
     if (filter.isEmpty) return () => true;
-    if (!filter.isExact) {
+    // A hidden frame is in no node's text, but in its blocks' stacks.
+    if (!filter.isExact && state.frames === "all") {
       const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
       return (node) => {
         const { text, place } = labels[label[node]];

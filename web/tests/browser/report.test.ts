@@ -1045,6 +1045,34 @@ test("a click on a box of the icicle widens it, and comes back", async () => {
   assertQuiet();
 });
 
+test("frames of libraries are hidden until somebody asks for them", async () => {
+  const main = ["step train.py:9", "main train.py:2"];
+  const inner = ["linear torch/nn/functional.py:7", "forward torch/nn/modules/linear.py:5"];
+  const blocks = first.blocks.map((block) => ({ ...block, stack: 1 }));
+  const page = await session.open([{ ...first, stacks: [[], [...inner, ...main]], blocks }]);
+  const box = page.getByRole("checkbox", { name: "Hide library frames" });
+  const names = async () => {
+    await settled(page);
+    await page.locator("#stacks .canvas-scroll").focus();
+    await page.keyboard.press("Escape");
+    const found: string[] = [];
+    for (let depth = 0; depth < 5; depth++) {
+      await page.keyboard.press("ArrowDown");
+      found.push(await page.locator("#stacks .path b").innerText());
+    }
+    return found;
+  };
+  assert.ok(await box.isChecked());
+  assert.deepEqual(await names(), ["main", "step", "linear", "linear", "linear"]);
+  await box.focus();
+  await page.keyboard.press("Space");
+  assert.deepEqual(await names(), ["main", "step", "forward", "linear", "linear"]);
+  await page.waitForURL(/frames=all/);
+  const unstacked = await session.open([simulate({ ...job, hasStacks: false })]);
+  assert.ok(await unstacked.getByRole("checkbox", { name: "Hide library frames" }).isHidden());
+  assertQuiet();
+});
+
 test("light and dark follow the system until somebody chooses", async () => {
   const background = (page: Page) => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
   const light = await session.open([first], "", { colorScheme: "light" });

@@ -7,7 +7,7 @@ import { simulate } from "../support/simulate.ts";
 
 const made = simulate({ seed: 8, steps: 5, requestsPerStep: 60 });
 const trace = traceOf(made);
-const tree = treeOf(trace);
+const tree = treeOf(trace, true);
 
 test("at an instant the root has what is live", () => {
   for (const instant of [0, 17, 400, made.events]) {

@@ -11,6 +11,7 @@ const initial: State = {
   curves: ["live", "reserved"],
   coloring: "size",
   stackView: "instant",
+  frames: "own",
   table: "holders",
   filter: "",
 };
@@ -26,6 +27,7 @@ test("a state comes back from its fragment", () => {
     curves: ["live", "caching:expandable_segments:True/reserved"],
     coloring: "tag",
     stackView: "difference",
+    frames: "all",
     table: "sizes",
     filter: "stream:0 a&b=c",
   };
