@@ -122,6 +122,20 @@ export function everyFitting(pixels: number, wanted: number): number {
   return every;
 }
 
+/** Returns the marks that are at least `distance` from all earlier ones that are returned. Linear time. */
+export function spaced<T extends { x: number }>(marks: readonly T[], distance: number): T[] {
+  // Each cell is as wide as the distance, so it holds one mark at most.
+  const taken = new Map<number, number>();
+  return marks.filter(({ x }) => {
+    const cell = Math.floor(x / distance);
+    const isNear = [cell - 1, cell, cell + 1].some(
+      (near) => Math.abs((taken.get(near) ?? Number.POSITIVE_INFINITY) - x) < distance,
+    );
+    if (!isNear) taken.set(cell, x);
+    return !isNear;
+  });
+}
+
 function liveCurve(trace: Trace): Float64Array {
   const { count, start, freed } = trace.blocks;
   const values = new Float64Array(trace.end + 2);

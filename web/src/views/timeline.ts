@@ -1,7 +1,7 @@
 // The chart of memory over a trace's instants, from the whole recording down to single events.
 
 import uPlot from "uplot";
-import { everyFitting, type Steps, stepAt, stepsWithin } from "../data/curves.ts";
+import { everyFitting, type Steps, spaced, stepAt, stepsWithin } from "../data/curves.ts";
 import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
@@ -25,9 +25,20 @@ const OTHER_PIXELS_MAX = 12;
 const WHOLE_MARKS_MAX = 8;
 /** The minimum number of events that the chart shows. */
 const SPAN_MIN = 8;
-/** The minimum distances in pixels between the marks of steps, and between their numbers. */
-const STEP_PIXELS_MIN = 4;
+/** The minimum distances in pixels between marks, and between the numbers of steps. */
+const MARK_PIXELS_MIN = 4;
 const STEP_NUMBER_PIXELS = 64;
+/** The height of a step's mark in pixels. Its number stands above it, where no other mark crosses it. */
+const STEP_HEIGHT = 7;
+
+/** A mark of an out-of-memory error or an annotation. `name` is that of its colour. */
+interface Mark {
+  x: number;
+  text: string;
+  name: string;
+  /** Whether it is a line from top to bottom. */
+  isWhole: boolean;
+}
 
 export class Timeline implements View, Gestures {
   readonly element: HTMLElement;
@@ -390,62 +401,86 @@ export class Timeline implements View, Gestures {
     if (marks.length === 0) return;
     const ratio = uPlot.pxRatio;
     const pixels = bbox.width / ratio / marks.length;
-    const marked = everyFitting(pixels, STEP_PIXELS_MIN);
+    const marked = everyFitting(pixels, MARK_PIXELS_MIN);
     const numbered = everyFitting(pixels, STEP_NUMBER_PIXELS);
+    const all = Array.from(marks, (event, i) => ({ x: valToPos(event, "x", true), step: first + i + 1 }));
     const bottom = bbox.top + bbox.height;
+    let right = 0;
     ctx.save();
     ctx.font = `${10 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "bottom";
     ctx.textAlign = "left";
     ctx.fillStyle = color("--ink-3");
     ctx.globalAlpha = 0.7;
-    marks.forEach((event, i) => {
-      const step = first + i + 1;
-      if (step % marked !== 0) return;
-      const x = valToPos(event, "x", true);
-      ctx.fillRect(x, bottom - 7 * ratio, ratio, 7 * ratio);
+    // Steps differ in length, so some may be close although most are not.
+    for (const { x, step } of spaced(
+      all.filter(({ step }) => step % marked === 0),
+      MARK_PIXELS_MIN * ratio,
+    )) {
+      ctx.fillRect(x, bottom - STEP_HEIGHT * ratio, ratio, STEP_HEIGHT * ratio);
       // The last boundary is the end of the last step and has no number.
       const isNumbered = step % numbered === 0 && step < boundaries.length;
-      if (isNumbered) ctx.fillText(`step ${format.whole(step)}`, x + 4 * ratio, bottom - ratio);
-    });
+      if (!isNumbered || x < right) continue;
+      const text = `step ${format.whole(step)}`;
+      ctx.fillText(text, x, bottom - (STEP_HEIGHT + 1) * ratio);
+      right = x + ctx.measureText(text).width + 8 * ratio;
+    }
     ctx.restore();
+  }
+
+  /**
+   * Returns the marks of out-of-memory errors and annotations in the view that have room. Errors have priority, and
+   * starts have it over ends.
+   */
+  #marks({ valToPos }: uPlot): Mark[] {
+    const { summary, annotations } = this.#model.trace;
+    const [from, to] = this.view;
+    const isWithin = ({ event }: { event: number }) => event >= from && event <= to;
+    const within = annotations.filter(isWithin);
+    const isWhole = within.length <= WHOLE_MARKS_MAX;
+    const x = (event: number) => valToPos(event, "x", true);
+    const failures = summary.ooms.filter(isWithin).map(({ event, requested }) => {
+      return { x: x(event), text: `out of memory: ${format.bytes(requested)}`, name: "--bad", isWhole: true };
+    });
+    const [ends, starts] = [true, false].map((isEnd) =>
+      within
+        .filter(({ stage }) => (stage === 1) === isEnd)
+        .map((annotation) => {
+          return { x: x(annotation.event), text: markText(annotation), name: "--ink-3", isWhole };
+        }),
+    );
+    return spaced([...failures, ...starts, ...ends], MARK_PIXELS_MIN * uPlot.pxRatio);
   }
 
   /** Draws marks of out-of-memory errors and annotations, and their names if there is room. */
   #drawMoments(plot: uPlot): void {
     const { ctx, bbox } = plot;
-    const { summary, annotations } = this.#model.trace;
     const ratio = uPlot.pxRatio;
-    const [from, to] = this.view;
+    const marks = this.#marks(plot);
+    const end = bbox.left + bbox.width;
     ctx.save();
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
     ctx.textAlign = "left";
-    const within = annotations.filter(({ event }) => event >= from && event <= to);
-    const taken: [number, number][] = [];
-    const mark = (event: number, text: string, name: string) => {
-      if (event < from || event > to) return;
-      const x = plot.valToPos(event, "x", true);
+    for (const { x, name, isWhole } of marks) {
       ctx.fillStyle = color(name);
-      const isWhole = name === "--bad" || within.length <= WHOLE_MARKS_MAX;
       ctx.globalAlpha = name === "--bad" ? 1 : 0.35;
       ctx.fillRect(x, bbox.top, ratio, isWhole ? bbox.height : 5 * ratio);
-      ctx.globalAlpha = 1;
-      const width = ctx.measureText(text).width;
-      const isWithin = x + width + 8 * ratio <= bbox.left + bbox.width;
-      // An out-of-memory error is mostly at the end of a recording, where only the left side has room.
-      const left = isWithin || name !== "--bad" ? x + 4 * ratio : x - width - 4 * ratio;
-      const right = left + width;
-      const fits = isWithin || right <= bbox.left + bbox.width;
-      if (!fits || taken.some(([start, end]) => left < end + 8 * ratio && right > start - 8 * ratio)) return;
-      ctx.fillText(text, left, bbox.top + 6 * ratio);
-      taken.push([left, right]);
-    };
-    for (const { event, requested } of summary.ooms) {
-      mark(event, `out of memory: ${format.bytes(requested)}`, "--bad");
     }
-    for (const annotation of within) {
-      mark(annotation.event, markText(annotation), "--ink-3");
+    ctx.globalAlpha = 1;
+    // A name must not cross a whole line.
+    const taken = marks.filter(({ isWhole }) => isWhole).map(({ x }) => [x, x + ratio]);
+    for (const { x, text, name } of marks) {
+      const width = ctx.measureText(text).width;
+      // An out-of-memory error is mostly at the end of a recording, where only the left side has room.
+      const isLeft = name === "--bad" && x + width + 8 * ratio > end;
+      const left = isLeft ? x - width - 4 * ratio : x + 4 * ratio;
+      const right = left + width;
+      if (right > end || taken.some(([start, end]) => left < end + 2 * ratio && right > start - 2 * ratio))
+        continue;
+      ctx.fillStyle = color(name);
+      ctx.fillText(text, left, bbox.top + 6 * ratio);
+      taken.push([left - 6 * ratio, right + 6 * ratio]);
     }
     ctx.restore();
   }

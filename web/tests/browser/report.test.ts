@@ -545,13 +545,15 @@ test("without moves there is no lane, and the trace that has some brings it", as
 });
 
 /** Has a page keep what its pictures write: the text, and where it begins and ends, in pixels. */
-async function keepTexts(page: Page): Promise<() => Promise<{ text: string; from: number; to: number }[]>> {
+async function keepTexts(
+  page: Page,
+): Promise<() => Promise<{ text: string; from: number; to: number; y: number }[]>> {
   await page.addInitScript(() => {
     const { fillText } = CanvasRenderingContext2D.prototype;
     const texts: unknown[] = [];
     Object.assign(window, { texts });
     CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-      texts.push({ text, from: x, to: x + this.measureText(text).width, width: this.canvas.width });
+      texts.push({ text, from: x, to: x + this.measureText(text).width, y });
       fillText.call(this, text, x, y);
     };
   });
@@ -581,6 +583,32 @@ test("a failure is told in words, and its mark has them at the right edge, too",
     assert.ok(label !== undefined && label.from > 0 && label.to <= width, JSON.stringify(label));
     session.complaints.splice(0);
   }
+});
+
+test("marks of steps, of the program and of failures have names that do not overlap", async () => {
+  const steps = Array.from({ length: 20 }, (_, i) => Math.round((first.events * i ** 2) / 19 ** 2));
+  const annotations = steps.map((event, i) => ({ event, name: `mark ${i}`, stage: i % 2 }));
+  const failures = [3, 4, first.events - 2, first.events].map((event) => ({ event, requested: 3 * MIB }));
+  for (const width of [390, 1440]) {
+    const viewport = { width, height: 900 };
+    const page = await session.open([{ ...first, steps, annotations, ooms: failures }], "", { viewport });
+    const texts = await (await keepTexts(page))();
+    const named = texts.filter(({ text }) => /^(step|mark|out of memory)/.test(text));
+    const distinct = [...new Map(named.map((text) => [`${text.text} ${text.from}`, text])).values()];
+    for (const word of ["step", "out of memory"]) {
+      assert.ok(
+        distinct.some(({ text }) => text.startsWith(word)),
+        `${word} at ${width} pixels`,
+      );
+    }
+    distinct.sort((a, b) => a.y - b.y || a.from - b.from);
+    distinct.forEach(({ from, y, text }, i) => {
+      const before = distinct[i - 1];
+      assert.ok(before?.y !== y || before.to < from, `${before?.text} and ${text} at ${width} pixels`);
+    });
+    await page.context().close();
+  }
+  assertQuiet();
 });
 
 test("failures are told one by one as far as it is known what was free for them", async () => {

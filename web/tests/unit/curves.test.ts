@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Curves, everyFitting, stepAt, stepsWithin } from "../../src/data/curves.ts";
+import { Curves, everyFitting, spaced, stepAt, stepsWithin } from "../../src/data/curves.ts";
 import { count, traceOf } from "../support/recording.ts";
 import { simulate } from "../support/simulate.ts";
 
@@ -117,4 +117,15 @@ test("what does not fit is marked every tenth or hundredth time", () => {
   assert.equal(everyFitting(3.9, 4), 10);
   assert.equal(everyFitting(0.05, 4), 100);
   assert.equal(everyFitting(0.01, 64), 10_000);
+});
+
+test("a mark has room if no earlier one is near, on either side", () => {
+  const kept = (...xs: number[]) =>
+    spaced(
+      xs.map((x) => ({ x })),
+      4,
+    ).map(({ x }) => x);
+  assert.deepEqual(kept(0, 3.9, 4, 7.9, 8), [0, 4, 8]);
+  assert.deepEqual(kept(10, 6.1, 6, 13, 14), [10, 6, 14]);
+  assert.deepEqual(kept(5, 5), [5]);
 });
