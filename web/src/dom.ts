@@ -55,6 +55,20 @@ export function percentOf(share: number): HTMLElement {
   return copyable(format.percent(share), String(share));
 }
 
+/** Returns an element that shows a share in words. Its tooltip has the share in percent. */
+export function shareOf(share: number): HTMLElement {
+  return copyable(format.share(share), String(share), format.percent(share));
+}
+
+/** Returns an element that shows a confidence in words. Its tooltip has the number. */
+export function confidenceOf(confidence: number): HTMLElement {
+  return copyable(
+    format.confidence(confidence),
+    String(confidence),
+    `confidence ${confidence.toFixed(2)} of 1`,
+  );
+}
+
 export function ratioOf(value: number): HTMLElement {
   return copyable(format.ratio(value), String(value));
 }
@@ -81,6 +95,13 @@ export function changeFigure(): Figure {
 /** Returns a figure that shows a share, like `percentOf`. */
 export function percentFigure(): Figure {
   return figure((element, value) => write(element, format.percent(value), String(value)));
+}
+
+/** Returns a figure that shows a share in words, like `shareOf`. */
+export function shareFigure(): Figure {
+  return figure((element, value) =>
+    write(element, format.share(value), String(value), format.percent(value)),
+  );
 }
 
 function figure(show: (element: HTMLElement, value: number) => void): Figure {

@@ -24,9 +24,45 @@ export function whole(value: number): string {
   return WHOLE.format(value);
 }
 
-/** Returns a share in percent: "45.7 %". Returns "–" if it is not finite. */
+/** Returns a share in percent: "45.7 %". Only 0 is "0.0 %". Returns "–" if it is not finite. */
 export function percent(share: number): string {
+  if (share > 0 && share < 0.0005) return "< 0.1 %";
   return Number.isFinite(share) ? `${(share * 100).toFixed(1)} %` : "–";
+}
+
+/** The words for shares, each with the least share that it stands for. */
+const SHARES: readonly (readonly [number, string])[] = [
+  [1, "all"],
+  [0.9, "almost all"],
+  [0.6, "most"],
+  [0.4, "about half"],
+  [0.29, "about a third"],
+  [0.225, "about a quarter"],
+  [0.15, "about a fifth"],
+  [0.08, "about a tenth"],
+  [0.02, "a small part"],
+  [Number.MIN_VALUE, "almost none"],
+];
+
+/** Returns a share in words: "about a third". */
+export function share(value: number): string {
+  return wordOf(SHARES, value) ?? "none";
+}
+
+const CONFIDENCES: readonly (readonly [number, string])[] = [
+  [0.95, "almost certain"],
+  [0.8, "very likely"],
+  [0.6, "likely"],
+  [0.4, "as likely as not"],
+];
+
+/** Returns a confidence in words: "almost certain". */
+export function confidence(value: number): string {
+  return wordOf(CONFIDENCES, value) ?? "unlikely";
+}
+
+function wordOf(words: typeof SHARES, value: number): string | undefined {
+  return words.find(([least]) => value >= least)?.[1];
 }
 
 /** Returns a ratio with three decimals. Returns "–" if it is not finite. */

@@ -2,7 +2,16 @@
 // bytes.
 
 import { CAUSES, type Cause } from "../data/summary.ts";
-import { bytesFigure, type Child, changeFigure, fill, h, percentFigure, section } from "../dom.ts";
+import {
+  bytesFigure,
+  type Child,
+  changeFigure,
+  fill,
+  h,
+  percentFigure,
+  section,
+  shareFigure,
+} from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
@@ -49,7 +58,7 @@ export class GapView implements View {
   readonly #table = h("div", { class: "scroll" });
   readonly #gap = bytesFigure();
   readonly #reserved = bytesFigure();
-  readonly #share = percentFigure();
+  readonly #share = shareFigure();
   readonly #check = h("p");
   /** The elements are created once for a trace and then show one instant after another. */
   #parts: Part[] = [];
@@ -95,7 +104,7 @@ export class GapView implements View {
       this.#reserved.element,
       " reserved are not live",
       ...(size > 0
-        ? ["; the largest part, ", this.#share.element, `, is ${CAUSE_TEXTS[largest].title.toLowerCase()}.`]
+        ? ["; ", this.#share.element, ` of that is ${CAUSE_TEXTS[largest].title.toLowerCase()}.`]
         : ["."]),
     );
   }

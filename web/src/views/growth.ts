@@ -2,7 +2,7 @@
 
 import { filterOf, sizesText } from "../data/site.ts";
 import type { Grown, Growth, Trend } from "../data/summary.ts";
-import { bytesOf, type Child, copyable, fill, h, section } from "../dom.ts";
+import { bytesOf, type Child, confidenceOf, copyable, fill, h, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shown } from "../names.ts";
@@ -70,7 +70,7 @@ export class GrowthView implements View {
       {
         title: "Confidence",
         key: (row) => place(row).confidence,
-        cell: (row) => copyable(place(row).confidence.toFixed(2), String(place(row).confidence)),
+        cell: (row) => confidenceOf(place(row).confidence),
       },
       { title: "Place", key: (row) => row, cell: (row) => this.#placeOf(place(row)), isText: true },
       { title: "Other views", key: (row) => row, cell: (row) => this.#onlyButton(place(row)), isText: true },
@@ -97,27 +97,43 @@ export class GrowthView implements View {
     const { store, state, trace } = this.#model;
     const filter = filterOf(place, trace.summary);
     const isShown = state.filter === filter;
-    const click = () => store.set({ filter: isShown ? "" : filter });
+    const click = () => (isShown ? store.set({ filter: "" }) : this.#showOnly(place, filter));
     const attributes = { type: "button", class: "link", "aria-pressed": String(isShown), click };
     return h("button", attributes, isShown ? "show all" : "show only this");
+  }
+
+  /**
+   * Makes all views show only a call site. If less is there at the chosen instant than grew, chooses the first of the
+   * last step: a leak of MiBs must not be shown as 0 blocks.
+   */
+  #showOnly(place: Grown, filter: string): void {
+    const { store, state, trace, instant } = this.#model;
+    store.set({ filter });
+    const found = this.#model.filter.of(this.#model.blocksAt(instant), instant);
+    const bytes = found.reduce((sum, block) => sum + trace.blocks.size[block], 0);
+    if (bytes >= place.bytes) return;
+    store.set({ instants: this.#put(state.instants, trace.parts[trace.summary.growth.steps - 1]) });
   }
 
   #showDifference(): void {
     const { state, store, trace } = this.#model;
     const { warm_up_steps, steps } = trace.summary.growth;
     const boundaries = trace.parts;
-    const put = <T>(values: T[], chosen: T) => values.map((value, i) => (i === state.trace ? chosen : value));
     store.set({
-      instants: put(state.instants, boundaries[warm_up_steps]),
-      seconds: put(state.seconds, boundaries[steps - 1]),
+      instants: this.#put(state.instants, boundaries[warm_up_steps]),
+      seconds: this.#put(state.seconds, boundaries[steps - 1]),
       stackView: "difference",
     });
+  }
+
+  /** Returns values of all traces with that of the chosen trace replaced. */
+  #put<T>(values: T[], chosen: T): T[] {
+    return values.map((value, i) => (i === this.#model.state.trace ? chosen : value));
   }
 }
 
 const MEANING =
-  "Of each place the least bytes of every step count: what a step itself uses comes and goes, and what is left is " +
-  "what no step gives back.";
+  "Growth is measured on each call site’s minimum per step, so temporary memory does not count.";
 
 function perStep(bytes: number): HTMLElement {
   return copyable(format.bytes(Math.round(bytes)), String(bytes), `${bytes} bytes a step or part`);
@@ -127,7 +143,7 @@ function verdict(growth: Growth): Child[] {
   return [...leaksText(growth), ...trainingText(growth), ...spreadText(growth)];
 }
 
-function leaksText({ leaks, spread, found_by, steps, doubt }: Growth): Child[] {
+function leaksText({ leaks, spread, found_by, doubt }: Growth): Child[] {
   if (leaks.length === 0) {
     if (spread?.is_steady === true) return [];
     if (doubt === null) return ["Nothing that looks like a leak. "];
@@ -139,7 +155,7 @@ function leaksText({ leaks, spread, found_by, steps, doubt }: Growth): Child[] {
   return [
     `${format.counted(leaks.length, "place")} ${verb} ${from}, by `,
     perStep(grown),
-    ` ${stepText(found_by, steps)}. `,
+    found_by === "parts" ? " a part. " : " a step. ",
   ];
 }
 
@@ -174,14 +190,10 @@ function spreadText({ leaks, spread, found_by, steps, warm_up_steps }: Growth): 
   return [
     `${how}: by `,
     perStep(spread.bytes_per_step),
-    ` ${stepText(found_by, steps)} from ${from} to ${to}, with confidence `,
-    copyable(spread.confidence.toFixed(2), String(spread.confidence)),
-    `, in ${places}${most}.`,
+    ` a ${part} from ${from} to ${to} (`,
+    confidenceOf(spread.confidence),
+    ` to go on), in ${places}${most}.`,
   ];
-}
-
-function stepText(found_by: Growth["found_by"], parts: number): string {
-  return found_by === "parts" ? `in 1/${format.whole(parts)} of the recording` : "a step";
 }
 
 /** Returns how the steps were found, and which of them were left out. */

@@ -1,7 +1,7 @@
 // The overview of a trace: its name, its peaks, its out-of-memory errors, and notes on the numbers.
 
 import type { Failure, Frames, Growth, TraceSummary } from "../data/summary.ts";
-import { bytesOf, type Child, countOf, fill, h, percentOf, ratioOf } from "../dom.ts";
+import { bytesOf, type Child, countOf, fill, h, ratioOf, shareOf } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import type { View } from "../schedule.ts";
@@ -62,7 +62,7 @@ export class Overview implements View {
         : fact(
             "Gap at peak live",
             bytesOf(at.reserved - at.live),
-            h("span", {}, percentOf(1 - at.live / at.reserved), " of reserved"),
+            h("span", {}, shareOf(1 - at.live / at.reserved), " of reserved"),
           ),
       fact(
         "Blocks",

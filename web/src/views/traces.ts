@@ -1,7 +1,7 @@
 // All traces of the report side by side: the ranks of a job, or before and after a change.
 
 import type { Growth } from "../data/summary.ts";
-import { bytesOf, type Child, copyable, countOf, h, ratioOf, section } from "../dom.ts";
+import { bytesOf, type Child, confidenceOf, copyable, countOf, h, ratioOf, section } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { shownOrder } from "../names.ts";
@@ -60,7 +60,7 @@ export class Traces implements View {
         key: (row) => grown(traces[row].growth).confidence,
         cell: (row) => {
           const { bytes_per_step, confidence } = grown(traces[row].growth);
-          return bytes_per_step === 0 ? "–" : copyable(confidence.toFixed(2), String(confidence));
+          return bytes_per_step === 0 ? "–" : confidenceOf(confidence);
         },
       },
       {

@@ -21,7 +21,34 @@ test("times", () => {
 test("other numbers", () => {
   assert.equal(format.whole(1234567), "1,234,567");
   assert.equal(format.percent(0.4567), "45.7 %");
+  assert.deepEqual([0, 1e-9, 0.0005].map(format.percent), ["0.0 %", "< 0.1 %", "0.1 %"]);
   assert.equal(format.sizeClass(20), "1 MiB to 2 MiB");
   assert.equal(format.counted(1, "block"), "1 block");
   assert.equal(format.counted(1200, "block"), "1,200 blocks");
+});
+
+test("shares and confidences have words", () => {
+  const shares = [0, 1e-9, 0.05, 0.1, 0.2, 0.25, 1 / 3, 0.5, 0.7, 0.999, 1].map(format.share);
+  assert.deepEqual(shares, [
+    "none",
+    "almost none",
+    "a small part",
+    "about a tenth",
+    "about a fifth",
+    "about a quarter",
+    "about a third",
+    "about half",
+    "most",
+    "almost all",
+    "all",
+  ]);
+  const confidences = [0, 0.5, 0.7, 0.9, 0.98, 1].map(format.confidence);
+  assert.deepEqual(confidences, [
+    "unlikely",
+    "as likely as not",
+    "likely",
+    "very likely",
+    "almost certain",
+    "almost certain",
+  ]);
 });
