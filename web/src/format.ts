@@ -81,6 +81,12 @@ export function duration(microseconds: number): string {
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
+/** Returns a time in seconds with the digits that multiples of an increment need. Both are in microseconds. */
+export function seconds(microseconds: number, increment: number): string {
+  const digits = Math.max(0, 6 - Math.floor(Math.log10(increment)));
+  return `${(microseconds / 1e6).toFixed(digits)} s`;
+}
+
 export function address(value: number): string {
   return `0x${value.toString(16)}`;
 }

@@ -1,6 +1,7 @@
 // The traces and what is computed from them. Results are kept for later calls.
 
 import { Away } from "./data/away.ts";
+import { type Axis, BY_EVENT, byTime } from "./data/axis.ts";
 import type { Container } from "./data/container.ts";
 import { Curves } from "./data/curves.ts";
 import { Events } from "./data/events.ts";
@@ -65,6 +66,21 @@ export class Model {
     const { instant, second } = this;
     if (second === null) return [0, this.trace.end];
     return second < instant ? [second, instant] : [instant, second];
+  }
+
+  /** The horizontal axis of the chart: by event unless time was chosen and is recorded. */
+  get axis(): Axis {
+    const { trace, state } = this;
+    const isByTime = state.axis === "time" && trace.hasTimes;
+    return isByTime ? this.#keep(`axis ${state.trace}`, () => byTime(trace)) : BY_EVENT;
+  }
+
+  /**
+   * Whether the chart can show curves of other traces. By time it cannot: all curves have points at the same instants,
+   * and other traces have few events when this one has many.
+   */
+  get hasOthers(): boolean {
+    return this.summary.traces.length > 1 && this.axis === BY_EVENT;
   }
 
   traceOf(index: number): Trace {
@@ -248,6 +264,7 @@ export function initialState(traces: TraceSummary[]): State {
     instants: traces.map(({ ooms, peak_live }) => ooms[0]?.event ?? peak_live.event),
     seconds: traces.map(() => null),
     view: null,
+    axis: "events",
     curves: [
       "live",
       "reserved",

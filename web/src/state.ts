@@ -1,10 +1,12 @@
 // The choices of the user. The address's fragment holds all of them, so that a link or a reload shows the same picture.
 
+export const AXES = ["events", "time"] as const;
 export const COLORINGS = ["size", "age", "stream", "pool", "tag", "stack"] as const;
 export const STACK_VIEWS = ["instant", "peak", "range", "difference", "traces"] as const;
 export const FRAMES = ["own", "all"] as const;
 export const TABLES = ["holders", "sizes", "lifetimes", "blocks", "segments"] as const;
 
+export type AxisName = (typeof AXES)[number];
 export type Coloring = (typeof COLORINGS)[number];
 export type StackView = (typeof STACK_VIEWS)[number];
 export type Frames = (typeof FRAMES)[number];
@@ -21,6 +23,8 @@ export interface State {
   seconds: (number | null)[];
   /** The range of instants in the chart; `null` for the whole trace. */
   view: [number, number] | null;
+  /** What the chart's horizontal axis counts. */
+  axis: AxisName;
   /** The names of the curves that are drawn. */
   curves: string[];
   coloring: Coloring;
@@ -46,6 +50,7 @@ export function toFragment(state: State, initial: State): string {
   put("at", perTrace(state.instants, initial.instants), "");
   put("to", perTrace(state.seconds, initial.seconds), "");
   put("view", state.view?.join("-") ?? "", "");
+  put("axis", state.axis, initial.axis);
   put("curves", state.curves.join(","), initial.curves.join(","));
   put("color", state.coloring, initial.coloring);
   put("stacks", state.stackView, initial.stackView);
@@ -83,6 +88,7 @@ export function fromFragment(fragment: string, initial: State, ends: number[]): 
     instants: perTrace("at", initial.instants),
     seconds: perTrace("to", initial.seconds),
     view: viewOf(fields.get("view"), ends[chosen]),
+    axis: oneOf("axis", AXES, initial.axis),
     curves: curves === null ? initial.curves : curves.split(",").filter(Boolean),
     coloring: oneOf("color", COLORINGS, initial.coloring),
     stackView: oneOf("stacks", STACK_VIEWS, initial.stackView),

@@ -48,7 +48,7 @@ export class Legend {
     const groups = [
       ["Recorded", curves.names.filter((name) => RECORDED.includes(name))],
       ["The gap", curves.names.filter(isCause)],
-      ["Other traces", this.#model.summary.traces.length > 1 ? OTHERS.map(({ key }) => key) : []],
+      ["Other traces", this.#model.hasOthers ? OTHERS.map(({ key }) => key) : []],
       ["Replayed", curves.names.filter((name) => name.endsWith("/reserved"))],
     ] as const;
     const items = groups.flatMap(([title, names]) =>

@@ -87,7 +87,10 @@ export class MovesLane {
 
   #picture({ start, width, frames }: Bar, most: number): HTMLElement {
     const [from, to] = this.#view;
-    const percent = (instant: number) => (100 * (Math.max(from, Math.min(to, instant)) - from)) / (to - from);
+    const { axis } = this.#model;
+    const [low, high] = [axis.valueAt(from), axis.valueAt(to)];
+    const percent = (instant: number) =>
+      (100 * (axis.valueAt(Math.max(from, Math.min(to, instant))) - low)) / (high - low);
     const [left, right] = [percent(start), percent(start + width)];
     const height = Math.max(BAR_HEIGHT_MIN, Math.round((BAR_HEIGHT_MAX * frames) / most));
     return h("i", { style: `left: ${left}%; width: ${right - left}%; height: ${height}px` });
@@ -106,8 +109,12 @@ export class MovesLane {
   #barAt({ clientX }: MouseEvent): Bar | null {
     const { left, width } = this.#pictures.getBoundingClientRect();
     const [from, to] = this.#view;
-    const perPixel = (to - from) / Math.max(1, width);
-    return barNear(this.#bars, Math.floor(from + (clientX - left) * perPixel), REACH_PIXELS * perPixel);
+    const { axis } = this.#model;
+    const [low, high] = [axis.valueAt(from), axis.valueAt(to)];
+    const perPixel = (high - low) / Math.max(1, width);
+    const instantAt = (x: number) => axis.instantAt(low + x * perPixel);
+    const instant = instantAt(clientX - left);
+    return barNear(this.#bars, Math.floor(instant), instantAt(clientX - left + REACH_PIXELS) - instant);
   }
 
   #hover(event: PointerEvent): void {

@@ -1,12 +1,14 @@
 // The chart of memory over a trace's instants, from the whole recording down to single events.
 
 import uPlot from "uplot";
+import { BY_EVENT } from "../data/axis.ts";
 import { everyFitting, type Steps, spaced, stepAt, stepsWithin } from "../data/curves.ts";
-import { bytesOf, fill, h, section, type Tooltip } from "../dom.ts";
+import { bytesOf, choice, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { markText, shown } from "../names.ts";
 import type { View } from "../schedule.ts";
+import type { AxisName } from "../state.ts";
 import { color, onThemeChange } from "../theme.ts";
 import { type Gestures, installGestures } from "./gestures.ts";
 import type { InstantBar } from "./instant.ts";
@@ -40,13 +42,19 @@ interface Mark {
   isWhole: boolean;
 }
 
+const AXIS_TEXTS: readonly (readonly [AxisName, string])[] = [
+  ["events", "By event"],
+  ["time", "By time"],
+];
+
 export class Timeline implements View, Gestures {
   readonly element: HTMLElement;
-  readonly shows = ["trace", "view", "curves", "instants", "seconds"] as const;
+  readonly shows = ["trace", "view", "axis", "curves", "instants", "seconds"] as const;
   readonly #model: Model;
   readonly #bar: InstantBar;
   readonly #tooltip: Tooltip;
   readonly #legend: Legend;
+  readonly #axis;
   readonly #lane: MovesLane;
   readonly #plotPlace = h("div", {
     class: "plot",
@@ -72,12 +80,14 @@ export class Timeline implements View, Gestures {
     this.#tooltip = tooltip;
     this.#legend = new Legend(model);
     this.#lane = new MovesLane(model, bar, tooltip);
+    this.#axis = choice("Horizontal axis", AXIS_TEXTS, (axis) => model.store.set({ axis }));
     const tool = (text: string, label: string, click: () => void) =>
       h("button", { type: "button", "aria-label": label, click }, text);
     this.element = section(
       "timeline",
       "Memory over time",
       [
+        this.#axis.element,
         h(
           "div",
           { class: "tools" },
@@ -117,7 +127,7 @@ export class Timeline implements View, Gestures {
 
   draw(): void {
     const { state, trace } = this.#model;
-    const curves = `${state.trace} ${state.curves.join(" ")}`;
+    const curves = `${state.trace} ${state.axis} ${state.curves.join(" ")}`;
     if (curves !== this.#drawnCurves) {
       this.#drawnCurves = curves;
       this.#legend.draw();
@@ -128,6 +138,9 @@ export class Timeline implements View, Gestures {
     if (plot === null) return;
     const width = this.#plotPlace.clientWidth;
     const [from, to] = this.view;
+    const { axis } = this.#model;
+    this.#axis.element.hidden = !trace.hasTimes;
+    this.#axis.show(state.axis);
     const data = `${curves} ${from} ${to} ${width}`;
     if (data !== this.#drawnData) {
       this.#drawnData = data;
@@ -135,7 +148,7 @@ export class Timeline implements View, Gestures {
       const steps = this.#steps();
       plot.batch(() => {
         plot.setData(this.#dataOf(steps), false);
-        plot.setScale("x", { min: from, max: to });
+        plot.setScale("x", { min: axis.valueAt(from), max: axis.valueAt(to) });
         plot.setScale("y", { min: 0, max: this.#highest(steps) });
       });
       this.#lane.draw([from, to], plot.over.clientWidth);
@@ -171,8 +184,9 @@ export class Timeline implements View, Gestures {
   }
 
   instantAt(x: number): number {
-    const [from, to] = this.view;
-    return from + (x / Math.max(1, this.over?.clientWidth ?? 1)) * (to - from);
+    const { axis } = this.#model;
+    const [low, high] = this.view.map(axis.valueAt);
+    return axis.instantAt(low + (x / Math.max(1, this.over?.clientWidth ?? 1)) * (high - low));
   }
 
   choose(instant: number): void {
@@ -202,8 +216,13 @@ export class Timeline implements View, Gestures {
 
   zoom(factor: number, around = this.#model.instant): void {
     const [from, to] = this.view;
-    const center = around < from || around > to ? (from + to) / 2 : around;
-    this.show(center - (center - from) * factor, center + (to - center) * factor);
+    const { axis } = this.#model;
+    const [low, high] = [axis.valueAt(from), axis.valueAt(to)];
+    const center = around < from || around > to ? (low + high) / 2 : axis.valueAt(around);
+    this.show(
+      axis.instantAt(center - (center - low) * factor),
+      axis.instantAt(center + (high - center) * factor),
+    );
   }
 
   pan(by: number): void {
@@ -306,7 +325,8 @@ export class Timeline implements View, Gestures {
             size: (this.#model.trace.hasTimes ? 46 : 32) + this.#laneHeight,
             space: 90,
             incrs: WHOLE_STEPS,
-            values: (_plot, splits) => splits.map((split) => this.#instantText(split)),
+            values: (_plot, splits, _axis, _space, increment) =>
+              splits.map((split) => this.#labelOf(split, increment)),
           },
           {
             ...axis,
@@ -335,8 +355,9 @@ export class Timeline implements View, Gestures {
   }
 
   #dataOf(steps: Steps): uPlot.AlignedData {
+    const { axis } = this.#model;
     const x = new Float64Array(steps.count + 1);
-    for (let i = 0; i <= steps.count; i++) x[i] = steps.first + i * steps.width;
+    for (let i = 0; i <= steps.count; i++) x[i] = axis.valueAt(steps.first + i * steps.width);
     const data: (Float64Array | (number | null)[])[] = [
       x,
       ...this.#others().map((other) => this.#dataOfOther(other, steps)),
@@ -351,7 +372,8 @@ export class Timeline implements View, Gestures {
 
   /** Returns the curves of all other traces that are shown. */
   #others(): { index: number; name: string }[] {
-    const { state, summary } = this.#model;
+    const { state, summary, hasOthers } = this.#model;
+    if (!hasOthers) return [];
     const indices = [...summary.traces.keys()].filter((index) => index !== state.trace);
     return OTHERS.filter(({ key }) => state.curves.includes(key)).flatMap(({ name }) =>
       indices.map((index) => ({ index, name })),
@@ -379,9 +401,14 @@ export class Timeline implements View, Gestures {
     return highest * (annotations.length + summary.ooms.length > 0 ? 1.12 : 1.04);
   }
 
-  #instantText(instant: number): string {
-    const time = this.#model.trace.timeAt(instant);
-    return format.whole(instant) + (time === null ? "" : `\n${format.duration(time)}`);
+  /** Returns the label at a value of the horizontal axis: the event and its time, the one that the axis counts first. */
+  #labelOf(value: number, increment: number): string {
+    const { trace, axis } = this.#model;
+    const instant = axis.instantAt(value);
+    const event = format.whole(instant);
+    if (axis !== BY_EVENT) return `${format.seconds(value, increment)}\n${event}`;
+    const time = trace.timeAt(instant);
+    return time === null ? event : `${event}\n${format.duration(time)}`;
   }
 
   /** Returns how far the last label of the instants extends beyond the chart's right edge. */
@@ -389,21 +416,26 @@ export class Timeline implements View, Gestures {
     const context = h("canvas").getContext("2d");
     if (context === null) return 0;
     context.font = AXIS_FONT;
-    const lines = this.#instantText(this.#model.trace.end).split("\n");
+    const { trace, axis } = this.#model;
+    const lines = this.#labelOf(axis.valueAt(trace.end), 1).split("\n");
     return Math.ceil(Math.max(...lines.map((line) => context.measureText(line).width)) / 2) + 2;
   }
 
   /** Draws marks at the bottom where steps begin. If they are too close, only every tenth or hundredth is marked. */
   #drawSteps({ ctx, bbox, valToPos }: uPlot): void {
     const [from, to] = this.view;
-    const boundaries = this.#model.trace.stepBoundaries;
+    const { trace, axis } = this.#model;
+    const boundaries = trace.stepBoundaries;
     const { first, marks } = stepsWithin(boundaries, from, to);
     if (marks.length === 0) return;
     const ratio = uPlot.pxRatio;
     const pixels = bbox.width / ratio / marks.length;
     const marked = everyFitting(pixels, MARK_PIXELS_MIN);
     const numbered = everyFitting(pixels, STEP_NUMBER_PIXELS);
-    const all = Array.from(marks, (event, i) => ({ x: valToPos(event, "x", true), step: first + i + 1 }));
+    const all = Array.from(marks, (event, i) => ({
+      x: valToPos(axis.valueAt(event), "x", true),
+      step: first + i + 1,
+    }));
     const bottom = bbox.top + bbox.height;
     let right = 0;
     ctx.save();
@@ -420,10 +452,11 @@ export class Timeline implements View, Gestures {
       ctx.fillRect(x, bottom - STEP_HEIGHT * ratio, ratio, STEP_HEIGHT * ratio);
       // The last boundary is the end of the last step and has no number.
       const isNumbered = step % numbered === 0 && step < boundaries.length;
-      if (!isNumbered || x < right) continue;
       const text = `step ${format.whole(step)}`;
+      const end = x + ctx.measureText(text).width;
+      if (!isNumbered || x < right || end > bbox.left + bbox.width) continue;
       ctx.fillText(text, x, bottom - (STEP_HEIGHT + 1) * ratio);
-      right = x + ctx.measureText(text).width + 8 * ratio;
+      right = end + 8 * ratio;
     }
     ctx.restore();
   }
@@ -438,7 +471,7 @@ export class Timeline implements View, Gestures {
     const isWithin = ({ event }: { event: number }) => event >= from && event <= to;
     const within = annotations.filter(isWithin);
     const isWhole = within.length <= WHOLE_MARKS_MAX;
-    const x = (event: number) => valToPos(event, "x", true);
+    const x = (event: number) => valToPos(this.#model.axis.valueAt(event), "x", true);
     const failures = summary.ooms.filter(isWithin).map(({ event, requested }) => {
       return { x: x(event), text: `out of memory: ${format.bytes(requested)}`, name: "--bad", isWhole: true };
     });
@@ -486,20 +519,22 @@ export class Timeline implements View, Gestures {
   }
 
   #placeMarks(): void {
-    const width = this.over?.clientWidth ?? 0;
     const [from, to] = this.view;
+    const { instant, second, axis } = this.#model;
+    const [low, high] = [axis.valueAt(from), axis.valueAt(to)];
+    const scale = (this.over?.clientWidth ?? 0) / (high - low);
+    const x = (instant: number) => (axis.valueAt(instant) - low) * scale;
     const place = (element: HTMLElement, instant: number | null) => {
       element.hidden = instant === null || instant < from || instant > to;
-      if (instant !== null) element.style.left = `${((instant - from) / (to - from)) * width}px`;
+      if (instant !== null) element.style.left = `${x(instant)}px`;
     };
-    const { instant, second } = this.#model;
     place(this.#at, instant);
     place(this.#to, second);
     this.#between.hidden = second === null;
     if (second !== null) {
-      const [low, high] = this.#model.range.map((value) => Math.max(from, Math.min(to, value)));
-      this.#between.style.left = `${((low - from) / (to - from)) * width}px`;
-      this.#between.style.width = `${((high - low) / (to - from)) * width}px`;
+      const [first, last] = this.#model.range.map((value) => x(Math.max(from, Math.min(to, value))));
+      this.#between.style.left = `${first}px`;
+      this.#between.style.width = `${last - first}px`;
     }
   }
 
@@ -560,7 +595,7 @@ export class Timeline implements View, Gestures {
 }
 
 const WHOLE_STEPS = [1, 2, 5]
-  .flatMap((digit) => Array.from({ length: 9 }, (_, i) => digit * 10 ** i))
+  .flatMap((digit) => Array.from({ length: 13 }, (_, i) => digit * 10 ** i))
   .sort((a, b) => a - b);
 const BINARY_STEPS = Array.from({ length: 44 }, (_, i) => 2 ** i);
 

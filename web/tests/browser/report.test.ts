@@ -165,6 +165,47 @@ test("the labels of the chart's time are whole", async () => {
   assertQuiet();
 });
 
+test("by time, a point of the chart is the event of that time", async () => {
+  const half = Math.floor(first.events / 2);
+  const times = [
+    [0, 0],
+    [half, 9e6],
+    [first.events, 10e6],
+  ].map(([event, time_us]) => ({ event, time_us }));
+  const page = await session.open([{ ...first, times }, second], "#curves=live,others/live");
+  const others = page.getByRole("list", { name: "Other traces" });
+  assert.equal(await others.count(), 1);
+  await page.getByRole("group", { name: "Horizontal axis" }).getByText("By time").click();
+  await settled(page);
+  assert.equal(await others.count(), 0);
+  const over = page.locator("#timeline .u-over");
+  const { width } = (await over.boundingBox()) ?? { width: 0 };
+  for (const [share, expected] of [
+    [0.45, half / 2],
+    [0.95, (first.events + half) / 2],
+  ]) {
+    await over.click({ position: { x: share * width, y: 60 } });
+    const instant = await shownInstant(page);
+    assert.ok(Math.abs(instant - expected) <= 1 + (5 * first.events) / width, `${instant}, not ${expected}`);
+    const mark = await page.locator("#timeline .mark:not(.second)").boundingBox();
+    const left = (await over.boundingBox())?.x ?? 0;
+    assert.ok(Math.abs((mark?.x ?? 0) - left - share * width) < 3);
+    await assertSums(page, first);
+  }
+  // The half of the events that take a tenth of the time fills the chart when it is zoomed.
+  const { x, y } = (await over.boundingBox()) ?? { x: 0, y: 0 };
+  await page.mouse.move(x + 0.9 * width, y + 60);
+  await page.mouse.down();
+  await page.mouse.move(x + width, y + 60);
+  await page.mouse.up();
+  const [from, to] = await shownView(page, 0.6 * first.events);
+  assert.ok(Math.abs(from - half) <= 5 && to === first.events, `${from} to ${to}`);
+  const untimed = await session.open([{ ...first, pace_us: 0 }], "#axis=time");
+  assert.ok(await untimed.getByRole("group", { name: "Horizontal axis" }).isHidden());
+  await assertSums(untimed, first);
+  assertQuiet();
+});
+
 test("the keyboard reaches everything that the pointer does", async () => {
   const page = await session.open([first]);
   const chart = page.locator(".plot");

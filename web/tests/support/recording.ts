@@ -65,6 +65,8 @@ export interface Recording {
   pauses?: Pause[];
   /** Microseconds between events; 0: no times. */
   pace_us: number;
+  /** The events whose times are recorded, and these in microseconds; by the pace where it is left out. */
+  times?: { event: number; time_us: number }[];
   ooms: (Pick<Failure, "event" | "requested"> & Partial<Failure>)[];
   annotations: { event: number; name: string; stage: number }[];
   bucket_events: number;
@@ -185,8 +187,10 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   columns[`${prefix}moves/event`] = u32(moves.map(({ event }) => event));
   columns[`${prefix}moves/frames`] = u64(moves.map(({ frames }) => frames));
   if (recording.pace_us > 0) {
-    columns[`${prefix}events/time_event`] = u32([0, recording.events]);
-    columns[`${prefix}events/time_us`] = u64([0, recording.events * recording.pace_us]);
+    const { events, pace_us } = recording;
+    const times = recording.times ?? [0, events].map((event) => ({ event, time_us: event * pace_us }));
+    columns[`${prefix}events/time_event`] = u32(times.map(({ event }) => event));
+    columns[`${prefix}events/time_us`] = u64(times.map(({ time_us }) => time_us));
   }
 }
 
