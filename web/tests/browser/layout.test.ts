@@ -53,6 +53,33 @@ test("a narrow page has no thin column, and is not much taller than a wide one",
   assert.deepEqual(session.complaints, []);
 });
 
+test("two traces leave no hole in a wide window", async () => {
+  const viewport = { width: 1920, height: 900 };
+  const page = await session.open(
+    [
+      { ...job, strategies: [strategy] },
+      { ...job, name: "other" },
+    ],
+    "",
+    {
+      viewport,
+    },
+  );
+  const right = await page.locator("main > section:visible").evaluateAll((sections) => {
+    const rows = new Map<number, number>();
+    for (const section of sections) {
+      const { top, right } = section.getBoundingClientRect();
+      rows.set(top, Math.max(right, rows.get(top) ?? 0));
+    }
+    return [...rows.values()];
+  });
+  assert.deepEqual(
+    right,
+    right.map(() => viewport.width - 24),
+  );
+  assert.deepEqual(session.complaints, []);
+});
+
 test("a wide window is used from side to side, and has views beside each other", async () => {
   const page = await session.open([job]);
   for (const width of [1440, 1920, 2560]) {
