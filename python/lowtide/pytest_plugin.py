@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from ._files import make_directory
 from ._report import find_command
 
 MARKER = "limit_gpu_memory"
@@ -111,7 +112,7 @@ def _text(size: int) -> str:
 
 def _leave_report(torch: Any, directory: Path, item: pytest.Item) -> str:
     """Leaves a snapshot and a page for a test. Returns the summary, or why there is none."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     name = re.sub(r"[^\w.-]+", "_", item.nodeid)
     snapshot, page = directory / f"{name}.pickle", directory / f"{name}.html"
     torch.cuda.memory._dump_snapshot(str(snapshot))

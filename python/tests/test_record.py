@@ -201,6 +201,17 @@ STACKS = """
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11")
+def test_the_first_request_has_its_stack(gpu: Machine) -> None:
+    assert LOWTIDE is not None
+    gpu.write("first.py", textwrap.dedent(MEMORY) + "\ndef begin():\n    return allocate(1000)\n\nbegin()\nbegin()\n")
+    done = gpu.command(LOWTIDE, "record", "--stacks", "-o", "first.lowtide", sys.executable, "-u", "first.py")
+    assert done.returncode == 0, done
+    events = recorded(gpu, "first.lowtide")
+    stacks = [[frame["name"] for frame in event["frames"]] for event in events if event["action"] == "alloc"]
+    assert stacks == [["allocate", "begin", "<module>"]] * 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11")
 def test_stacks_are_recorded_where_they_are_asked_for(gpu: Machine) -> None:
     assert LOWTIDE is not None
     gpu.code(MEMORY, STACKS)

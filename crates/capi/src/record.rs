@@ -30,14 +30,10 @@ use lowtide_trace::JobStart;
 
 use crate::boundary::{path_from_c, run};
 use crate::error::{Error, Status};
-use crate::switch::Switch;
 use crate::{boundary, environment, events};
 
 pub(crate) use file::{Existing, create as create_file};
 use recorder::{Options, Recorder};
-
-/// Whether such recordings have stacks.
-static STACKS: Switch = Switch::new("LOWTIDE_RECORD_STACKS", false);
 
 /// The file that every process with this variable records to.
 const VARIABLE: &str = "LOWTIDE_RECORD";
@@ -102,7 +98,10 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     if TRIED_IN.swap(process, Ordering::Relaxed) == process {
         return None;
     }
-    let path = environment::path_variable(VARIABLE)?;
+    let Some(path) = environment::path_variable(VARIABLE) else {
+        stacks::want(false);
+        return None;
+    };
     let mut recorder = None;
     let _ = boundary::run_and_report(|| {
         let start = environment::variable(JobStart::VARIABLE);
@@ -110,7 +109,7 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
         let existing = Existing::IsReplacedIfBefore(start);
         let created = file::create(&path, existing, environment::variable);
         let options = Options {
-            has_stacks: STACKS.is_on(),
+            has_stacks: stacks::are_asked_for(),
             reports: true,
         };
         recorder = Some(Recorder::start(&path, created, options)?);

@@ -1,12 +1,12 @@
 //! `lowtide check`: whether a job keeps to limits, for continuous integration.
 
+mod finding;
 mod junit;
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use console::style;
 use lowtide_core::Bytes;
 use lowtide_history::{BlockSizes, History, Leaks};
 
@@ -14,19 +14,7 @@ use crate::args::CheckArgs;
 use crate::job::Job;
 use crate::recording::{self, Recording};
 use crate::{format, leaks, output};
-
-/// What a check found about one device.
-#[derive(Debug)]
-struct Finding {
-    /// The option that asks for the check.
-    name: &'static str,
-    /// The path of the recording.
-    path: String,
-    device: u32,
-    passed: bool,
-    /// The figures, as a sentence without a full stop.
-    what: String,
-}
+use finding::Finding;
 
 /// The figures of one device that are checked.
 struct Measured {
@@ -178,29 +166,4 @@ fn comparisons(
         compared("peak live", |job| job.peak_live_bytes),
         compared("peak reserved", |job| job.peak_reserved_bytes),
     ])
-}
-
-impl Finding {
-    fn new(name: &'static str, job: &Job, passed: bool, what: String) -> Finding {
-        Finding {
-            name,
-            path: job.path.clone(),
-            device: job.device,
-            passed,
-            what,
-        }
-    }
-
-    fn line(&self) -> String {
-        let verdict = if self.passed {
-            style("ok    ")
-        } else {
-            style("FAILED").red().bold()
-        };
-        let path = format::path(Path::new(&self.path));
-        format!(
-            "{verdict}  {}  {path}, device {}: {}\n",
-            self.name, self.device, self.what
-        )
-    }
 }

@@ -187,15 +187,20 @@ impl<'a> Findings<'a> {
             0 => String::new(),
             times => format!(", was given back {}", format::counted(times as u64, "time")),
         };
+        let at_end = match trend.end_blocks {
+            0 => "none of it".to_owned(),
+            blocks => {
+                let blocks = format::counted(blocks, "block");
+                format!("{} in {blocks}", Bytes(trend.end_bytes))
+            }
+        };
         format!(
-            "{}: {} in all, grew in {} of {} {what}{given_back}, confidence {:.2}; {} in {} at the end",
+            "{}: {} in all, grew in {} of {} {what}{given_back}, confidence {:.2}; {at_end} at the end",
             style(headline).bold(),
             Bytes(trend.bytes),
             format::count(trend.grown_steps as u64),
             format::count(trend.steps as u64),
             trend.confidence,
-            Bytes(trend.end_bytes),
-            format::counted(trend.end_blocks, "block"),
         )
     }
 }

@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::Result;
 
-use crate::run;
+use crate::program::{find_program, not_run};
 
 /// Fails if a Python does not find the package. Does not import it.
 const HAS_PACKAGE: &str =
@@ -29,7 +29,7 @@ pub(crate) fn become_package<S: AsRef<OsStr>>(arguments: &[S]) -> Result<ExitCod
     let command = package_command()?;
     let mut process = Command::new(&command[0]);
     process.args(&command[1..]).args(arguments);
-    Ok(run::not_run(&command[0], &process.exec()))
+    Ok(not_run(&command[0], &process.exec()))
 }
 
 /// Returns the words of `python -m lowtide`.
@@ -79,7 +79,7 @@ pub(crate) fn is_started_by(program: &OsStr) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     is_script
         || name.starts_with("python")
-        || run::find_program(program).is_ok_and(|path| names_python(&path))
+        || find_program(program).is_ok_and(|path| names_python(&path))
 }
 
 /// Returns whether a file's first line says that Python runs it.

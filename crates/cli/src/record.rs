@@ -16,7 +16,8 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::RecordArgs;
-use crate::{output, python, run};
+use crate::program::{find_program, not_run};
+use crate::{output, python};
 
 /// The environment variable from which liblowtide.so gets the file's path.
 const FILE: &str = "LOWTIDE_RECORD";
@@ -49,8 +50,8 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
         words.push("run".into());
         words
     } else {
-        if let Err(error) = run::find_program(program) {
-            return Ok(run::not_run(program, &error));
+        if let Err(error) = find_program(program) {
+            return Ok(not_run(program, &error));
         }
         Vec::new()
     };
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     command.env(JobStart::VARIABLE, start.to_text());
     let status = match command.spawn() {
         Ok(child) => wait_for(child)?,
-        Err(error) => return Ok(run::not_run(program, &error)),
+        Err(error) => return Ok(not_run(program, &error)),
     };
     if let Some(what) = what_is_missing(&own, start) {
         let (name, program) = (args.output.display(), program.display());

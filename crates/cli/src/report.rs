@@ -20,7 +20,8 @@ use crate::page::{self, Findings, TIMELINE_POINTS};
 use crate::progress::Progress;
 use crate::recording::{self, RecordedFile};
 use crate::replays::{self, Replayed};
-use crate::summary::{self, Summary};
+use crate::summary::figures::{self, Summary};
+use crate::summary::text;
 use crate::{output, ranking};
 
 /// How long to wait for the program that opens a page, to see whether it fails. It may be the browser itself and
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         open(&target)?;
     }
     if io::stdout().is_terminal() {
-        let texts = summaries.iter().map(|summary| summary.text() + "\n");
+        let texts = summaries.iter().map(|summary| text::one(summary) + "\n");
         output::print(&texts.collect::<String>())?;
     }
     output::print(&path_line(&target))
@@ -178,7 +179,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<Ve
 
 /// Returns the results that a summary has.
 fn others(trace: &Trace, results: Vec<Replayed>) -> Vec<Replayed> {
-    let configs = summary::other_configs(trace);
+    let configs = figures::other_configs(trace);
     let labels: Vec<String> = configs.iter().map(Config::to_string).collect();
     let is_other = |result: &Replayed| match result {
         Ok(outcome) => labels.contains(&ranking::label(outcome)),

@@ -12,18 +12,28 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use lowtide_trace::{Frame, StackId, StackTable};
 
 use super::native::{self, FrameText};
 use super::python::{self, Place};
+use crate::switch::Switch;
 
 /// Frames further out are omitted.
 const FRAMES_MAX: usize = 128;
 
-static ARE_WANTED: AtomicBool = AtomicBool::new(false);
+/// Whether each process that records by the environment records stacks.
+static BY_ENVIRONMENT: Switch = Switch::new("LOWTIDE_RECORD_STACKS", false);
+
+/// Whether stacks are collected: [`NO`], [`YES`] or [`UNKNOWN`].
+static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+const NO: u8 = 0;
+const YES: u8 = 1;
+/// Before the first request, which begins the recording that the environment asks for, and is in it with its stack.
+const UNKNOWN: u8 = 2;
 
 thread_local! {
     /// The number of the current request's stack; 0 if there is none.
@@ -56,7 +66,12 @@ enum Found {
 
 /// Turns collecting stacks on or off.
 pub(super) fn want(are_wanted: bool) {
-    ARE_WANTED.store(are_wanted, Ordering::Relaxed);
+    WANTED.store(u8::from(are_wanted), Ordering::Relaxed);
+}
+
+/// Returns whether the environment asks for stacks.
+pub(super) fn are_asked_for() -> bool {
+    BY_ENVIRONMENT.is_on()
 }
 
 /// Enters the current stack for a request: the request's events have this stack until the returned value is
@@ -64,15 +79,24 @@ pub(super) fn want(are_wanted: bool) {
 #[must_use = "the stack is the request's until this is dropped"]
 #[inline]
 pub(crate) fn enter() -> Option<EnteredStack> {
-    ARE_WANTED.load(Ordering::Relaxed).then(gather_current)
+    match WANTED.load(Ordering::Relaxed) {
+        NO => None,
+        wanted => enter_if_wanted(wanted),
+    }
 }
 
 #[cold]
-fn gather_current() -> EnteredStack {
-    EnteredStack {
+fn enter_if_wanted(wanted: u8) -> Option<EnteredStack> {
+    let is_wanted = wanted == YES || are_asked_for();
+    if wanted == UNKNOWN {
+        let known = u8::from(is_wanted);
+        // Another thread may have begun a recording.
+        let _ = WANTED.compare_exchange(UNKNOWN, known, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    is_wanted.then(|| EnteredStack {
         outer: CURRENT.replace(gather()),
         stays_in_thread: PhantomData,
-    }
+    })
 }
 
 /// Marks the thread as inside a request. Dropping it ends that, also during a panic.

@@ -7,7 +7,7 @@ use lowtide_trace::OneLine;
 use quick_xml::Writer;
 use quick_xml::events::{BytesDecl, Event};
 
-use super::Finding;
+use super::finding::Finding;
 
 /// Writes a test suite with a test case for each finding.
 ///

@@ -6,7 +6,7 @@ use lowtide_history::{Category, Held, Kept, Refusal};
 use lowtide_replay::ImpliedLimit;
 use serde::Serialize;
 
-use super::{HeldSite, Summary};
+use super::figures::{HeldSite, Summary};
 use crate::job::Job;
 use crate::json::ResultRow;
 use crate::leaks;

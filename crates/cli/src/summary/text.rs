@@ -10,7 +10,7 @@ use lowtide_history::{Category, Held, Kept, Moment, Refusal};
 use lowtide_replay::Outcome;
 use lowtide_trace::{OneLine, ShellWord};
 
-use super::Summary;
+use super::figures::Summary;
 use crate::format::{self, SizeUnit};
 use crate::job::Job;
 use crate::{leaks, moment, ranking, recording, table};
@@ -25,7 +25,7 @@ const WORTHWHILE: f64 = 0.01;
 const SHARE_MIN_US: f64 = 1e6;
 
 /// Returns the summary of one device.
-pub(super) fn one(summary: &Summary) -> String {
+pub(crate) fn one(summary: &Summary) -> String {
     let mut text = format!("{}\n", summary.job.headline());
     if let Some(limit) = &summary.limit {
         let _ = writeln!(text, "{}", recording::limit_text(limit));
