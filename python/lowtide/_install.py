@@ -31,7 +31,7 @@ _TRUE = {"1", "t", "true", "y", "yes"}
 RUN_PREFIX = "LOWTIDE_RUN_PREFIX"
 """The variable with the Python environment (`sys.prefix`) that `run` was started in."""
 
-_REPORTED = "LOWTIDE_REPORTED"
+REPORTED = "LOWTIDEREPORTED"
 """The variable that a process sets once it has reported that lowtide is active."""
 
 _OTHER_BACKEND = re.compile(r"(^|,)\s*backend\s*:\s*cudaMallocAsync\s*(,|$)")
@@ -157,8 +157,8 @@ def report_unread_settings(strategy: str | None, config: str | None) -> None:
 
 def report_active() -> None:
     """Reports that lowtide is active, once in a process and its children."""
-    if _REPORTED not in os.environ:
-        os.environ[_REPORTED] = "1"
+    if REPORTED not in os.environ:
+        os.environ[REPORTED] = "1"
         report_line(f"active, with the strategy {library().lowtide_config().decode()}")
 
 

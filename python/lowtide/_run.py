@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ._errors import Error, NoDriverError, report_line
-from ._install import RUN_PREFIX, choose, configure, find_driver, report_unread_settings
+from ._install import REPORTED, RUN_PREFIX, choose, configure, find_driver, report_unread_settings
 from ._library import PATH
 from .compat._aliases import check_environment, names_of_environment
 
@@ -59,19 +59,12 @@ def run(arguments: list[str]) -> NoReturn:
 
 def is_script(word: str) -> bool:
     """Returns whether the Python that runs this process runs a script or module itself, rather than a command."""
-    if word.startswith("-") or word.endswith(".py") or os.path.isdir(word):
+    if word.startswith("-") or word.endswith(".py"):
         return True
-    if not os.path.exists(word):
-        # Python reports a script that does not exist.
-        return shutil.which(word) is None
-    return not os.access(word, os.X_OK) or names_python(word)
-
-
-def names_python(path: str) -> bool:
-    """Returns whether a file's first line says that Python runs it, as that of `torchrun` does."""
-    with open(path, "rb") as file:
-        line = file.readline(256)
-    return line.startswith(b"#!") and b"python" in line
+    if "/" not in word and shutil.which(word) is not None:
+        return False
+    # Python reports a script that does not exist.
+    return not os.path.isfile(word) or not os.access(word, os.X_OK)
 
 
 def run_preloaded(strategy: str | None, config: str | None, program: list[str]) -> NoReturn:
@@ -167,6 +160,7 @@ def with_choice(environment: Mapping[str, str], strategy: str | None, config: st
 def script_environment(environment: Mapping[str, str], strategy: str | None, config: str | None) -> dict[str, str]:
     """Returns the environment that makes a Python and its children install lowtide with this strategy and options."""
     changed = with_choice(environment, strategy, config)
+    changed.pop(REPORTED, None)
     changed[RUN_PREFIX] = sys.prefix
     path = changed.get("PYTHONPATH")
     changed["PYTHONPATH"] = os.pathsep.join([str(STARTUP), path] if path else [str(STARTUP)])

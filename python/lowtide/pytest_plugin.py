@@ -11,6 +11,7 @@ With `pytest --lowtide-report=DIR`, the memory events of these tests are recorde
 and the page of `lowtide report` there, and its failure shows the `lowtide summary`.
 """
 
+import hashlib
 import re
 import subprocess
 from collections.abc import Generator
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from ._errors import first_line
 from ._files import make_directory
 from ._report import find_command
 
@@ -26,6 +28,12 @@ MARKER = "limit_gpu_memory"
 
 _EVENTS_MAX = 1_000_000
 """More events of one test are not kept: the first of them are dropped."""
+
+_FAILURES = (Exception, pytest.fail.Exception)
+_NO_FAILURES = (pytest.skip.Exception, pytest.xfail.Exception)
+
+_NAME_MAX = 100
+"""The most characters of a test's name in the names of its files."""
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{unit}": base**power
@@ -76,9 +84,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         result = yield
         _check(torch, before, limit)
-    except BaseException:
-        if directory is not None:
-            item.add_report_section("call", "lowtide", _leave_report(torch, directory, item))
+    except _FAILURES as error:
+        if directory is not None and not isinstance(error, _NO_FAILURES):
+            item.add_report_section("call", "lowtide", _report_text(torch, directory, item))
         raise
     finally:
         if directory is not None:
@@ -88,6 +96,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _begin(torch: Any, records: bool) -> list[int]:
     """Starts the measurement, and returns the bytes that tensors hold on each device."""
+    # Statistics cannot be reset before.
+    torch.cuda.init()
     if records:
         torch.cuda.memory._record_memory_history(max_entries=_EVENTS_MAX)
     devices = range(torch.cuda.device_count())
@@ -110,10 +120,20 @@ def _text(size: int) -> str:
     return f"{size} bytes" if power == 0 else f"{size / 1024**power:.2f} {'KMGT'[power - 1]}iB"
 
 
+def _report_text(torch: Any, directory: Path, item: pytest.Item) -> str:
+    """Leaves a report, and returns the summary or, as a failed report is no failure of the test, what went wrong."""
+    try:
+        return _leave_report(torch, directory, item)
+    except Exception as error:
+        return f"there is no report: {first_line(error)}"
+
+
 def _leave_report(torch: Any, directory: Path, item: pytest.Item) -> str:
-    """Leaves a snapshot and a page for a test. Returns the summary, or why there is none."""
+    """Leaves a snapshot and a page for a test. Returns the page's path and the summary."""
     make_directory(directory)
     name = re.sub(r"[^\w.-]+", "_", item.nodeid)
+    if len(name) > _NAME_MAX:
+        name = f"{name[:_NAME_MAX]}.{hashlib.sha256(item.nodeid.encode()).hexdigest()[:8]}"
     snapshot, page = directory / f"{name}.pickle", directory / f"{name}.html"
     torch.cuda.memory._dump_snapshot(str(snapshot))
     command = find_command()

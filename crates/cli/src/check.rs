@@ -3,7 +3,7 @@
 mod finding;
 mod junit;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -34,13 +34,10 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode> {
             "nothing to check: name a limit, such as --max-reserved 40GiB, --no-oom or --no-leak"
         );
     }
-    let paths = args.against.iter().chain([&args.trace]);
-    recording::refuse_stdin_twice(paths)?;
+    let recordings = args.against.iter().chain([&args.trace]);
+    let recordings: Vec<PathBuf> = recordings.cloned().collect();
+    recording::refuse_stdin_twice(&recordings)?;
     if let Some(file) = &args.junit {
-        let recordings: Vec<_> = { args.against.iter() }
-            .chain([&args.trace])
-            .cloned()
-            .collect();
         output::refuse_recordings(file, &recordings, "the JUnit report")?;
     }
     let baseline = args
@@ -99,7 +96,7 @@ fn limits(args: &CheckArgs, measured: &Measured) -> Vec<Finding> {
         Finding::new("--max-fragmentation", job, share <= limit, what)
     });
     let leak = args.no_leak.then(|| {
-        let passed = measured.leaks.leaks().next().is_none();
+        let passed = leaks::is_without(&measured.leaks);
         Finding::new("--no-leak", job, passed, leaks::verdict(&measured.leaks))
     });
     let out_of_memory = args.no_oom.then(|| {
@@ -155,11 +152,9 @@ fn comparisons(
     let compared = |what, of: fn(&Job) -> Bytes| {
         let [before, after] = [before, job].map(of);
         let limit = before.scale(1.0 + args.tolerance);
-        let change = format::percent_change(after, before);
         let tolerance = format::percent(args.tolerance);
-        let what = format!(
-            "{what} {after}, {before} in the baseline: {change}, at most {tolerance} more allowed"
-        );
+        let what =
+            format!("{what} {after}, {before} in the baseline, at most {tolerance} more allowed");
         Finding::new("--against", job, after <= limit, what)
     };
     Ok([

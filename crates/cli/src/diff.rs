@@ -153,8 +153,8 @@ struct DiffReport<'a> {
     traces: &'a [Job; 2],
     /// The instants of the peak reserved bytes.
     peak_reserved: [MomentRow; 2],
-    /// The number of times that memory was given back to the driver.
-    given_back: [usize; 2],
+    /// The number of times that memory was released to the driver.
+    released: [usize; 2],
     /// The number of requests that failed.
     out_of_memory: [usize; 2],
     /// What most of the difference in reserved bytes is due to.
@@ -218,7 +218,7 @@ impl<'a> DiffReport<'a> {
         DiffReport {
             traces: figures.jobs,
             peak_reserved: figures.peaks.map(MomentRow::new),
-            given_back: figures.given_back,
+            released: figures.released,
             out_of_memory: figures.out_of_memory,
             reason: figures.reason(),
             steps: [StepsRow::new(before), StepsRow::new(after)],

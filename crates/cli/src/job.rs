@@ -48,6 +48,9 @@ pub(crate) struct Job {
     pub(crate) missed_events: u64,
     /// The duration of the recording in microseconds, if it has times.
     pub(crate) duration_us: Option<f64>,
+    /// Whether lowtide served the job, by what the recording says.
+    #[serde(skip)]
+    pub(crate) is_on_lowtide: bool,
     /// Whether memory was paused, so that what was live was not all on the card.
     #[serde(skip)]
     pub(crate) has_pauses: bool,
@@ -73,6 +76,7 @@ impl Job {
             peak_requested_bytes: trace.peak_requested_bytes(),
             peak_reserved_bytes: trace.peak_reserved_bytes(),
             strategy: trace.strategy_in_force(),
+            is_on_lowtide: !trace.settings.strategy.is_empty(),
             lost_beginning: LostBeginning::of(trace),
             is_cut_off,
             missed_events: trace.missed_events,
@@ -121,7 +125,8 @@ impl Job {
 
     /// Returns what served the job.
     pub(crate) fn settings_text(&self) -> String {
-        match self.strategy.strip_prefix("caching") {
+        let of_pytorch = self.strategy.strip_prefix("caching");
+        match of_pytorch.filter(|_| !self.is_on_lowtide) {
             Some("") => "PyTorch's default settings".to_owned(),
             Some(conf) => OneLine(conf.trim_start_matches(':')).to_string(),
             None => format!("lowtide's `{}`", OneLine(&self.strategy)),

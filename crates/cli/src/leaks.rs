@@ -236,6 +236,13 @@ pub(crate) fn verdict(leaks: &Leaks) -> String {
     }
 }
 
+/// Returns whether it is known that nothing leaks.
+pub(crate) fn is_without(leaks: &Leaks) -> bool {
+    let is_known = leaks.doubt.is_none() && !leaks.steps.are_too_few();
+    let is_spread = leaks.spread.as_ref().is_some_and(Trend::is_steady);
+    is_known && !is_spread && leaks.leaks().next().is_none()
+}
+
 /// Returns the unit in which growth is counted.
 fn step_text(leaks: &Leaks) -> String {
     match leaks.steps.source {

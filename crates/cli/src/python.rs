@@ -12,9 +12,8 @@ use anyhow::Result;
 
 use crate::program::{find_program, not_run};
 
-/// Fails if a Python does not find the package. Does not import it.
-const HAS_PACKAGE: &str =
-    "import importlib.util as u; raise SystemExit(u.find_spec('lowtide') is None)";
+/// Fails if a Python does not find the package. Does not import it. A directory of that name has no origin.
+const HAS_PACKAGE: &str = "import importlib.util as u; s = u.find_spec('lowtide'); raise SystemExit(not (s and s.origin))";
 
 /// The most of a program's first line that is read.
 const FIRST_LINE_MAX: u64 = 256;
@@ -72,7 +71,8 @@ fn has_package(python: &Path) -> bool {
     look.status().is_ok_and(|status| status.success())
 }
 
-/// Returns whether a command starts Python: a script, the interpreter, or a program that Python runs, such as `torchrun`.
+/// Returns whether a command starts Python itself: a script, the interpreter, or a program that Python runs, such as
+/// `torchrun`.
 pub(crate) fn is_started_by(program: &OsStr) -> bool {
     let path = Path::new(program);
     let is_script = path.extension().is_some_and(|extension| extension == "py");

@@ -37,25 +37,17 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     let [program, ..] = &*args.command else {
         bail!("no command given");
     };
-    if program.to_string_lossy().starts_with('-') {
+    if program.to_string_lossy().starts_with('-') && program != "-m" {
         bail!(
             "unknown option `{}`; options of the command come after its name",
             program.display()
         );
     }
-    // A Python program that does not run on lowtide by itself is put on it.
-    let put_on_lowtide = python::is_started_by(program) && !runs_on_lowtide(&args.command);
-    let words = if put_on_lowtide {
-        let mut words = python::package_command()?.to_vec();
-        words.push("run".into());
-        words
-    } else {
-        if let Err(error) = find_program(program) {
-            return Ok(not_run(program, &error));
-        }
-        Vec::new()
-    };
-    let words = [words, args.command.clone()].concat();
+    let is_script = program == "-m" || python::is_started_by(program);
+    if !is_script && let Err(error) = find_program(program) {
+        return Ok(not_run(program, &error));
+    }
+    let words = on_lowtide(&args.command, is_script)?;
     // The program may change its working directory before it uses a device.
     let file = path::absolute(&args.output)?;
     // If each rank is started by its own command, other ranks may be running already.
@@ -77,12 +69,39 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     Ok(exit_code(status))
 }
 
-/// Returns whether a command is `python -m lowtide`, which puts its program on lowtide itself.
+/// Returns the words to start: `python -m lowtide run` before the command, unless that runs on lowtide itself.
+///
+/// # Errors
+///
+/// If no Python has lowtide's package, and the command is a script. Another program may be linked to lowtide.
+fn on_lowtide(command: &[OsString], is_script: bool) -> anyhow::Result<Vec<OsString>> {
+    if runs_on_lowtide(command) {
+        return Ok(command.to_vec());
+    }
+    match python::package_command() {
+        Ok(package) => Ok([&package[..], &["run".into(), "--".into()], command].concat()),
+        Err(error) if is_script => Err(error),
+        Err(_) => Ok(command.to_vec()),
+    }
+}
+
+/// Returns whether a command is `lowtide`, or `python -m lowtide` with options of Python's.
 fn runs_on_lowtide(command: &[OsString]) -> bool {
-    let mut pairs = command.windows(2);
-    let mut words = command.iter();
-    pairs.any(|pair| pair[0] == "-m" && pair[1] == "lowtide")
-        || words.any(|word| word == "-mlowtide")
+    let [program, arguments @ ..] = command else {
+        return false;
+    };
+    let name = Path::new(program).file_name().unwrap_or_default();
+    let is_python = name.to_string_lossy().starts_with("python");
+    let is_option = |word: &&OsString| word.to_string_lossy().starts_with('-');
+    let mut options = arguments.iter().take_while(is_option);
+    let module = options.position(|word| word == "-m" || word == "-mlowtide");
+    let is_package = |index: usize| {
+        arguments[index] == "-mlowtide"
+            || arguments
+                .get(index + 1)
+                .is_some_and(|word| word == "lowtide")
+    };
+    name == "lowtide" || is_python && module.is_some_and(is_package)
 }
 
 /// Checks that a new recording can be created, and returns the present time by the clock of its file system.

@@ -60,9 +60,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     if args.open {
         open(&target)?;
     }
-    if io::stdout().is_terminal() {
-        let texts = summaries.iter().map(|summary| text::one(summary) + "\n");
-        output::print(&texts.collect::<String>())?;
+    match &*summaries {
+        [] => {}
+        [summary] => output::print(&(text::one(summary) + "\n"))?,
+        _ => output::print(&(text::several(&summaries) + "\n"))?,
     }
     output::print(&path_line(&target))
 }
@@ -110,7 +111,7 @@ fn default_output(trace: &Path) -> PathBuf {
 
 /// Adds to the page every device of the recording at `path` that allocated or held memory, and then pinned host
 /// memory. `lengths` are the lengths of this file and of the files after it. Returns the summary of each device that made
-/// requests.
+/// requests, for a terminal.
 fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<Vec<Summary>> {
     let file = RecordedFile::read(path)?;
     let (name, snapshot) = (&file.name, &file.snapshot);
@@ -168,7 +169,7 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<Ve
         };
         page::add(data, &page_trace);
         lengths.remove(0);
-        if !results.is_empty() {
+        if !results.is_empty() && io::stdout().is_terminal() {
             let job = Job::of_trace(path, trace, snapshot.is_cut_off);
             let others = others(trace, results);
             summaries.push(Summary::new(job, trace, findings, limit, others));

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail};
+use lowtide_core::Config;
 
 use crate::args::RunArgs;
 use crate::program::not_run;
@@ -35,8 +36,10 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     ];
     let words = [OsString::from("run")].into_iter();
     let words = words.chain(options.into_iter().flatten());
-    let words: Vec<OsString> = words.chain(args.program.iter().cloned()).collect();
-    python::become_package(&words)
+    let words = words
+        .chain(["--".into()])
+        .chain(args.program.iter().cloned());
+    python::become_package(&words.collect::<Vec<OsString>>())
 }
 
 /// Like [`run`], with the library in front of the driver.
@@ -53,6 +56,7 @@ fn run_preloaded(args: &RunArgs) -> anyhow::Result<ExitCode> {
             program.display()
         );
     }
+    check_choice(args)?;
     let program_path = env::current_exe().context("where this command lies is not known")?;
     let library = find_library(&program_path)?;
     if env::var_os("LOWTIDE_COMPAT").is_some_and(|names| !names.is_empty()) {
@@ -82,6 +86,23 @@ fn run_preloaded(args: &RunArgs) -> anyhow::Result<ExitCode> {
         command.env("LOWTIDE_CONF", config);
     }
     Ok(not_run(program, &command.exec()))
+}
+
+/// Checks the strategy together with its options.
+///
+/// # Errors
+///
+/// If the options are given twice, or are not the strategy's.
+fn check_choice(args: &RunArgs) -> anyhow::Result<()> {
+    let Some(config) = &args.config else {
+        return Ok(());
+    };
+    let strategy = args.strategy.as_deref().unwrap_or("caching");
+    if strategy.contains(':') {
+        bail!("the options are given twice: in the strategy '{strategy}' and as '{config}'");
+    }
+    format!("{strategy}:{config}").parse::<Config>()?;
+    Ok(())
 }
 
 /// Returns the path of the library. It lies in one of these places:

@@ -20,6 +20,7 @@ pub(crate) fn job() -> Job {
         peak_requested_bytes: Bytes::gib(1),
         peak_reserved_bytes: Bytes::gib(2),
         strategy: "caching".into(),
+        is_on_lowtide: false,
         lost_beginning: None,
         is_cut_off: false,
         missed_events: 0,

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use lowtide_trace::{Frame, StackId, Trace};
 
 use crate::numbering::Numbering;
-use crate::owner::without_class;
+use crate::owner::{Owner, without_class};
 
 /// The outermost functions of a program, a notebook's cell and a thread.
 const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
@@ -16,6 +16,8 @@ const ROOTS: [&str; 2] = ["<module>", "_bootstrap"];
 /// The files of PyTorch whose functions call a whole module, move it, or run an optimizer's step.
 const MODULE: &str = "torch/nn/modules/module.py";
 const OPTIMIZERS: &str = "torch/optim/";
+/// Parts of the paths of optimizers in other packages.
+const OPTIMIZERS_OF_PACKAGES: [&str; 3] = ["/optim/", "/optimizers/", "/optimizer.py"];
 /// Files in the directory of the optimizers that have none.
 const NO_OPTIMIZERS: [&str; 2] = ["/lr_scheduler.py", "/swa_utils.py"];
 /// The method of a module that those functions call. Stacks of `stacks="all"` may have it without them.
@@ -169,7 +171,13 @@ fn begins(frame: &Frame<'_>) -> bool {
     ROOTS.contains(&without_class(frame.name.raw()))
 }
 
-fn is_of_optimizer(frame: &Frame<'_>) -> bool {
+/// Returns whether a function is an optimizer's: PyTorch's, or a package's by its path.
+pub(crate) fn is_of_optimizer(frame: &Frame<'_>) -> bool {
     let file = frame.filename.raw();
-    file.contains(OPTIMIZERS) && !NO_OPTIMIZERS.iter().any(|name| file.ends_with(name))
+    let is_one = file.contains(OPTIMIZERS)
+        || OPTIMIZERS_OF_PACKAGES
+            .iter()
+            .any(|part| file.contains(part))
+            && Owner::of(*frame) == Owner::Package;
+    is_one && !NO_OPTIMIZERS.iter().any(|name| file.ends_with(name))
 }

@@ -15,8 +15,8 @@ use lowtide_trace::Trace;
 /// A storage: the time in microseconds at which the program had it, its address and size, and its category.
 type Mark = (i64, u64, u64, String);
 
-/// What `data/categories.py` ran: trainings with stacks of several kinds, and one that generates tokens.
-const JOBS: [&str; 8] = [
+/// What `data/categories.py` ran: trainings with stacks of several kinds, and a generation of tokens.
+const JOBS: [&str; 10] = [
     "plain.all",
     "accumulate.python",
     "checkpoint.all",
@@ -25,6 +25,8 @@ const JOBS: [&str; 8] = [
     "sgd.python",
     "late.python",
     "generate.python",
+    "convolution.all",
+    "convolution.python",
 ];
 
 fn data(name: &str) -> PathBuf {
@@ -45,7 +47,8 @@ fn known(job: &str, trace: &Trace, history: &History) -> Vec<Option<Category>> {
     let marks = GzDecoder::new(File::open(data(&format!("{job}.json.gz"))).unwrap());
     let marks: Vec<Mark> = serde_json::from_reader(marks).unwrap();
     let mut known = vec![None; history.blocks.len()];
-    for (time_us, address, _, name) in marks {
+    // A tensor without bytes has no block.
+    for (time_us, address, _, name) in marks.into_iter().filter(|mark| mark.2 > 0) {
         let instant = trace
             .events
             .partition_point(|event| event.time_us <= time_us);

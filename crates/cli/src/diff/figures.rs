@@ -11,13 +11,16 @@ use lowtide_trace::Trace;
 use crate::job::Job;
 use crate::{format, moment};
 
+/// The share by which live memory may differ between jobs that are the same but for their settings.
+const ABOUT: f64 = 0.01;
+
 /// The figures of two jobs, the first one's first.
 pub(super) struct Figures<'a> {
     pub(super) jobs: &'a [Job; 2],
     /// The instants of the peak reserved bytes.
     pub(super) peaks: [&'a Moment; 2],
-    /// The number of times that memory was given back to the driver.
-    pub(super) given_back: [usize; 2],
+    /// The number of times that memory was released to the driver.
+    pub(super) released: [usize; 2],
     /// The number of requests that failed.
     pub(super) out_of_memory: [usize; 2],
 }
@@ -29,15 +32,13 @@ impl<'a> Figures<'a> {
         traces: [&Trace; 2],
         histories: &'a [History; 2],
     ) -> Figures<'a> {
-        let gives_back = |action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
+        let releases = |action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
         Figures {
             jobs,
             peaks: histories.each_ref().map(|history| &history.peak_reserved),
-            given_back: traces.map(|trace| {
+            released: traces.map(|trace| {
                 let events = trace.events.iter();
-                events
-                    .filter(|event| gives_back(event.event.action))
-                    .count()
+                events.filter(|event| releases(event.event.action)).count()
             }),
             out_of_memory: histories.each_ref().map(|history| history.refusals.len()),
         }
@@ -58,13 +59,16 @@ impl<'a> Figures<'a> {
                 format::ratio(job.peak_reserved_bytes, job.peak_live_bytes)
             )
         });
+        let settings = self.settings();
+        let settings = settings.map(|[before, after]| format!("settings: {before} → {after}\n"));
         let mut text = format!(
-            "\n{}\npeak live {live_before} → {live_after}; {ratio_before} → {ratio_after} times that was reserved\n{}\n",
+            "\n{}\n{}peak live {live_before} → {live_after}; {ratio_before} → {ratio_after} times that was reserved\n{}\n",
             style(first).bold(),
+            settings.unwrap_or_default(),
             self.causes_text(),
         );
         let counts = [
-            ("memory given back to the driver", self.given_back, "times"),
+            ("memory released to the driver", self.released, "times"),
             ("out of memory at", self.out_of_memory, "requests"),
         ];
         for (what, counts, of) in counts
@@ -105,28 +109,44 @@ impl<'a> Figures<'a> {
         format!("{} {before} → {after}", moment::cause_text(cause))
     }
 
-    /// Returns what most of the difference in reserved bytes is due to.
+    /// Returns the settings of both, if they differ.
+    fn settings(&self) -> Option<[String; 2]> {
+        let settings = self.jobs.each_ref().map(Job::settings_text);
+        (settings[0] != settings[1]).then_some(settings)
+    }
+
+    /// Returns what most of the difference in reserved bytes is due to: other settings if about as much is live, else the
+    /// part of the reserved bytes that changed most in their direction.
     pub(super) fn reason(&self) -> String {
-        let [before, after] = self.jobs;
-        let [settings_before, settings_after] = [before, after].map(Job::settings_text);
-        let change = |of: fn(&Job) -> Bytes| of(before).get().abs_diff(of(after).get());
-        let [reserved, live] = [
-            change(|job| job.peak_reserved_bytes),
-            change(|job| job.peak_live_bytes),
-        ];
+        let [before, after] = self.peaks.map(|peak| &peak.fragmentation);
+        if before.reserved == after.reserved {
+            return "no change".to_owned();
+        }
+        let live = self.jobs.each_ref().map(|job| job.peak_live_bytes);
+        let is_as_live = live[0].get().abs_diff(live[1].get()) <= live[0].scale(ABOUT).get();
+        if let Some([before, after]) = self.settings().filter(|_| is_as_live) {
+            return format!("{after} instead of {before}");
+        }
+        let direction = if after.reserved > before.reserved {
+            1
+        } else {
+            -1
+        };
+        let towards = |[before, after]: [Bytes; 2]| {
+            direction * (i128::from(after.get()) - i128::from(before.get()))
+        };
+        let of = |cause: Cause| [before.of_cause(cause), after.of_cause(cause)];
         let largest = Cause::ALL
             .into_iter()
-            .max_by_key(|&cause| self.change(cause));
+            .max_by_key(|&cause| towards(of(cause)));
         match largest {
-            _ if settings_before != settings_after => {
-                format!("{settings_after} instead of {settings_before}")
+            Some(cause) if towards(of(cause)) > towards([before.live, after.live]) => {
+                self.cause_text(cause)
             }
-            _ if reserved == 0 => "no change".to_owned(),
-            Some(cause) if self.change(cause) > live => self.cause_text(cause),
-            _ => {
-                let live = format::difference(after.peak_live_bytes, before.peak_live_bytes);
-                format!("{live} is live at the peak")
-            }
+            _ => format!(
+                "{} is live at that moment",
+                format::difference(after.live, before.live)
+            ),
         }
     }
 }

@@ -51,7 +51,7 @@ pub(crate) fn one(summary: &Summary) -> String {
 }
 
 /// Returns a table with a row for each device, the most reserved bytes first, and what is wrong with each.
-pub(super) fn several(summaries: &[Summary]) -> String {
+pub(crate) fn several(summaries: &[Summary]) -> String {
     let mut sorted: Vec<&Summary> = summaries.iter().collect();
     sorted.sort_by_key(|summary| Reverse(summary.job.peak_reserved_bytes));
     let peaks = sorted.iter().map(|summary| summary.job.peak_reserved_bytes);
@@ -74,7 +74,7 @@ pub(super) fn several(summaries: &[Summary]) -> String {
             unit.number(job.peak_reserved_bytes),
             format!(
                 "{:.3}",
-                format::ratio(job.peak_reserved_bytes, job.peak_live_bytes)
+                format::ratio(job.peak_reserved_bytes, job.peak_live_bytes.max(Bytes(1)))
             ),
             summary.leaks.leaks().count().to_string(),
             summary.history.refusals.len().to_string(),
@@ -93,13 +93,16 @@ pub(super) fn several(summaries: &[Summary]) -> String {
     )
 }
 
-/// Returns a recording's path as a word of a shell, or a name for it if a terminal would act on it.
+/// Returns a recording's path as a word of a shell, or a name for it: for standard input, which cannot be read again, and
+/// for a path that a terminal would act on.
 fn path_word(job: &Job) -> String {
     let path = &job.path;
-    if OneLine(path).to_string() == *path {
-        ShellWord(path).to_string()
-    } else {
+    if path == "-" || OneLine(path).to_string() != *path {
         "TRACE".to_owned()
+    } else if path.starts_with('-') {
+        ShellWord(&format!("./{path}")).to_string()
+    } else {
+        ShellWord(path).to_string()
     }
 }
 
@@ -180,7 +183,7 @@ fn sites(summary: &Summary) -> String {
     let rest = summary.sites.iter().skip(SITES_MAX);
     let bytes: u64 = rest.clone().map(|site| site.kept.bytes).sum();
     if bytes > 0 {
-        let places = format::counted(rest.count() as u64, "other place");
+        let places = format::counted(rest.count() as u64, "other call site");
         let kept = Kept { bytes, blocks: 0 };
         let _ = writeln!(text, "{}  {places}", held_row(&kept, peak));
     }

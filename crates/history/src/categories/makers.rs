@@ -4,8 +4,8 @@ use hashbrown::HashMap;
 use lowtide_core::Action;
 use lowtide_trace::{Frame, StackId, Trace};
 
-use crate::callers::Callers;
-use crate::owner::{Owner, without_class};
+use crate::callers::{Callers, is_of_optimizer};
+use crate::owner::{Owner, operator_of, without_class};
 
 /// The part of a job that made a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +46,7 @@ const SETUP_FUNCTIONS: [&str; 6] = [
     "register_buffer",
 ];
 
-/// Functions that make a library's memory, in compiled code.
+/// Functions that work in memory of their own, in compiled code. Some allocate tensors, too.
 const LIBRARY_FUNCTIONS: [&str; 6] = [
     "getNewWorkspace",
     "getCUDABlasLtWorkspace",
@@ -55,12 +55,6 @@ const LIBRARY_FUNCTIONS: [&str; 6] = [
     "cusolver",
     "cusparse",
 ];
-
-/// Parts of the paths of optimizers: PyTorch's, and those of packages.
-const OPTIMIZER_PATHS: [&str; 3] = ["/optim/", "/optimizers/", "optimizer.py"];
-
-/// Files in the directory of the optimizers that have none.
-const NO_OPTIMIZERS: [&str; 2] = ["/lr_scheduler.py", "/swa_utils.py"];
 
 /// The makers of a recording's requests, and when each of them made one.
 #[derive(Debug)]
@@ -84,6 +78,11 @@ impl Maker {
         Maker::KvCache,
         Maker::Library,
     ];
+
+    /// Returns whether its requests show what part of the job runs. A library works for whatever runs.
+    pub(super) fn runs(self) -> bool {
+        !matches!(self, Maker::Library | Maker::KvCache | Maker::Unknown)
+    }
 
     /// Returns whether it runs in the backward pass.
     pub(super) fn is_of_backward(self) -> bool {
@@ -110,8 +109,7 @@ impl Makers {
                 continue;
             }
             makers.instants[maker as usize].push(instant);
-            // A library works for whatever runs.
-            if matches!(maker, Maker::Library | Maker::KvCache | Maker::Unknown) {
+            if !maker.runs() {
                 continue;
             }
             if maker.is_of_backward() && !was_backward {
@@ -167,30 +165,38 @@ fn maker(frames: &[Frame<'_>], is_backward: bool) -> Maker {
     if frames.is_empty() && !is_backward {
         return Maker::Unknown;
     }
-    let any = |is_one: fn(Frame<'_>) -> bool| frames.iter().copied().any(is_one);
-    if any(is_of_library) {
+    if is_of_library(frames) {
         return Maker::Library;
     }
-    if any(is_of_kv_cache) {
-        return Maker::KvCache;
-    }
+    let any = |is_one: fn(Frame<'_>) -> bool| frames.iter().copied().any(is_one);
     let inner = frames
         .iter()
-        .position(|&frame| is_of_optimizer(frame) || is_forward(frame));
+        .position(|frame| is_of_optimizer(frame) || is_forward(*frame));
     let is_in_forward = inner.is_some_and(|inner| is_forward(frames[inner]));
     match (is_backward || any(is_of_engine), is_in_forward) {
         (_, false) if inner.is_some() => Maker::Optimizer,
         (true, true) => Maker::Recomputation,
         (true, false) => Maker::Backward,
+        (false, _) if is_of_kv_cache(frames) => Maker::KvCache,
         (false, true) => Maker::Forward,
         (false, false) if any(is_of_setup) => Maker::Setup,
         (false, false) => Maker::Program,
     }
 }
 
-fn is_of_library(frame: Frame<'_>) -> bool {
-    let name = frame.name.raw();
-    LIBRARY_FUNCTIONS.iter().any(|part| name.contains(part))
+/// Returns whether a library's function allocated memory itself. If an operator made a tensor for it, that has its own use.
+fn is_of_library(frames: &[Frame<'_>]) -> bool {
+    let is_one = |frame: &Frame<'_>| {
+        let name = frame.name.raw();
+        LIBRARY_FUNCTIONS.iter().any(|part| name.contains(part))
+    };
+    let makes_tensor = |frame: &Frame<'_>| {
+        let name = frame.name.raw();
+        let operator = operator_of(name).unwrap_or_default();
+        name.starts_with("at::detail::empty") || operator.starts_with("empty")
+    };
+    let library = frames.iter().position(is_one);
+    library.is_some_and(|library| !frames[..library].iter().any(makes_tensor))
 }
 
 fn is_of_engine(frame: Frame<'_>) -> bool {
@@ -200,17 +206,17 @@ fn is_of_engine(frame: Frame<'_>) -> bool {
         .any(|begin| name.starts_with(begin))
 }
 
-fn is_of_kv_cache(frame: Frame<'_>) -> bool {
-    let (name, file) = (frame.name.raw(), frame.filename.raw());
-    let file = file.rsplit('/').next().unwrap_or(file);
-    let is_own = matches!(Owner::of(frame), Owner::Program | Owner::Package);
-    is_own && (name.contains("kv_cache") || file.contains("cache"))
-}
-
-fn is_of_optimizer(frame: Frame<'_>) -> bool {
-    let file = frame.filename.raw();
-    OPTIMIZER_PATHS.iter().any(|part| file.contains(part))
-        && !NO_OPTIMIZERS.iter().any(|name| file.ends_with(name))
+/// Returns whether a cache of keys and values made the request: the innermost function of the program or of a package is
+/// named after one, or is in a package's file that is.
+fn is_of_kv_cache(frames: &[Frame<'_>]) -> bool {
+    let owners = frames.iter().map(|&frame| (frame, Owner::of(frame)));
+    let mut own = owners.filter(|(_, owner)| matches!(owner, Owner::Program | Owner::Package));
+    own.next().is_some_and(|(frame, owner)| {
+        let file = frame.filename.raw();
+        let file = file.rsplit('/').next().unwrap_or(file);
+        let is_of_package = owner == Owner::Package && file.contains("cache");
+        is_of_package || frame.name.raw().contains("kv_cache")
+    })
 }
 
 /// Returns whether a module runs in this function: its own `forward`, or what calls a whole module.

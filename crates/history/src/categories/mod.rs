@@ -182,7 +182,10 @@ impl Job<'_> {
             .map(|index| &self.trace.events[index as usize]);
         let frees = |stack| stack != StackId::NONE && !own(self.makers.of_stack(stack));
         free.is_some_and(|free| frees(free.stack))
-            || self.makers.next(block.start, |maker| !own(maker)) < block.freed
+            || self
+                .makers
+                .next(block.start, |maker| maker.runs() && !own(maker))
+                < block.freed
     }
 
     /// Returns the number of backward passes that begin while the program holds a block.
@@ -206,13 +209,13 @@ impl Job<'_> {
         let is_kept = passes > INPUT_PASSES_MAX;
         let last = self
             .makers
-            .last(block.start, |maker| maker != Maker::Program);
+            .last(block.start, |maker| maker.runs() && maker != Maker::Program);
         match last {
             _ if is_kept => Category::Unknown,
             Some(Maker::Forward) if passes > 0 => Category::Activations,
             _ if self
                 .makers
-                .next(block.start, |maker| maker != Maker::Program)
+                .next(block.start, |maker| maker.runs() && maker != Maker::Program)
                 < block.freed =>
             {
                 Category::Inputs

@@ -1,6 +1,6 @@
 """A small training that records its memory, and beside it the category of each storage, as the program knows it.
 
-    python categories.py all|python plain|accumulate|checkpoint|autocast|sgd|late|generate DIRECTORY
+    python categories.py all|python plain|accumulate|checkpoint|autocast|sgd|late|generate|convolution DIRECTORY
 
 Each entry of the JSON is the time in microseconds, a storage's address and size, and its category.
 """
@@ -54,6 +54,26 @@ class Model(nn.Module):
         return self.head(x)
 
 
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 64, 3, padding=1)
+        self.norm = nn.BatchNorm2d(64)
+        self.second = nn.Conv2d(64, 64, 3, padding=1)
+        self.head = nn.Linear(64, 4000)
+
+    def forward(self, images):
+        x = F.relu(self.norm(self.first(images)))
+        return self.head(F.relu(self.second(x)).mean(dim=(2, 3)))
+
+
+def batch(kind):
+    if kind == "convolution":
+        return torch.randn(16, 3, 64, 64), torch.randint(0, 4000, (16,))
+    tokens = torch.randint(0, 4000, (16, 128))
+    return tokens, tokens
+
+
 def train(model, optimizer, kind, steps):
     owned = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -62,18 +82,26 @@ def train(model, optimizer, kind, steps):
             mark("activations", tensor)
         return tensor
 
+    for buffer in model.buffers():
+        mark("parameters", buffer)
+        owned.add(buffer.untyped_storage().data_ptr())
     for parameter in model.parameters():
         mark("parameters", parameter)
         parameter.register_post_accumulate_grad_hook(lambda parameter: mark("gradients", parameter.grad))
     passes = 2 if kind == "accumulate" else 1
     for _ in range(steps):
         for _ in range(passes):
-            tokens = torch.randint(0, 4000, (16, 128)).to("cuda")
-            mark("inputs", tokens)
+            inputs, targets = batch(kind)
+            is_same = inputs is targets
+            inputs = inputs.to("cuda")
+            targets = inputs if is_same else targets.to("cuda")
+            mark("inputs", inputs)
+            mark("inputs", targets)
+            owned.update(tensor.untyped_storage().data_ptr() for tensor in (inputs, targets))
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 with torch.autocast("cuda", torch.bfloat16, enabled=kind == "autocast"):
-                    out = model(tokens)
-                    loss = F.cross_entropy(out.flatten(0, 1), tokens.flatten())
+                    out = model(inputs)
+                    loss = F.cross_entropy(out.flatten(0, -2), targets.flatten())
             mark("activations", out)
             mark("activations", loss)
             loss.backward()
@@ -111,7 +139,7 @@ def main():
     if kind != "late":
         torch.cuda.memory._record_memory_history(stacks=stacks)
     torch.manual_seed(0)
-    model = Model(recompute=kind == "checkpoint").cuda()
+    model = (Images() if kind == "convolution" else Model(recompute=kind == "checkpoint")).cuda()
     if kind == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
