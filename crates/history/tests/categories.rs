@@ -16,7 +16,7 @@ use lowtide_trace::Trace;
 type Mark = (i64, u64, u64, String);
 
 /// What `data/categories.py` ran: trainings with stacks of several kinds, and a generation of tokens.
-const JOBS: [&str; 10] = [
+const JOBS: [&str; 11] = [
     "plain.all",
     "accumulate.python",
     "checkpoint.all",
@@ -27,6 +27,7 @@ const JOBS: [&str; 10] = [
     "generate.python",
     "convolution.all",
     "convolution.python",
+    "recorded.all",
 ];
 
 fn data(name: &str) -> PathBuf {
