@@ -16,7 +16,7 @@ use lowtide_trace::Trace;
 type Mark = (i64, u64, u64, String);
 
 /// What `data/categories.py` ran: trainings with stacks of several kinds, and a generation of tokens.
-const JOBS: [&str; 11] = [
+const JOBS: [&str; 12] = [
     "plain.all",
     "accumulate.python",
     "checkpoint.all",
@@ -28,6 +28,7 @@ const JOBS: [&str; 11] = [
     "convolution.all",
     "convolution.python",
     "recorded.all",
+    "recorded.sgd",
 ];
 
 fn data(name: &str) -> PathBuf {

@@ -64,6 +64,8 @@ pub(super) struct Makers {
     instants: [Vec<u32>; Maker::ALL.len()],
     /// The instants at which a backward pass begins, ascending.
     passes: Vec<u32>,
+    /// Whether stacks show what freed blocks. lowtide's own recordings do not have them.
+    pub(super) frees_have_stacks: bool,
 }
 
 impl Maker {
@@ -98,6 +100,7 @@ impl Makers {
             by_stack: HashMap::new(),
             instants: Default::default(),
             passes: Vec::new(),
+            frees_have_stacks: false,
         };
         let mut was_backward = false;
         for (instant, event) in (1..).zip(&trace.events) {
@@ -106,6 +109,8 @@ impl Makers {
                 maker(&frames, callers.is_backward(event.stack))
             });
             if event.event.action != Action::Alloc {
+                makers.frees_have_stacks |=
+                    event.event.action == Action::FreeRequested && event.stack != StackId::NONE;
                 continue;
             }
             makers.instants[maker as usize].push(instant);
@@ -152,6 +157,21 @@ impl Makers {
         };
         let found = chosen.filter_map(last).max_by_key(|&(at, _)| at);
         found.map(|(_, maker)| maker)
+    }
+
+    /// Returns the instant of the last request of the backward pass at `instant`. O(log n) for n requests.
+    pub(super) fn end_of_pass(&self, instant: u32) -> u32 {
+        let next = self.passes_before(instant + 1);
+        let limit = self.passes.get(next).copied().unwrap_or(u32::MAX);
+        let makers = Maker::ALL
+            .into_iter()
+            .filter(|maker| maker.is_of_backward());
+        let last = |maker: Maker| {
+            let instants = &self.instants[maker as usize];
+            let earlier = instants.partition_point(|&at| at < limit);
+            instants.get(earlier.checked_sub(1)?).copied()
+        };
+        makers.filter_map(last).max().unwrap_or(instant)
     }
 
     /// Returns the number of backward passes that began before `instant`.

@@ -237,6 +237,14 @@ impl Job<'_> {
         self.makers.next(end, |maker| maker == Maker::Forward) < block.freed
     }
 
+    /// Returns whether backward made a block and did not free it before its last request, if nothing else shows what freed
+    /// it.
+    fn outlives_pass(&self, block: &Block) -> bool {
+        !self.makers.frees_have_stacks
+            && self.makers.of_stack(block.stack) == Maker::Backward
+            && self.makers.end_of_pass(block.start) < block.freed
+    }
+
     /// Corrects what stacks of Python's functions alone do not show. A gradient is as large as a parameter; what a library
     /// works in is neither; and a call whose memory is kept makes no inputs.
     fn check(&self, by_block: &mut [Category]) {
@@ -261,6 +269,9 @@ impl Job<'_> {
                     Category::Workspaces
                 }
                 Category::Gradients if !is_parameter && !parameters.is_empty() => Category::Unknown,
+                Category::Temporaries if is_parameter && self.outlives_pass(block) => {
+                    Category::Gradients
+                }
                 Category::Inputs | Category::Temporaries if keepers.contains(&block.stack) => {
                     Category::Unknown
                 }
