@@ -34,7 +34,8 @@ pub struct History {
     pub main_stream: Stream,
     /// The moment of the peak live bytes.
     pub peak_live: Moment,
-    /// The moment of the peak reserved bytes.
+    /// The moment of the peak reserved bytes: of several, the one with the most live bytes. Before a segment's first block,
+    /// all of it would seem unused.
     pub peak_reserved: Moment,
     /// The peak requested bytes, unrounded.
     pub peak_requested: Bytes,

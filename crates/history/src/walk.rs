@@ -633,7 +633,8 @@ impl<'a> Walk<'a> {
         {
             self.peak_live = self.now;
         }
-        if fragmentation.reserved > self.peak_reserved.fragmentation.reserved {
+        let peak = &self.peak_reserved.fragmentation;
+        if (fragmentation.reserved, fragmentation.live) > (peak.reserved, peak.live) {
             self.peak_reserved = self.now;
         }
         self.peak_requested = self.peak_requested.max(self.now.requested);
