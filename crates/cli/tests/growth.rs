@@ -587,6 +587,66 @@ fn what_is_paused_counts_in_no_peak() {
     assert_eq!(json["total"]["unchanged_sites"], 1);
 }
 
+#[test]
+fn the_reason_for_other_reserved_memory_has_its_direction() {
+    let scratch = Scratch::new("diff-reason");
+    let write = |name: &str, segment: u64, block: u64, conf: &str| {
+        let mut trace = Trace::default();
+        trace.settings.conf = conf.into();
+        let events = [
+            (Action::SegmentAlloc, segment),
+            (Action::Alloc, block),
+            (Action::FreeRequested, block),
+            (Action::FreeCompleted, block),
+        ];
+        let in_mib = |(action, size)| recorded(action, 100 * MIB, size * MIB, StackId::NONE);
+        trace.events = events.map(in_mib).to_vec();
+        let traces = vec![trace];
+        let snapshot = Snapshot {
+            traces,
+            ..Snapshot::default()
+        };
+        scratch.write_snapshot(&format!("{name}.lowtide"), &snapshot)
+    };
+    let base = write("base", 100, 90, "");
+    let collects = "garbage_collection_threshold:0.9";
+    for (name, segment, block, conf, reason) in [
+        ("same", 100, 90, "", "no change"),
+        (
+            "live",
+            200,
+            190,
+            "",
+            "100.00 MiB more is live at that moment",
+        ),
+        ("less", 50, 45, "", "45.00 MiB less is live at that moment"),
+        (
+            "waste",
+            200,
+            80,
+            "",
+            "split remainders 10.00 MiB → 120.00 MiB",
+        ),
+        (
+            "settings",
+            200,
+            90,
+            collects,
+            "garbage_collection_threshold:0.9 instead of PyTorch's default settings",
+        ),
+        (
+            "both",
+            200,
+            190,
+            collects,
+            "100.00 MiB more is live at that moment",
+        ),
+    ] {
+        let other = write(name, segment, block, conf);
+        assert_eq!(difference(&base, &other)["reason"], reason, "{name}");
+    }
+}
+
 /// Every field has a line in the documentation.
 #[test]
 fn the_fields_are_documented() {
