@@ -98,22 +98,24 @@ pub(crate) fn of_process(known: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> 
     if TRIED_IN.swap(process, Ordering::Relaxed) == process {
         return None;
     }
-    let Some(path) = environment::path_variable(VARIABLE) else {
-        stacks::want(false);
-        return None;
-    };
     let mut recorder = None;
-    let _ = boundary::run_and_report(|| {
-        let start = environment::variable(JobStart::VARIABLE);
-        let start = start.and_then(|start| JobStart::parse(&start));
-        let existing = Existing::IsReplacedIfBefore(start);
-        let created = file::create(&path, existing, environment::variable);
-        let options = Options {
-            has_stacks: stacks::are_asked_for(),
-            reports: true,
-        };
-        recorder = Some(Recorder::start(&path, created, options)?);
-        Ok(())
-    });
+    if let Some(path) = environment::path_variable(VARIABLE) {
+        let _ = boundary::run_and_report(|| {
+            let start = environment::variable(JobStart::VARIABLE);
+            let start = start.and_then(|start| JobStart::parse(&start));
+            let existing = Existing::IsReplacedIfBefore(start);
+            let created = file::create(&path, existing, environment::variable);
+            let options = Options {
+                has_stacks: stacks::are_asked_for(),
+                reports: true,
+            };
+            recorder = Some(Recorder::start(&path, created, options)?);
+            Ok(())
+        });
+    }
+    if recorder.is_none() {
+        // The environment may ask for stacks, too, but nothing records them.
+        stacks::want(false);
+    }
     recorder
 }

@@ -46,16 +46,11 @@ pub(crate) fn run(args: &DiffArgs) -> Result<()> {
     let jobs = [job(0), job(1)];
     let [has_before, has_after] = difference.has_stacks;
     let sizes = Sizes::new(&histories, has_before != has_after);
+    let figures = Figures::of(&jobs, traces, &histories);
     output::print(&if args.json {
-        let figures = Figures::of(&jobs, traces, &histories);
         json::text(&DiffReport::new(&figures, &difference, traces, &sizes))?
     } else {
-        text(
-            &Figures::of(&jobs, traces, &histories),
-            &difference,
-            traces,
-            &sizes,
-        )
+        text(&figures, &difference, traces, &sizes)
     })
 }
 

@@ -1,9 +1,8 @@
 //! The figures of an instant, as text and as JSON.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use lowtide_core::{Cause, Fragmentation};
+use lowtide_core::Cause;
 use lowtide_history::Moment;
 use serde::Serialize;
 
@@ -30,16 +29,6 @@ impl MomentRow {
                 .collect(),
         }
     }
-}
-
-/// Returns the causes of reserved bytes that are not live, the largest first, without those of no bytes.
-pub(crate) fn largest_causes(fragmentation: &Fragmentation) -> Vec<Cause> {
-    let causes = Cause::ALL.into_iter();
-    let mut causes: Vec<Cause> = causes
-        .filter(|&cause| !fragmentation.of_cause(cause).is_zero())
-        .collect();
-    causes.sort_by_key(|&cause| Reverse(fragmentation.of_cause(cause)));
-    causes
 }
 
 /// Returns a cause's name for people.

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     if let Some(path) = &args.html {
         let remarks = table::remarks(&job, &ranked, &failures);
         let notes = [page_notes(args, trace, options.capacity), remarks].concat();
-        write_page(path, &recording, ranked.clone(), &notes)?;
+        write_page(path, &recording, &ranked, &notes)?;
         if prints_page {
             return Ok(());
         }
@@ -96,15 +96,17 @@ fn page_notes(args: &ReplayArgs, trace: &Trace, capacity: Option<Bytes>) -> Vec<
 fn write_page(
     path: &Path,
     recording: &Recording,
-    ranked: Vec<Outcome>,
+    ranked: &[Outcome],
     notes: &[String],
 ) -> Result<()> {
     let trace = &recording.trace;
     let progress = Progress::new("replaying", trace.events.len() as u64);
     let findings = Findings::of(trace, false, &progress);
     drop(progress);
-    let replayed = { ranked.into_iter() }.map(|outcome| (ranking::label(&outcome), outcome));
-    let replayed: Vec<(String, Outcome)> = replayed.collect();
+    let replayed = ranked
+        .iter()
+        .map(|outcome| (ranking::label(outcome), outcome));
+    let replayed: Vec<(String, &Outcome)> = replayed.collect();
     let mut data = PageData::new(env!("CARGO_PKG_VERSION"));
     let trace = PageTrace {
         name: &trace_name(&recording.name, trace, 1),

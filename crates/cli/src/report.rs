@@ -140,9 +140,8 @@ fn add_recording(data: &mut PageData, path: &Path, lengths: &[u64]) -> Result<Ve
         );
         drop(progress);
         let outcomes = results.iter().filter_map(|result| result.as_ref().ok());
-        let replayed: Vec<(String, Outcome)> = outcomes
-            .map(|outcome| (ranking::label(outcome), outcome.clone()))
-            .collect();
+        let replayed = outcomes.map(|outcome| (ranking::label(outcome), outcome));
+        let replayed: Vec<(String, &Outcome)> = replayed.collect();
         let failures = results.iter().filter_map(|result| result.as_ref().err());
         let failures = failures.map(ToString::to_string);
         let limit_note = limit.as_ref().map(recording::limit_text);

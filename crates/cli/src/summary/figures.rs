@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use lowtide_core::{CachingConfig, Config, TideConfig};
-use lowtide_history::{Categories, Category, Held, History, Kept, Leaks, Site};
+use lowtide_history::{Categories, Category, Held, History, Kept, Leaks, Moment, Refusal, Site};
 use lowtide_replay::{ImpliedLimit, Options};
 use lowtide_trace::{StackId, Trace};
 
@@ -22,7 +22,9 @@ const NO_STACK: &str = ", in no function of Python, as in the backward pass";
 pub(crate) struct Summary {
     pub(super) job: Job,
     pub(super) limit: Option<ImpliedLimit>,
-    pub(super) history: History,
+    pub(super) peak_live: Moment,
+    pub(super) peak_reserved: Moment,
+    pub(super) refusals: Vec<Refusal>,
     pub(super) leaks: Leaks,
     /// The call site of the largest leak, in one line.
     pub(super) largest_leak: Option<String>,
@@ -70,18 +72,20 @@ impl Summary {
             .blocks
             .iter()
             .any(|block| block.stack != StackId::NONE);
-        let categories = has_stacks.then(|| Categories::of(trace, &history));
+        let categories = has_stacks.then_some(&leaks.categories);
         let peak = history.peak_live.instant;
-        let held = { categories.as_ref() }.map(|categories| categories.held_at(&history, peak));
+        let held = categories.map(|categories| categories.held_at(&history, peak));
         let sizes = Sizes::new(std::slice::from_ref(&history), false);
         let largest = leaks.leaks().next();
         Summary {
             job: job.with_history(&history),
             limit,
             largest_leak: largest.map(|leak| sites::site_line(leak.site, &trace.stacks, &sizes)),
-            sites: held_sites(trace, &history, categories.as_ref(), &sizes),
+            sites: held_sites(trace, &history, categories, &sizes),
             held,
-            history,
+            peak_live: history.peak_live,
+            peak_reserved: history.peak_reserved,
+            refusals: history.refusals,
             leaks,
             others,
         }

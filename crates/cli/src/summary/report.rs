@@ -62,12 +62,12 @@ struct RefusalRow {
 
 impl<'a> Json<'a> {
     pub(super) fn new(summary: &'a Summary) -> Json<'a> {
-        let Summary { history, leaks, .. } = summary;
+        let leaks = &summary.leaks;
         Json {
             trace: &summary.job,
             limit: summary.limit.as_ref().map(LimitRow::new),
-            peak_live: MomentRow::new(&history.peak_live),
-            peak_reserved: MomentRow::new(&history.peak_reserved),
+            peak_live: MomentRow::new(&summary.peak_live),
+            peak_reserved: MomentRow::new(&summary.peak_reserved),
             categories: summary.held.as_ref().map(by_name),
             sites: summary.sites.iter().map(SiteRow::new).collect(),
             growth: GrowthRow {
@@ -76,7 +76,7 @@ impl<'a> Json<'a> {
                 bytes_per_step: leaks.leaks().map(|leak| leak.trend.bytes_per_step).sum(),
                 site: summary.largest_leak.as_deref(),
             },
-            out_of_memory: history.refusals.iter().map(RefusalRow::new).collect(),
+            out_of_memory: summary.refusals.iter().map(RefusalRow::new).collect(),
             others: summary.others.iter().map(ResultRow::new).collect(),
         }
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use console::style;
-use lowtide_core::{Bytes, Fragmentation};
+use lowtide_core::{Bytes, Cause, Fragmentation};
 use lowtide_history::{Category, Held, Kept, Moment, Refusal};
 use lowtide_replay::Outcome;
 use lowtide_trace::{OneLine, ShellWord};
@@ -44,7 +44,7 @@ pub(crate) fn one(summary: &Summary) -> String {
         leaks::verdict(&summary.leaks),
         at.unwrap_or_default()
     );
-    text += &refusals(&summary.history.refusals);
+    text += &refusals(&summary.refusals);
     text += &others(summary);
     text += &next(summary);
     text
@@ -77,7 +77,7 @@ pub(crate) fn several(summaries: &[Summary]) -> String {
                 format::ratio(job.peak_reserved_bytes, job.peak_live_bytes.max(Bytes(1)))
             ),
             summary.leaks.leaks().count().to_string(),
-            summary.history.refusals.len().to_string(),
+            summary.refusals.len().to_string(),
         ]
     };
     let rows = sorted.iter().map(row).collect();
@@ -109,7 +109,6 @@ fn path_word(job: &Job) -> String {
 /// Returns when the peaks were, and why reserved bytes were not live.
 fn peaks(summary: &Summary) -> String {
     let of = format::count(summary.job.events as u64);
-    let history = &summary.history;
     let line = |name: &str, bytes: Bytes, moment: &Moment| {
         let event = format::count(moment.instant.into());
         format!(
@@ -117,8 +116,8 @@ fn peaks(summary: &Summary) -> String {
             bytes.to_string()
         )
     };
-    let live = &history.peak_live;
-    let reserved = &history.peak_reserved;
+    let live = &summary.peak_live;
+    let reserved = &summary.peak_reserved;
     format!(
         "\n{}\n{}{}\n",
         line("peak live", live.fragmentation.live, live),
@@ -129,11 +128,13 @@ fn peaks(summary: &Summary) -> String {
 
 /// Returns the reserved bytes that are not live, by cause, the largest first.
 fn causes(fragmentation: &Fragmentation) -> String {
-    let parts = moment::largest_causes(fragmentation).into_iter();
-    let parts = parts.map(|cause| {
-        let bytes = fragmentation.of_cause(cause);
-        format!("{} {bytes}", moment::cause_text(cause))
-    });
+    let mut causes = Cause::ALL;
+    causes.sort_by_key(|&cause| Reverse(fragmentation.of_cause(cause)));
+    let causes = causes
+        .into_iter()
+        .map(|cause| (cause, fragmentation.of_cause(cause)));
+    let parts = causes.filter(|(_, bytes)| !bytes.is_zero());
+    let parts = parts.map(|(cause, bytes)| format!("{} {bytes}", moment::cause_text(cause)));
     let parts = parts.collect::<Vec<_>>().join(", ");
     if parts.is_empty() {
         return String::new();
@@ -227,7 +228,7 @@ fn refusals(refusals: &[Refusal]) -> String {
 
 /// Returns what the job takes with other settings, under the limit that it had.
 fn others(summary: &Summary) -> String {
-    let died = !summary.history.refusals.is_empty();
+    let died = !summary.refusals.is_empty();
     let under = match summary.limit {
         Some(_) => ", under that limit",
         None if died => ", without a limit: that of the job is not known",
@@ -279,7 +280,7 @@ fn next(summary: &Summary) -> String {
         .iter()
         .filter_map(|other| other.as_ref().ok());
     let worthwhile = summary.job.peak_reserved_bytes.scale(1.0 - WORTHWHILE);
-    let died = !summary.history.refusals.is_empty();
+    let died = !summary.refusals.is_empty();
     let saves =
         |outcome: &Outcome| outcome.completed && (died || outcome.peak_reserved_bytes < worthwhile);
     let commands = [

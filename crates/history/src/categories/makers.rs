@@ -94,8 +94,7 @@ impl Maker {
 
 impl Makers {
     /// Returns the makers of the requests of `trace`. Linear time.
-    pub(super) fn of(trace: &Trace) -> Makers {
-        let callers = Callers::of(trace);
+    pub(super) fn of(trace: &Trace, callers: &Callers) -> Makers {
         let mut makers = Makers {
             by_stack: HashMap::new(),
             instants: Default::default(),
@@ -147,31 +146,28 @@ impl Makers {
         chosen.filter_map(next).min().unwrap_or(u32::MAX)
     }
 
-    /// Returns the maker, among those that `is_one` accepts, of the last request before `instant`. O(log n) for n requests.
-    pub(super) fn last(&self, instant: u32, is_one: impl Fn(Maker) -> bool) -> Option<Maker> {
+    /// Returns the last request before `instant` by a maker that `is_one` accepts: its instant, and the maker. O(log n) for n
+    /// requests.
+    pub(super) fn last(
+        &self,
+        instant: u32,
+        is_one: impl Fn(Maker) -> bool,
+    ) -> Option<(u32, Maker)> {
         let chosen = Maker::ALL.into_iter().filter(|&maker| is_one(maker));
         let last = |maker: Maker| {
             let instants = &self.instants[maker as usize];
             let earlier = instants.partition_point(|&at| at < instant);
             Some((*instants.get(earlier.checked_sub(1)?)?, maker))
         };
-        let found = chosen.filter_map(last).max_by_key(|&(at, _)| at);
-        found.map(|(_, maker)| maker)
+        chosen.filter_map(last).max_by_key(|&(at, _)| at)
     }
 
     /// Returns the instant of the last request of the backward pass at `instant`. O(log n) for n requests.
     pub(super) fn end_of_pass(&self, instant: u32) -> u32 {
         let next = self.passes_before(instant + 1);
         let limit = self.passes.get(next).copied().unwrap_or(u32::MAX);
-        let makers = Maker::ALL
-            .into_iter()
-            .filter(|maker| maker.is_of_backward());
-        let last = |maker: Maker| {
-            let instants = &self.instants[maker as usize];
-            let earlier = instants.partition_point(|&at| at < limit);
-            instants.get(earlier.checked_sub(1)?).copied()
-        };
-        makers.filter_map(last).max().unwrap_or(instant)
+        let last = self.last(limit, Maker::is_of_backward);
+        last.map_or(instant, |(at, _)| at)
     }
 
     /// Returns the number of backward passes that began before `instant`.

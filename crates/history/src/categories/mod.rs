@@ -8,6 +8,7 @@ use hashbrown::{HashMap, HashSet};
 use lowtide_core::Bytes;
 use lowtide_trace::{StackId, Trace};
 
+use crate::callers::Callers;
 use crate::history::{Block, History, Kept};
 use makers::{Maker, Makers};
 
@@ -91,7 +92,12 @@ impl Categories {
     /// Returns the category of each block of `history`, the history of `trace`. Without stacks, all are unknown. O(n log n)
     /// for n events.
     pub fn of(trace: &Trace, history: &History) -> Categories {
-        let makers = Makers::of(trace);
+        Categories::by_callers(trace, history, &Callers::of(trace))
+    }
+
+    /// Like [`Categories::of`], with the callers of `trace`.
+    pub(crate) fn by_callers(trace: &Trace, history: &History, callers: &Callers) -> Categories {
+        let makers = Makers::of(trace, callers);
         let job = Job {
             makers,
             trace,
@@ -212,7 +218,7 @@ impl Job<'_> {
             .last(block.start, |maker| maker.runs() && maker != Maker::Program);
         match last {
             _ if is_kept => Category::Unknown,
-            Some(Maker::Forward) if passes > 0 => Category::Activations,
+            Some((_, Maker::Forward)) if passes > 0 => Category::Activations,
             _ if self
                 .makers
                 .next(block.start, |maker| maker.runs() && maker != Maker::Program)

@@ -41,6 +41,8 @@ pub struct Leaks {
     pub doubt: Option<Doubt>,
     /// The memory that training makes in few calls and keeps, which is no leak.
     pub training: TrainingState,
+    /// The category of each block, which tells that memory.
+    pub categories: Categories,
 }
 
 /// A site that has more live bytes in the last step than after the first ones.
@@ -66,6 +68,7 @@ impl Leaks {
     pub fn find(trace: &Trace, history: &History) -> Leaks {
         let callers = Callers::of(trace);
         let optimizers = Optimizers::of(trace, history, &callers);
+        let categories = Categories::by_callers(trace, history, &callers);
         let steps = Steps::by_callers(trace, history, &callers);
         let (boundaries, span_steps) = steps.spans();
         let warm_up_steps = (steps.len() / WARM_UP_SHARE).max(1);
@@ -105,7 +108,8 @@ impl Leaks {
             growths,
             spread: spread.map(|(trend, _)| trend),
             doubt: doubt.filter(|_| !is_known),
-            training: TrainingState::of(history, &optimizers, &Categories::of(trace, history)),
+            training: TrainingState::of(history, &optimizers, &categories),
+            categories,
             steps,
         }
     }

@@ -351,7 +351,7 @@ fn add_curves(columns: &mut Columns, history: &History) {
 }
 
 /// Adds the peak reserved bytes of each replay in each part.
-fn add_replayed(columns: &mut Columns, history: &History, replayed: &[(String, Outcome)]) {
+fn add_replayed(columns: &mut Columns, history: &History, replayed: &[(String, &Outcome)]) {
     let part_instants = history.levels.part_instants();
     let parts = history.levels.most(0).len();
     for (label, outcome) in replayed {
@@ -517,7 +517,7 @@ fn fill_forward(most: &mut [u64], points: usize) {
     }
 }
 
-fn strategy_summary((label, outcome): &(String, Outcome)) -> StrategySummary {
+fn strategy_summary((label, outcome): &(String, &Outcome)) -> StrategySummary {
     StrategySummary {
         label: label.clone(),
         peak_reserved_bytes: outcome.peak_reserved_bytes.get(),

@@ -21,7 +21,7 @@ pub struct PageTrace<'a> {
     /// Its history.
     pub history: &'a History,
     /// Its replays with other allocators: each allocator's name, and the outcome with a timeline.
-    pub replayed: &'a [(String, Outcome)],
+    pub replayed: &'a [(String, &'a Outcome)],
     /// Notes on these replays. Each is a sentence without its first capital and its full stop.
     pub replay_notes: &'a [String],
     /// Its memory growth.

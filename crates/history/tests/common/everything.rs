@@ -94,6 +94,10 @@ fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
     let difference = Difference::new([(trace, &history), (trace, &history)]);
     let grown = { difference.sites.iter() }.map(|site| site.growth_bytes());
     assert_eq!(grown.max().unwrap_or(0), 0, "nothing grew between equals");
+    let replayed = replayed.iter();
+    let replayed: Vec<_> = replayed
+        .map(|(name, outcome)| (name.clone(), outcome))
+        .collect();
     let mut page = PageData::new("0");
     page.add(&PageTrace {
         name: "mutated",
@@ -101,7 +105,7 @@ fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
         is_host: false,
         sizes: &sizes,
         history: &history,
-        replayed,
+        replayed: &replayed,
         replay_notes: &[],
         leaks: &leaks,
         is_cut_off: false,
