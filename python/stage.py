@@ -22,14 +22,17 @@ SYMBOLS = ROOT / "target" / "symbols"
 def stage() -> None:
     """Puts liblowtide.so, its header and the `lowtide` command into their places."""
     stage_library()
-    _replace(ROOT / "python" / "bin" / "lowtide", build("--package", "lowtide", "--bin", "lowtide", name="lowtide"))
+    program = ROOT / "python" / "bin" / "lowtide"
+    _replace(program, build("--package", "lowtide", "--bin", "lowtide", name="lowtide"))
+    split_symbols(program)
 
 
 def stage_library() -> None:
     """Puts liblowtide.so, its header, and what loads it by another name into the package."""
-    library = build("--package", "lowtide-capi", "--lib", name="liblowtide.so")
-    _replace(PACKAGE / "liblowtide.so", library)
-    shutil.copy(ROOT / "crates/capi/include/lowtide.h", PACKAGE / "include" / "lowtide.h")
+    library = PACKAGE / "liblowtide.so"
+    _replace(library, build("--package", "lowtide-capi", "--lib", name="liblowtide.so"))
+    split_symbols(library)
+    _replace(PACKAGE / "include" / "lowtide.h", ROOT / "crates/capi/include/lowtide.h")
     link_preloaded()
 
 
@@ -60,7 +63,6 @@ def _replace(target: Path, source: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     target.unlink(missing_ok=True)
     shutil.copy(source, target)
-    split_symbols(target)
 
 
 def split_symbols(program: Path) -> None:
