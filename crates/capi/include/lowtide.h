@@ -1510,6 +1510,39 @@ enum lowtide_status lowtide_record_start(const char *path,
 enum lowtide_status lowtide_record_stop(void);
 
 /**
+ * Writes the number of the recording in progress, 0 if there is none. Each recording of a process has a greater number
+ * than those before.
+ *
+ * The caller promises:
+ *
+ * `number` is null or may be written to.
+ */
+enum lowtide_status lowtide_recording(uint64_t *number);
+
+/**
+ * Sets the text that the events of this thread have in recordings from now on, as `user_metadata`. Null or an empty
+ * text removes it. A process may set 1,048,575 different texts; later ones are not recorded.
+ *
+ * The caller promises:
+ *
+ * `text` is null or ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_set_metadata(const char *text);
+
+/**
+ * Attaches a text to an allocation in the recording in progress, as `torch.cuda.memory._annotate_memory` does in
+ * PyTorch's history. `memory` is its address. Does nothing if nothing is recorded.
+ *
+ * Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if `memory` is not the address of an allocation.
+ *
+ * The caller promises:
+ *
+ * `text` ends with a zero byte. It is read before this returns.
+ */
+enum lowtide_status lowtide_annotate(void *memory,
+                                     const char *text);
+
+/**
  * Lets work on `peer` access the memory of `device`: all memory, now and later, of every kind. A repeated call
  * changes nothing, and a device always has access to its own memory. Both devices are started if necessary.
  *

@@ -284,8 +284,11 @@ impl EventListener {
     /// Notifies the observer of an event. Called under the lock of the memory concerned; the observer is not
     /// replaced meanwhile.
     fn notify(&self, device: c_int, event: &lowtide_core::Event) {
+        let Some(action) = Action::of(event.action) else {
+            return;
+        };
         self.call(&Event {
-            action: Action::of(event.action),
+            action,
             device,
             address: event.address.get(),
             size: event.size.get(),
@@ -301,8 +304,9 @@ impl EventListener {
 }
 
 impl Action {
-    fn of(action: lowtide_core::Action) -> Action {
-        match action {
+    /// Returns the kind of an event; `None` for an annotation, which only recordings have.
+    fn of(action: lowtide_core::Action) -> Option<Action> {
+        Some(match action {
             lowtide_core::Action::Alloc => Action::Alloc,
             lowtide_core::Action::FreeRequested => Action::FreeRequested,
             lowtide_core::Action::FreeCompleted => Action::FreeCompleted,
@@ -314,6 +318,7 @@ impl Action {
             lowtide_core::Action::OutOfMemory => Action::OutOfMemory,
             lowtide_core::Action::SegmentPaused => Action::SegmentPaused,
             lowtide_core::Action::SegmentResumed => Action::SegmentResumed,
-        }
+            lowtide_core::Action::Annotate => return None,
+        })
     }
 }

@@ -153,7 +153,7 @@ impl Held<'_> {
             .flat_map(BTreeMap::values);
         let pauses = segments.map(|&segment| {
             let event = Event { action, ..segment };
-            TraceEvent::of_pause(event, 0, tag, &mut self.stacks)
+            TraceEvent::with_metadata(event, 0, tag, &mut self.stacks)
         });
         pauses.collect()
     }

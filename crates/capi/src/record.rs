@@ -8,6 +8,7 @@
 //! the recorder's thread                      recorder.rs
 //! ├─ Ring::take
 //! ├─ Functions::of_calls                     native.rs: the functions of a new stack
+//! ├─ metadata::text_of                       metadata.rs: the program's text
 //! └─ StreamWriter                            lowtide-trace
 //! ```
 //!
@@ -16,21 +17,24 @@
 //! `LOWTIDE_RECORD` is set, the child has its own file once it uses a device.
 
 mod file;
+mod metadata;
 mod native;
 mod python;
 pub(crate) mod recorder;
 mod ring;
 pub(crate) mod stacks;
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use lowtide_core::{Action, Event};
 use lowtide_trace::JobStart;
 
-use crate::boundary::{path_from_c, run};
+use crate::boundary::{path_from_c, run, text_from_c, write_to_c};
 use crate::error::{Error, Status};
-use crate::{boundary, environment, events};
+use crate::pointers::address_of;
+use crate::{boundary, devices, environment, events};
 
 pub(crate) use file::{Existing, create as create_file};
 use recorder::{Options, Recorder};
@@ -82,6 +86,72 @@ pub unsafe extern "C" fn lowtide_record_start(path: *const c_char, stacks: bool)
 #[unsafe(no_mangle)]
 pub extern "C" fn lowtide_record_stop() -> Status {
     run(events::stop_recording)
+}
+
+/// Writes the number of the recording in progress, 0 if there is none. Each recording of a process has a greater number
+/// than those before.
+///
+/// # Safety
+///
+/// `number` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_recording(number: *mut u64) -> Status {
+    run(|| {
+        let recorder = recorder()?;
+        let current = recorder.map_or(0, |recorder| recorder.number());
+        // SAFETY: it may be written to, by the contract of this function.
+        unsafe { write_to_c("number", number, current) }
+    })
+}
+
+/// Sets the text that the events of this thread have in recordings from now on, as `user_metadata`. Null or an empty
+/// text removes it. A process may set 1,048,575 different texts; later ones are not recorded.
+///
+/// # Safety
+///
+/// `text` is null or ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_set_metadata(text: *const c_char) -> Status {
+    run(|| {
+        // SAFETY: it is null or ends with a zero byte, by the contract of this function.
+        metadata::set(unsafe { text_from_c("text", text) }?.unwrap_or_default());
+        Ok(())
+    })
+}
+
+/// Attaches a text to an allocation in the recording in progress, as `torch.cuda.memory._annotate_memory` does in
+/// PyTorch's history. `memory` is its address. Does nothing if nothing is recorded.
+///
+/// Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if `memory` is not the address of an allocation.
+///
+/// # Safety
+///
+/// `text` ends with a zero byte. It is read before this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lowtide_annotate(memory: *mut c_void, text: *const c_char) -> Status {
+    run(|| {
+        let Some(recorder) = recorder()? else {
+            return Ok(());
+        };
+        // SAFETY: it ends with a zero byte, by the contract of this function.
+        let text = unsafe { text_from_c("text", text) }?.ok_or_else(|| Error::null("text"))?;
+        let (device, found) = devices::find_allocation(address_of(memory))?;
+        let event = Event {
+            action: Action::Annotate,
+            pool: found.pool,
+            address: found.address,
+            size: found.requested,
+            stream: found.stream,
+        };
+        recorder.record_annotation(devices::number(device), event, text);
+        Ok(())
+    })
+}
+
+/// Returns the recorder of the recording in progress.
+fn recorder() -> Result<Option<Arc<Recorder>>, Error> {
+    let recorder = events::lock()?.recorder.clone();
+    Ok(recorder.filter(|recorder| recorder.is_of_this_process()))
 }
 
 /// Returns the process's recorder: `known`, or else the one that `LOWTIDE_RECORD` requests. If it cannot be

@@ -292,7 +292,9 @@ fn recording(path: &Path, strategy: &str) {
             pool_known: true,
             note: NoteId::NONE,
         };
-        writer.push(2, &event, &StackTable::new()).unwrap();
+        writer
+            .push(2, &event, &StackTable::new(), &StackTable::new())
+            .unwrap();
     }
     writer.finish().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use crate::units::{Bytes, DeviceAddress, MempoolId, Stream};
 
-/// The kind of an [`Event`]. Up to [`Action::OutOfMemory`] the names are PyTorch's.
+/// The kind of an [`Event`]. The names are PyTorch's, but for those of pauses.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Action {
@@ -31,11 +31,13 @@ pub enum Action {
     SegmentPaused,
     /// The memory of a paused segment is on the device again.
     SegmentResumed,
+    /// The program attached a text to a block. No allocator of this crate makes this event.
+    Annotate,
 }
 
 impl Action {
     /// Every action, in the order of their numbers.
-    pub const ALL: [Action; 11] = [
+    pub const ALL: [Action; 12] = [
         Action::Alloc,
         Action::FreeRequested,
         Action::FreeCompleted,
@@ -47,6 +49,7 @@ impl Action {
         Action::OutOfMemory,
         Action::SegmentPaused,
         Action::SegmentResumed,
+        Action::Annotate,
     ];
 
     /// Returns the action's name in PyTorch's snapshots. The names for pause and resume are lowtide's own.
@@ -63,6 +66,7 @@ impl Action {
             Action::OutOfMemory => "oom",
             Action::SegmentPaused => "segment_paused",
             Action::SegmentResumed => "segment_resumed",
+            Action::Annotate => "annotate",
         }
     }
 

@@ -134,7 +134,8 @@ impl EventLog {
                 Action::Snapshot
                 | Action::OutOfMemory
                 | Action::SegmentPaused
-                | Action::SegmentResumed => {}
+                | Action::SegmentResumed
+                | Action::Annotate => {}
             }
         }
     }

@@ -26,6 +26,8 @@ pub struct History {
     pub pools: Vec<MempoolId>,
     /// The user metadata of blocks, or the tags of their regions; the first is empty.
     pub tags: Vec<String>,
+    /// What the program said of blocks after it made them; the first is empty.
+    pub annotations: Vec<String>,
     /// The tags of the regions that were paused.
     pub regions: Vec<String>,
     /// The pauses of segments, in the order in which they began.
@@ -82,6 +84,8 @@ pub struct Block {
     pub pool: u32,
     /// The number of its user metadata, or else of its region's tag.
     pub tag: u32,
+    /// The number of the last annotation of it.
+    pub annotation: u32,
     /// The call stack that allocated it.
     pub stack: StackId,
     /// Its address.

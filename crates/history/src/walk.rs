@@ -75,6 +75,7 @@ struct Walk<'a> {
     streams: Numbering<Stream>,
     pools: Numbering<MempoolId>,
     tags: Numbering<&'a str>,
+    annotations: Numbering<&'a str>,
     regions: Numbering<&'a str>,
     blocks: Vec<Block>,
     segments: Vec<SegmentLife>,
@@ -98,6 +99,8 @@ impl<'a> Walk<'a> {
         pools.number(MempoolId::DEFAULT);
         let mut tags = Numbering::default();
         tags.number("");
+        let mut annotations = Numbering::default();
+        annotations.number("");
         Walk {
             trace,
             sizes,
@@ -112,6 +115,7 @@ impl<'a> Walk<'a> {
             streams: Numbering::default(),
             pools,
             tags,
+            annotations,
             regions: Numbering::default(),
             blocks: Vec::with_capacity(trace.initial.blocks.len() + trace.allocs()),
             segments: Vec::new(),
@@ -186,6 +190,7 @@ impl<'a> Walk<'a> {
             streams: self.streams.into_values(),
             pools: self.pools.into_values(),
             tags: texts(self.tags),
+            annotations: texts(self.annotations),
             regions: texts(self.regions),
             pauses: self.pauses,
             main_stream: self.now.stream,
@@ -225,6 +230,7 @@ impl<'a> Walk<'a> {
                 stream: self.streams.number(block.stream),
                 pool: self.pools.number(pool),
                 tag: self.tag_of(pool, None),
+                annotation: 0,
                 stack: block.stack,
                 address: block.address.get(),
                 size: room.map_or(size, |room| size.min(room)),
@@ -255,7 +261,16 @@ impl<'a> Walk<'a> {
             Action::OutOfMemory => self.refuse(recorded),
             Action::SegmentPaused => self.pause(recorded),
             Action::SegmentResumed => self.resume(address, size),
+            Action::Annotate => self.annotate(recorded),
             Action::Snapshot => {}
+        }
+    }
+
+    /// Notes what the program said of a block. A block that it does not hold has no annotation.
+    fn annotate(&mut self, recorded: &TraceEvent) {
+        let said = self.said_of(recorded).unwrap_or_default();
+        if let Some(&index) = self.in_use.get(&recorded.event.address.get()) {
+            self.blocks[index].annotation = self.annotations.number(said);
         }
     }
 
@@ -270,6 +285,7 @@ impl<'a> Walk<'a> {
             stream: self.streams.number(event.stream),
             pool: self.pools.number(event.pool),
             tag: self.tag_of(event.pool, tag),
+            annotation: 0,
             stack: recorded.stack,
             address: event.address.get(),
             size,

@@ -289,7 +289,7 @@ fn changed_events(snapshot: &Snapshot, changes: usize, random: &mut Random) -> V
         let begun = writer.begin_device(trace.device, &settings, held, paused, &trace.stacks);
         begun.expect("memory takes everything");
         for event in &events {
-            let pushed = writer.push(trace.device, event, &trace.stacks);
+            let pushed = writer.push(trace.device, event, &trace.stacks, &trace.stacks);
             pushed.expect("memory takes everything");
         }
         let tag: Arc<str> = "a tag".into();

@@ -155,7 +155,7 @@ fn what_was_paused_before_the_first_event_is_in_no_peak() {
         is_expandable: false,
     }];
     let stacks = Arc::make_mut(&mut trace.stacks);
-    trace.initial.paused = vec![TraceEvent::of_pause(paused.event, 0, "kv", stacks)];
+    trace.initial.paused = vec![TraceEvent::with_metadata(paused.event, 0, "kv", stacks)];
     let away = history(&trace);
     assert_eq!(away.contradictions, 0);
     assert_eq!(at_end(&away), [30, 20, 60]);

@@ -198,7 +198,10 @@ impl<'a> Compiler<'a> {
             }
             Action::SegmentFree | Action::SegmentUnmap => self.compile_release(index),
             // To the program, a pause is no event: paused memory keeps its addresses until it is freed.
-            Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => {}
+            Action::Snapshot
+            | Action::SegmentPaused
+            | Action::SegmentResumed
+            | Action::Annotate => {}
         }
     }
 

@@ -301,7 +301,10 @@ impl Layout {
                 self.waiting += 1;
                 Some(None)
             }
-            Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => Some(None),
+            Action::Snapshot
+            | Action::SegmentPaused
+            | Action::SegmentResumed
+            | Action::Annotate => Some(None),
         }
     }
 

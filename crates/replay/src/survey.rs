@@ -287,7 +287,10 @@ impl Survey {
                         None => drop(survey.initial_completions.insert(event.address, index)),
                     }
                 }
-                Action::Snapshot | Action::SegmentPaused | Action::SegmentResumed => {}
+                Action::Snapshot
+                | Action::SegmentPaused
+                | Action::SegmentResumed
+                | Action::Annotate => {}
             }
             if let Some(occupancy) = &mut occupancy {
                 occupancy.apply(event, pools.of(index));

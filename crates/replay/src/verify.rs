@@ -65,9 +65,9 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Returns whether an event is compared. Snapshots and pauses are not the allocator's doing.
+/// Returns whether an event is compared. Snapshots, pauses and annotations are not the allocator's doing.
 fn is_compared(event: &Event) -> bool {
-    event.action != Action::Snapshot && !event.action.is_pause()
+    !matches!(event.action, Action::Snapshot | Action::Annotate) && !event.action.is_pause()
 }
 
 /// Returns the first event that differs. Within a step, blocks that become free and segments that are released come

@@ -60,8 +60,7 @@ pub struct Trace {
     pub annotations: Vec<Annotation>,
     /// The tags of lowtide's regions, by the pools that hold the regions' memory.
     pub regions: BTreeMap<MempoolId, RecordedText>,
-    /// The number of entries that are not among `events`: their action does not concern memory (`annotate`) or is
-    /// unknown to this version.
+    /// The number of entries that are not among `events`: their action is unknown to this version.
     pub skipped_events: u64,
 }
 
@@ -366,13 +365,18 @@ impl Trace {
 }
 
 impl TraceEvent {
-    /// Returns the event of a segment that is paused or resumed. Its note has the region's tag, and is added to
-    /// `stacks`.
+    /// Returns an event with a text as its user metadata, which is added to `stacks`: the tag of a paused region, or
+    /// what the program said of a block.
     ///
     /// # Panics
     ///
     /// If `stacks` has 2^24 - 1 other notes.
-    pub fn of_pause(event: Event, time_us: i64, tag: &str, stacks: &mut StackTable) -> TraceEvent {
+    pub fn with_metadata(
+        event: Event,
+        time_us: i64,
+        text: &str,
+        stacks: &mut StackTable,
+    ) -> TraceEvent {
         TraceEvent {
             event,
             time_us,
@@ -380,7 +384,7 @@ impl TraceEvent {
             pool_known: true,
             note: stacks.intern_note(Note {
                 compile_context: None,
-                user_metadata: Some(tag.into()),
+                user_metadata: Some(text.into()),
             }),
         }
     }

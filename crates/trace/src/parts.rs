@@ -93,9 +93,10 @@ impl Parts {
         self.held_before = Some(segments);
     }
 
-    /// Returns whether the file has only the recorder's own marks.
+    /// Returns whether the file has only marks of the recorder and the program.
     pub(crate) fn are_marks(&self) -> bool {
-        let is_mark = |event: &TraceEvent| event.event.action == Action::Snapshot;
+        let is_mark =
+            |event: &TraceEvent| matches!(event.event.action, Action::Snapshot | Action::Annotate);
         self.segments.is_empty() && self.held_before.is_none() && self.events.iter().all(is_mark)
     }
 
@@ -256,7 +257,7 @@ mod tests {
                 size: Bytes::mib(2),
                 stream: Stream::DEFAULT,
             };
-            TraceEvent::of_pause(event, 0, tag, &mut stacks)
+            TraceEvent::with_metadata(event, 0, tag, &mut stacks)
         };
         let long = "kv".repeat(500);
         let one = [paused(1, &long), paused(2, &long)];

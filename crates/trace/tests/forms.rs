@@ -195,7 +195,7 @@ fn several_snapshots_in_a_file() {
             &snapshot.traces[0],
             &data("protocol4.pickle").traces[0],
         );
-        assert_eq!(snapshot.traces[1].events.len(), 7, "{name}");
+        assert_eq!(snapshot.traces[1].events.len(), 8, "{name}");
         assert_eq!(snapshot.left_out, left_out, "{name}");
     }
     // A second snapshot in the file is not read. One file may have many ranks.

@@ -117,7 +117,7 @@ fn read_back(snapshot: &Snapshot) -> [Snapshot; 2] {
 fn each_format_keeps_what_was_paused_when() {
     let mut stacks = StackTable::new();
     let mut pause = |time_us, action, number, tag| {
-        TraceEvent::of_pause(event(action, number), time_us, tag, &mut stacks)
+        TraceEvent::with_metadata(event(action, number), time_us, tag, &mut stacks)
     };
     let mut trace = recording([10, 20, 30, 40]);
     trace.initial.paused = vec![pause(0, Action::SegmentPaused, 0, "weights")];
@@ -237,7 +237,7 @@ fn damaged_pauses_are_reported() {
     let pause = event(Action::SegmentPaused, 0);
     trace
         .events
-        .push(TraceEvent::of_pause(pause, 50, "kv", &mut stacks));
+        .push(TraceEvent::with_metadata(pause, 50, "kv", &mut stacks));
     trace.stacks = Arc::new(stacks);
     let pickle = pickle_of(trace);
     let replaced = |from: &[u8], to: &[u8]| {
@@ -266,7 +266,7 @@ fn what_is_paused_is_memory() {
     let mut trace = recording([10, 20, 30, 40]);
     let mut pause = event(Action::SegmentPaused, 0);
     pause.address = DeviceAddress(0x1234_5678_9abc_def0);
-    trace.initial.paused = vec![TraceEvent::of_pause(pause, 0, "kv", &mut stacks)];
+    trace.initial.paused = vec![TraceEvent::with_metadata(pause, 0, "kv", &mut stacks)];
     trace.stacks = Arc::new(stacks);
     let mut pickle = pickle_of(trace);
     let address = pause.address.get().to_le_bytes();
@@ -283,7 +283,7 @@ fn what_is_paused_is_memory() {
 fn the_last_events_begin_with_what_is_paused_then() {
     let mut stacks = StackTable::new();
     let mut pause = |time_us, action, number, tag| {
-        TraceEvent::of_pause(event(action, number), time_us, tag, &mut stacks)
+        TraceEvent::with_metadata(event(action, number), time_us, tag, &mut stacks)
     };
     let mut trace = recording([10, 20, 30, 40]);
     trace.initial.paused = vec![pause(0, Action::SegmentPaused, 0, "weights")];
@@ -325,7 +325,7 @@ fn what_went_back_is_paused_no_more() {
         ..event(Action::SegmentPaused, 0)
     };
     let mut trace = Trace::recovered(0, [], Vec::new()).unwrap();
-    trace.initial.paused = vec![TraceEvent::of_pause(whole, 0, "kv", &mut stacks)];
+    trace.initial.paused = vec![TraceEvent::with_metadata(whole, 0, "kv", &mut stacks)];
     trace.stacks = Arc::new(stacks);
     let left = |gone: Event| {
         let trace = Trace {
@@ -389,7 +389,9 @@ fn a_recording_that_is_under_way_says_which_pool_is_which_region() {
     }
     let came = [Action::SegmentAlloc, Action::Alloc];
     for (time_us, action) in [10, 20].into_iter().zip(came) {
-        writer.push(0, &at(time_us, action, 0), &stacks).unwrap();
+        writer
+            .push(0, &at(time_us, action, 0), &stacks, &stacks)
+            .unwrap();
     }
     writer.push_region(0, POOL, "kv").unwrap();
     writer.push_region(1, POOL, "weights").unwrap();
@@ -436,7 +438,7 @@ fn regions_that_pauses_name_share_their_tags() {
             ..event(Action::SegmentPaused, 0)
         };
         let tag = if number < 2 { "kv" } else { "weights" };
-        let pause = TraceEvent::of_pause(pause, 50, tag, &mut stacks);
+        let pause = TraceEvent::with_metadata(pause, 50, tag, &mut stacks);
         trace.events.push(pause);
     }
     trace.stacks = Arc::new(stacks);

@@ -44,13 +44,14 @@ fn check_one_segment(trace: &Trace, with_stacks: bool) {
         .iter()
         .map(|event| event.event.action)
         .collect();
-    use Action::{Alloc, FreeCompleted, FreeRequested, OutOfMemory, SegmentAlloc};
+    use Action::{Alloc, Annotate, FreeCompleted, FreeRequested, OutOfMemory, SegmentAlloc};
     assert_eq!(
         actions,
         [
             SegmentAlloc,
             Alloc,
             Alloc,
+            Annotate,
             FreeRequested,
             FreeCompleted,
             OutOfMemory,
@@ -58,26 +59,26 @@ fn check_one_segment(trace: &Trace, with_stacks: bool) {
         ]
     );
     let times: Vec<_> = trace.events.iter().map(|event| event.time_us).collect();
-    assert_eq!(times, [100, 101, 102, 104, 105, 106, 108]);
+    assert_eq!(times, [100, 101, 102, 103, 104, 105, 106, 108]);
     assert_eq!(
-        trace.events[5].event.address,
+        trace.events[6].event.address,
         DeviceAddress(4096),
         "the bytes free at the failure"
     );
-    assert_eq!(trace.skipped_events, 2);
+    assert_eq!(trace.skipped_events, 1);
     let note = Note {
         compile_context: Some("N/A".into()),
         user_metadata: Some("".into()),
     };
     assert_eq!(trace.stacks.note(trace.events[1].note), note);
     assert_eq!(trace.events[1].pool(), Some(MempoolId::DEFAULT));
-    assert_eq!(trace.events[5].pool(), None);
+    assert_eq!(trace.events[6].pool(), None);
     let frames = [("forward", "model.py", 12), ("<module>", "train.py", 3)];
     if with_stacks {
         assert_eq!(stack(trace, trace.events[1].stack), frames);
         assert_eq!(stack(trace, trace.events[2].stack), frames[1..]);
         assert_eq!(
-            trace.events[0].stack, trace.events[6].stack,
+            trace.events[0].stack, trace.events[7].stack,
             "equal stacks have one number"
         );
     } else {

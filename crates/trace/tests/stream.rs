@@ -219,7 +219,9 @@ fn record(seed: u64, is_finished: bool) -> Recorded {
             pool_known: true,
             note: NoteId::NONE,
         };
-        writer.push(NUMBERS[device], &event, &stacks).unwrap();
+        writer
+            .push(NUMBERS[device], &event, &stacks, &stacks)
+            .unwrap();
         events.push((device, event));
         if random.below(40) == 0 {
             writer.flush().unwrap();
@@ -367,7 +369,9 @@ fn events_that_contradict_what_was_there_are_refused() {
         pool_known: true,
         note: NoteId::NONE,
     };
-    writer.push(0, &event, &StackTable::new()).unwrap();
+    writer
+        .push(0, &event, &StackTable::new(), &StackTable::new())
+        .unwrap();
     writer.finish().unwrap();
     let error = read_from(&file.bytes()[..]).unwrap_err().to_string();
     assert!(error.contains("where there is no such thing"), "{error}");
@@ -392,7 +396,7 @@ fn file_of(settings: &AllocatorSettings, events: &[(Action, u64, u64)]) -> Vec<u
             pool_known: true,
             note: NoteId::NONE,
         };
-        writer.push(0, &event, &stacks).unwrap();
+        writer.push(0, &event, &stacks, &stacks).unwrap();
     }
     writer.finish().unwrap();
     file.bytes()

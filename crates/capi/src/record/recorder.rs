@@ -14,8 +14,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lowtide_core::{Action, Bytes, Count, Event, MempoolId, Observer, SegmentSnapshot};
 use lowtide_cuda::SignalsBlocked;
-use lowtide_trace::{AllocatorSettings, NoteId, StackId, StackTable, StreamWriter, TraceEvent};
+use lowtide_trace::{
+    AllocatorSettings, Note, NoteId, StackId, StackTable, StreamWriter, TraceEvent,
+};
 
+use super::metadata;
 use super::native::Functions;
 use super::ring::{Entry, Ring};
 use super::stacks;
@@ -49,6 +52,8 @@ pub(crate) struct Recorder {
     writer: OnceLock<Thread>,
     /// The process that has the writer's thread. A forked child does not have it.
     process: u32,
+    /// How many recordings the process began before this one, and 1.
+    number: u64,
     path: PathBuf,
     options: Options,
     outcome: Mutex<Option<Result<(), Error>>>,
@@ -79,6 +84,13 @@ enum Announcement {
         segments: Vec<Event>,
         time_us: i64,
     },
+    /// The program attached a text to a block.
+    Annotation {
+        device: u8,
+        event: Event,
+        text: Box<str>,
+        time_us: i64,
+    },
     /// The last entry.
     End,
 }
@@ -98,6 +110,7 @@ impl Recorder {
             let text = format_args!("nothing is recorded: {}: {error}", shown(path));
             Error::new(Status::File, text)
         };
+        static STARTED: AtomicU64 = AtomicU64::new(0);
         let (file, path) = created.map_err(failed)?;
         let recorder = Arc::new(Recorder {
             ring: Ring::new(PATIENCE),
@@ -105,6 +118,7 @@ impl Recorder {
             announcements: AtomicU64::new(0),
             writer: OnceLock::new(),
             process: std::process::id(),
+            number: STARTED.fetch_add(1, Ordering::Relaxed) + 1,
             path,
             options,
             outcome: Mutex::default(),
@@ -137,6 +151,11 @@ impl Recorder {
         self.process == std::process::id()
     }
 
+    /// Returns the recording's number: above 0, and greater than those of earlier recordings.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Returns the observer that records a device's events.
     pub(crate) fn of_device(self: &Arc<Recorder>, device: u8) -> Observer {
         let recorder = Arc::clone(self);
@@ -147,6 +166,7 @@ impl Recorder {
                 event,
                 time_us,
                 stack: stacks::current(),
+                metadata: metadata::current(),
             });
             recorder.put(entries);
         })
@@ -175,6 +195,16 @@ impl Recorder {
             device,
             tag: Arc::clone(tag),
             segments,
+            time_us: now_us(),
+        });
+    }
+
+    /// Records that the program attached a text to a block. `event` is the annotation.
+    pub(crate) fn record_annotation(&self, device: u8, event: Event, text: &str) {
+        self.announce(Announcement::Annotation {
+            device,
+            event,
+            text: text.into(),
             time_us: now_us(),
         });
     }
@@ -306,8 +336,10 @@ struct Session<'a> {
     writer: StreamWriter<File>,
     /// Whether a device's events are recorded, by device number.
     begun: [bool; 256],
-    /// The tags of regions, as notes. This table has no stacks.
-    tags: StackTable,
+    /// The texts of events: the program's, and the tags of regions. This table has no stacks.
+    notes: StackTable,
+    /// The notes of the program's texts, by their numbers in [`metadata`].
+    texts: HashMap<u32, NoteId>,
     /// The private pools that are in the file, by device.
     pools: BTreeSet<(u8, MempoolId)>,
     /// The pools that may be regions' pools; that is not known yet.
@@ -323,7 +355,8 @@ impl Session<'_> {
             writer: StreamWriter::new(file.try_clone()?)?,
             file,
             begun: [false; 256],
-            tags: StackTable::new(),
+            notes: StackTable::new(),
+            texts: HashMap::new(),
             pools: BTreeSet::new(),
             new_pools: Vec::new(),
             functions: Functions::default(),
@@ -351,7 +384,17 @@ impl Session<'_> {
                     event,
                     time_us,
                     stack,
-                } => self.push(device, event, time_us, stack)?,
+                    metadata,
+                } => {
+                    let event = TraceEvent {
+                        event,
+                        time_us,
+                        stack: StackId::NONE,
+                        pool_known: true,
+                        note: self.note_of(metadata),
+                    };
+                    self.push(device, event, stack)?;
+                }
                 Entry::Announced(number) => match lock(&self.recorder.announced).remove(&number) {
                     Some(Announcement::Begin {
                         device,
@@ -364,7 +407,15 @@ impl Session<'_> {
                         tag,
                         segments,
                         time_us,
-                    }) => self.push_pause(device, &tag, &segments, time_us)?,
+                    }) => segments
+                        .iter()
+                        .try_for_each(|&event| self.push_said(device, event, time_us, &tag))?,
+                    Some(Announcement::Annotation {
+                        device,
+                        event,
+                        text,
+                        time_us,
+                    }) => self.push_said(device, event, time_us, &text)?,
                     Some(Announcement::End) | None => return Ok(true),
                 },
             }
@@ -386,13 +437,13 @@ impl Session<'_> {
         }
         let paused = paused.iter();
         let paused: Vec<_> = paused
-            .map(|(tag, event)| TraceEvent::of_pause(*event, 0, tag, &mut self.tags))
+            .map(|(tag, event)| TraceEvent::with_metadata(*event, 0, tag, &mut self.notes))
             .collect();
         for segment in held {
             self.note_pool(device, segment.pool);
         }
         self.writer
-            .begin_device(device.into(), settings, held, &paused, &self.tags)
+            .begin_device(device.into(), settings, held, &paused, &self.notes)
     }
 
     /// Schedules a check, once per pool, of whether the pool is a region's.
@@ -420,30 +471,39 @@ impl Session<'_> {
         self.writer.flush()
     }
 
-    fn push(&mut self, device: u8, event: Event, time_us: i64, stack: u32) -> io::Result<()> {
+    /// Returns the note with the program's text of this number.
+    fn note_of(&mut self, metadata: u32) -> NoteId {
+        let Some(text) = metadata::text_of(metadata) else {
+            return NoteId::NONE;
+        };
+        let note = || {
+            self.notes.intern_note(Note {
+                compile_context: None,
+                user_metadata: Some((&*text).into()),
+            })
+        };
+        *self.texts.entry(metadata).or_insert_with(note)
+    }
+
+    fn push(&mut self, device: u8, event: TraceEvent, stack: u32) -> io::Result<()> {
         if !self.begun[usize::from(device)] {
             return Ok(());
         }
         self.events += 1;
-        if matches!(event.action, Action::SegmentAlloc | Action::SegmentMap) {
-            self.note_pool(device, event.pool);
+        let Event { action, pool, .. } = event.event;
+        if matches!(action, Action::SegmentAlloc | Action::SegmentMap) {
+            self.note_pool(device, pool);
         }
-        let event = TraceEvent {
-            event,
-            time_us,
-            stack: StackId::NONE,
-            pool_known: true,
-            note: NoteId::NONE,
-        };
+        let notes = &self.notes;
         if stack == 0 {
-            return self.writer.push(device.into(), &event, &self.tags);
+            return self.writer.push(device.into(), &event, notes, notes);
         }
         if let Some(calls) = stacks::calls_of(stack) {
             self.look_up(stack, &calls)?;
         }
         stacks::with(stack, |stack, table| {
             let event = TraceEvent { stack, ..event };
-            self.writer.push(device.into(), &event, table)
+            self.writer.push(device.into(), &event, table, &self.notes)
         })
     }
 
@@ -457,21 +517,10 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn push_pause(
-        &mut self,
-        device: u8,
-        tag: &str,
-        segments: &[Event],
-        time_us: i64,
-    ) -> io::Result<()> {
-        if !self.begun[usize::from(device)] {
-            return Ok(());
-        }
-        self.events += segments.len() as u64;
-        segments.iter().try_for_each(|&event| {
-            let event = TraceEvent::of_pause(event, time_us, tag, &mut self.tags);
-            self.writer.push(device.into(), &event, &self.tags)
-        })
+    /// Writes an event with a text.
+    fn push_said(&mut self, device: u8, event: Event, time_us: i64, text: &str) -> io::Result<()> {
+        let event = TraceEvent::with_metadata(event, time_us, text, &mut self.notes);
+        self.push(device, event, 0)
     }
 
     /// Completes the file, and returns the report about it.

@@ -19,7 +19,16 @@ const PLACES: usize = 1 << 16;
 /// The number of events between two wake-ups of the consumer.
 const WAKE_EVERY: u64 = PLACES as u64 / 4;
 /// Marks an announcement, in place of an event's action.
-const ANNOUNCEMENT: u64 = 255;
+const ANNOUNCEMENT: u64 = 15;
+
+/// An event's last word: the action, then these.
+const ACTION_MASK: u64 = 15;
+const DEVICE_SHIFT: u32 = 4;
+const METADATA_SHIFT: u32 = 12;
+const STACK_SHIFT: u32 = 32;
+
+/// The first number of a metadata text that an entry has no room for.
+pub(super) const METADATA_END: u32 = 1 << (STACK_SHIFT - METADATA_SHIFT);
 
 /// An entry of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +40,8 @@ pub(super) enum Entry {
         time_us: i64,
         /// The call site, as a number of [`stacks`](super::stacks).
         stack: u32,
+        /// The program's text, as a number of [`metadata`](super::metadata).
+        metadata: u32,
     },
     /// An announcement that the recorder has under this number.
     Announced(u64),
@@ -198,6 +209,7 @@ impl Place {
                 event,
                 time_us,
                 stack,
+                metadata,
             } => [
                 event.address.get(),
                 event.size.get(),
@@ -205,7 +217,10 @@ impl Place {
                 event.pool.0,
                 event.pool.1,
                 time_us.cast_unsigned(),
-                event.action as u64 | u64::from(device) << 8 | u64::from(stack) << 32,
+                event.action as u64
+                    | u64::from(device) << DEVICE_SHIFT
+                    | u64::from(metadata) << METADATA_SHIFT
+                    | u64::from(stack) << STACK_SHIFT,
             ],
             Entry::Announced(number) => [number, 0, 0, 0, 0, 0, ANNOUNCEMENT],
         };
@@ -225,16 +240,17 @@ impl Place {
             return Entry::Announced(address);
         }
         Entry::Happened {
-            device: (what >> 8) as u8,
+            device: (what >> DEVICE_SHIFT) as u8,
             event: Event {
-                action: Action::ALL[usize::from(what as u8)],
+                action: Action::ALL[(what & ACTION_MASK) as usize],
                 pool: MempoolId(capture, user),
                 address: DeviceAddress(address),
                 size: Bytes(size),
                 stream: Stream(stream),
             },
             time_us: time_us.cast_signed(),
-            stack: (what >> 32) as u32,
+            stack: (what >> STACK_SHIFT) as u32,
+            metadata: (what >> METADATA_SHIFT) as u32 % METADATA_END,
         }
     }
 }
@@ -249,7 +265,7 @@ mod tests {
         Entry::Happened {
             device: 127,
             event: Event {
-                action: Action::ALL[usize::try_from(number % 9).unwrap()],
+                action: Action::ALL[usize::try_from(number % 12).unwrap()],
                 pool: MempoolId(number, !number),
                 address: DeviceAddress(number << 20),
                 size: Bytes(number),
@@ -257,6 +273,7 @@ mod tests {
             },
             time_us: -5,
             stack: u32::MAX - 7,
+            metadata: METADATA_END - 3,
         }
     }
 

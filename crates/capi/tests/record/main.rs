@@ -239,6 +239,97 @@ fn pauses_are_recorded_where_they_were() {
     });
 }
 
+fn set_metadata(text: &str) {
+    let text = CString::new(text).unwrap();
+    // SAFETY: it ends with a zero byte.
+    assert_eq!(unsafe { lowtide_set_metadata(text.as_ptr()) }, Status::Ok);
+}
+
+fn annotate(memory: *mut c_void, text: &str) -> Status {
+    let text = CString::new(text).unwrap();
+    // SAFETY: it ends with a zero byte.
+    unsafe { lowtide_annotate(memory, text.as_ptr()) }
+}
+
+fn recording() -> u64 {
+    let mut number = u64::MAX;
+    // SAFETY: it may be written to.
+    assert_eq!(unsafe { lowtide_recording(&raw mut number) }, Status::Ok);
+    number
+}
+
+#[test]
+fn what_the_program_says_of_its_memory_is_recorded() {
+    let test = "what_the_program_says_of_its_memory_is_recorded";
+    isolated(test, &[], |_| {
+        let path = directory().join("said.lowtide");
+        assert_eq!(recording(), 0);
+        let before = allocate(30 << 20, 0).unwrap();
+        assert_eq!(annotate(before, "nobody hears"), Status::Ok);
+        assert_eq!(start(&path), Status::Ok);
+        let first = recording();
+        assert!(first > 0);
+        assert_eq!(annotate(before, "early"), Status::Ok);
+        let plain = allocate(512, 0).unwrap();
+        set_metadata("outer");
+        let outer = allocate(1 << 20, 0).unwrap();
+        set_metadata("inner");
+        let inner = allocate(2 << 20, 0).unwrap();
+        // Another thread has said nothing.
+        thread::scope(|scope| {
+            let other = scope.spawn(|| allocate(3 << 20, 0).unwrap().expose_provenance());
+            other.join().unwrap()
+        });
+        set_metadata("outer");
+        assert_eq!(lowtide_deallocate(inner), Status::Ok);
+        assert_eq!(annotate(inner, "gone"), Status::NotAllocated);
+        assert_eq!(annotate(outer, "kept"), Status::Ok);
+        set_metadata("");
+        assert_eq!(lowtide_deallocate(plain), Status::Ok);
+        assert_eq!(lowtide_record_stop(), Status::Ok);
+        assert_eq!(recording(), 0);
+
+        let snapshot = read(&path);
+        let trace = &snapshot.traces[0];
+        let said = trace.events.iter().filter_map(|event| {
+            let text = trace.stacks.note(event.note).user_metadata;
+            let action = event.event.action;
+            let is_of_block = !action.is_segment() && action != Action::FreeCompleted;
+            is_of_block.then(|| {
+                (
+                    action,
+                    event.event.size.get() >> 20,
+                    text.map(|it| it.raw()),
+                )
+            })
+        });
+        assert_eq!(
+            said.collect::<Vec<_>>(),
+            [
+                (Action::Annotate, 30, Some("early")),
+                (Action::Alloc, 0, None),
+                (Action::Alloc, 1, Some("outer")),
+                (Action::Alloc, 2, Some("inner")),
+                (Action::Alloc, 3, None),
+                (Action::FreeRequested, 2, Some("outer")),
+                (Action::Annotate, 1, Some("kept")),
+                (Action::FreeRequested, 0, None),
+            ]
+        );
+        let history = History::new(trace, &BlockSizes::of(trace, &()));
+        let annotated = history.blocks.iter().map(|block| {
+            let text = &history.annotations[block.annotation as usize];
+            (block.requested.get() >> 20, &**text)
+        });
+        let annotated: Vec<_> = annotated.filter(|(_, text)| !text.is_empty()).collect();
+        assert_eq!(annotated, [(30, "early"), (1, "kept")]);
+
+        assert_eq!(start(&path), Status::Ok);
+        assert!(recording() > first, "the next one has another number");
+        assert_eq!(lowtide_record_stop(), Status::Ok);
+    });
+}
+
 #[test]
 fn a_recording_that_begins_late_knows_what_is_paused() {
     let test = "a_recording_that_begins_late_knows_what_is_paused";

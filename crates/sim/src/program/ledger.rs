@@ -86,7 +86,9 @@ impl Ledger {
                 Ok(())
             }
             Action::Snapshot => Ok(()),
-            Action::SegmentPaused | Action::SegmentResumed => Err("nobody pauses".to_owned()),
+            Action::SegmentPaused | Action::SegmentResumed | Action::Annotate => {
+                Err("no allocator makes this event".to_owned())
+            }
         }
         .map_err(|error| format!("after {event:?}: {error}"))
     }

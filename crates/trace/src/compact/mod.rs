@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! header   8 bytes  "lowtide\n"
-//!          2 bytes  the version of the format, 4; a reader refuses higher ones
+//!          2 bytes  the version of the format, 5; a reader refuses higher ones
 //! section  1 byte   what it holds, below; a reader skips those it does not know
 //!          4 bytes  the length of the payload, 64 MiB at most
 //!          …        the payload
@@ -47,11 +47,14 @@
 //! first event of a section, everything is 0 and the pool is not known.
 //!
 //! Version 1 had no notes, and no byte in `C` for which settings are recorded. Version 2 had no `G` and no `I`, and
-//! named each device once. Version 3 had no events of regions that are paused and resumed.
+//! named each device once. Version 3 had no events of regions that are paused and resumed. Version 4 had no
+//! annotations of blocks.
 //!
 //! [`Action::SegmentPaused`] and [`Action::SegmentResumed`] are events of whole segments. Their note has the
 //! region's tag as its `user_metadata`. The pauses of segments that were paused before the first event are in `P`,
 //! which is missing if there are none. A segment that is released while it is paused has no resume before.
+//!
+//! [`Action::Annotate`] is an event of a block. Its note has the program's text as its `user_metadata`.
 //!
 //! A file has either `I` or `M` for each device. `M` is written after the last event. The segments and blocks
 //! before the first event then follow from the events and `M`, as for PyTorch's snapshots. `I` is written before
@@ -74,7 +77,7 @@ pub use stream::StreamWriter;
 pub use write::write_compact;
 
 const MAGIC: &[u8; 8] = b"lowtide\n";
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 
 /// The longest section: far longer than any that is written.
 const SECTION_BYTES_MAX: u64 = 64 << 20;

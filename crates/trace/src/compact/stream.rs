@@ -98,8 +98,8 @@ impl<W: Write> StreamWriter<W> {
         self.devices.iter().any(|known| known.number == device)
     }
 
-    /// Adds the next event of a device. Its stack and note are in `stacks`, which must be the same table for all
-    /// events.
+    /// Adds the next event of a device. Its stack is in `stacks` and its note in `notes`, which must be the same tables
+    /// for all events.
     ///
     /// # Errors
     ///
@@ -108,12 +108,18 @@ impl<W: Write> StreamWriter<W> {
     /// # Panics
     ///
     /// If the device has not begun.
-    pub fn push(&mut self, device: u32, event: &TraceEvent, stacks: &StackTable) -> io::Result<()> {
+    pub fn push(
+        &mut self,
+        device: u32,
+        event: &TraceEvent,
+        stacks: &StackTable,
+        notes: &StackTable,
+    ) -> io::Result<()> {
         let index = self.index_of(device);
         let tables = &mut self.writer.tables;
         let numbers = [
             tables.stack(stacks, event.stack),
-            tables.note(stacks, event.note),
+            tables.note(notes, event.note),
         ];
         let device = &mut self.devices[index];
         put_event(&mut device.payload, event, &device.before, numbers);

@@ -124,7 +124,8 @@ impl Present {
             Action::Snapshot
             | Action::OutOfMemory
             | Action::SegmentPaused
-            | Action::SegmentResumed => {}
+            | Action::SegmentResumed
+            | Action::Annotate => {}
         }
         Ok(())
     }

@@ -362,7 +362,8 @@ impl Past {
             Action::Snapshot
             | Action::OutOfMemory
             | Action::SegmentPaused
-            | Action::SegmentResumed => Ok(()),
+            | Action::SegmentResumed
+            | Action::Annotate => Ok(()),
         }
     }
 

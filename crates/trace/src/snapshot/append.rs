@@ -31,7 +31,7 @@ pub fn add_regions(pickle: &mut Vec<u8>, regions: &[RegionPool], paused: &[Pause
     let mut stacks = StackTable::new();
     let pauses = paused.iter().map(|segment| {
         let &PausedSegment { event, time_us, .. } = segment;
-        let event = TraceEvent::of_pause(event, time_us, segment.tag.raw(), &mut stacks);
+        let event = TraceEvent::with_metadata(event, time_us, segment.tag.raw(), &mut stacks);
         let place = Place::ByTime;
         (segment.device, Pause { place, event })
     });

@@ -31,7 +31,7 @@ const HOST: i64 = -1;
 /// those at the last event.
 ///
 /// Contents that reading leaves out are not written:
-/// - events that reading skipped (`annotate`),
+/// - events whose action reading did not know,
 /// - `internal_metadata`, `forward_frames`, and the keys that FX adds to frames,
 /// - fields of an annotation other than its name and stage,
 /// - settings that do not decide where blocks go, and `category`.
