@@ -22,6 +22,7 @@ mod categories;
 mod changes;
 mod growth;
 mod history;
+mod labels;
 mod levels;
 mod numbering;
 mod owner;

@@ -9,14 +9,15 @@ use std::path::{Path, PathBuf};
 
 use common::{Job, MIB};
 use flate2::read::GzDecoder;
+use lowtide_core::{BlockStatus, Bytes};
 use lowtide_history::{BlockSizes, Categories, Category, History};
-use lowtide_trace::Trace;
+use lowtide_trace::{InitialBlock, StackId, Trace};
 
 /// A storage: the time in microseconds at which the program had it, its address and size, and its category.
 type Mark = (i64, u64, u64, String);
 
 /// What `data/categories.py` ran: trainings with stacks of several kinds, and a generation of tokens.
-const JOBS: [&str; 12] = [
+const JOBS: [&str; 18] = [
     "plain.all",
     "accumulate.python",
     "checkpoint.all",
@@ -29,6 +30,12 @@ const JOBS: [&str; 12] = [
     "convolution.python",
     "recorded.all",
     "recorded.sgd",
+    "plain.said",
+    "accumulate.said",
+    "checkpoint.said",
+    "autocast.said",
+    "sgd.said",
+    "late.said",
 ];
 
 fn data(name: &str) -> PathBuf {
@@ -167,4 +174,127 @@ fn what_each_step_keeps_is_no_input() {
     assert_eq!(bytes(Category::Gradients), MIB);
     let at_end = categories.held_at(&history, history.events);
     assert_eq!(at_end[Category::Unknown].bytes, 5 * 512);
+}
+
+const FORWARD: &str = r#"{"module": "layers.0"}"#;
+const BACKWARD: &str = r#"{"phase": "backward"}"#;
+const OPTIMIZER: &str = r#"{"phase": "optimizer"}"#;
+
+fn label(category: &str) -> String {
+    format!(r#"{{"category": "{category}", "module": "layers.0", "name": "weight"}}"#)
+}
+
+/// A training that says what its memory is for. Its stacks would say nothing, or something else: `stack` is that of
+/// each request.
+fn said(stack: Option<(&str, &str, u32)>) -> Trace {
+    let mut job = Job::new(stack.is_some());
+    let stack: Vec<_> = stack.into_iter().collect();
+    let weight = job.alloc_in(MIB, &stack);
+    let mut state = None;
+    for step in 0..4 {
+        job.annotate(weight, &label("parameters"));
+        let batch = job.alloc_in(3 * MIB, &stack);
+        job.annotate(batch, r#"{"category": "inputs"}"#);
+        job.say(FORWARD);
+        let scratch = job.alloc_in(5 * MIB, &stack);
+        let output = job.alloc_in(7 * MIB, &stack);
+        job.free(scratch);
+        job.say("");
+        let loss = job.alloc_in(512, &stack);
+        job.say(BACKWARD);
+        let of_loss = job.alloc_in(1024, &stack);
+        job.free(of_loss);
+        job.free(output);
+        let gradient = job.alloc_in(MIB, &stack);
+        job.annotate(gradient, &label("gradients"));
+        job.say(OPTIMIZER);
+        let made = *state.get_or_insert_with(|| job.alloc_in(2 * MIB, &stack));
+        if step == 0 {
+            job.annotate(made, &label("optimizer_state"));
+        }
+        let update = job.alloc_in(MIB, &stack);
+        job.free(update);
+        job.say("");
+        for block in [gradient, loss, batch] {
+            job.free(block);
+        }
+    }
+    job.into_trace()
+}
+
+#[test]
+fn what_the_program_says_needs_no_stacks_and_goes_before_them() {
+    for stack in [None, Some(("step", "train.py", 1))] {
+        let trace = said(stack);
+        let history = History::new(&trace, &BlockSizes::estimated(&trace));
+        let categories = Categories::of(&trace, &history);
+        let is_second = |block: &lowtide_history::Block| block.start > 20;
+        let blocks = history.blocks.iter().enumerate();
+        let second = blocks
+            .filter(|(_, block)| is_second(block))
+            .map(|(index, block)| {
+                let module = categories.module_of_block(index) as usize;
+                let path = &*categories.module_paths()[module];
+                (block.requested.get(), categories.of_block(index), path)
+            });
+        let of_a_step = [
+            (3 * MIB, Category::Inputs, ""),
+            (5 * MIB, Category::Temporaries, "layers.0"),
+            (7 * MIB, Category::Activations, "layers.0"),
+            (512, Category::Activations, ""),
+            (1024, Category::Temporaries, ""),
+            (MIB, Category::Gradients, "layers.0"),
+            (MIB, Category::Temporaries, ""),
+        ];
+        let found: Vec<_> = second.collect();
+        assert_eq!(found[found.len() - 7..], of_a_step, "{stack:?}");
+        let held = categories.held_at(&history, history.events);
+        assert_eq!(held[Category::Parameters].bytes, MIB, "{stack:?}");
+        assert_eq!(held[Category::OptimizerState].bytes, 2 * MIB, "{stack:?}");
+    }
+}
+
+/// Sizes alone would make the unnamed block a moment of the named one.
+#[test]
+fn beside_named_parameters_an_unnamed_block_is_none() {
+    let mut trace = said(None);
+    let named = trace.events.remove(1).event;
+    let block = |address| InitialBlock {
+        address,
+        size: named.size,
+        requested: named.size,
+        stream: named.stream,
+        pool: Some(named.pool),
+        status: BlockStatus::Allocated,
+        stack: StackId::NONE,
+    };
+    let unnamed = named.address + Bytes(1 << 44);
+    trace.initial.blocks = vec![block(named.address), block(unnamed)];
+    let history = History::new(&trace, &BlockSizes::estimated(&trace));
+    let held = Categories::of(&trace, &history).held_at(&history, history.events);
+    assert_eq!(held[Category::Parameters].bytes, MIB);
+    assert_eq!(held[Category::OptimizerState].bytes, 2 * MIB);
+    assert_eq!(held[Category::Workspaces].bytes, MIB, "as large as one");
+}
+
+/// Metadata is the program's own: it may be any text.
+#[test]
+fn other_texts_say_nothing() {
+    for text in [
+        "weights",
+        "{",
+        "[1]",
+        r#"{"category": 7}"#,
+        r#"{"category": "secret", "step": 3}"#,
+    ] {
+        let mut job = Job::new(false);
+        job.say(text);
+        let block = job.alloc(3 * MIB, "main", 1);
+        job.annotate(block, text);
+        let trace = job.into_trace();
+        let history = History::new(&trace, &BlockSizes::estimated(&trace));
+        let categories = Categories::of(&trace, &history);
+        assert_eq!(categories.of_block(0), Category::Unknown, "{text}");
+        assert_eq!(categories.module_paths(), [""], "{text}");
+    }
 }

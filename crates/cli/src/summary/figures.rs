@@ -28,12 +28,24 @@ pub(crate) struct Summary {
     pub(super) leaks: Leaks,
     /// The call site of the largest leak, in one line.
     pub(super) largest_leak: Option<String>,
-    /// What is held at the peak of live bytes, by category; `None` if no stacks are recorded.
+    /// What is held at the peak of live bytes, by category; `None` if neither stacks nor the program's labels show it.
     pub(super) held: Option<Held>,
+    /// What is held at the peak of live bytes by each module that the program named, the most first. Those that differ only
+    /// in numbers are one.
+    pub(super) modules: Vec<HeldModule>,
+    /// Whether stacks are recorded.
+    pub(super) has_stacks: bool,
     /// What is held at the peak of live bytes by each call site, the most first.
     pub(super) sites: Vec<HeldSite>,
     /// The outcomes of other strategies than the job's.
     pub(super) others: Vec<Replayed>,
+}
+
+/// What modules hold at the peak of live bytes.
+pub(super) struct HeldModule {
+    /// Their path, with `*` for numbers; empty for what is held outside of modules.
+    pub(super) path: String,
+    pub(super) kept: Kept,
 }
 
 /// What a call site holds at the peak of live bytes.
@@ -41,7 +53,7 @@ pub(super) struct HeldSite {
     /// The call site in one line.
     pub(super) line: String,
     pub(super) kept: Kept,
-    /// Its category; `None` if no stacks are recorded.
+    /// Its category; `None` if nothing shows categories.
     pub(super) category: Option<Category>,
 }
 
@@ -68,11 +80,13 @@ impl Summary {
         others: Vec<Replayed>,
     ) -> Summary {
         let Findings { history, leaks, .. } = findings;
+        let categories = &leaks.categories;
         let has_stacks = history
             .blocks
             .iter()
             .any(|block| block.stack != StackId::NONE);
-        let categories = has_stacks.then_some(&leaks.categories);
+        let modules = held_modules(&history, categories);
+        let categories = (has_stacks || !modules.is_empty()).then_some(categories);
         let peak = history.peak_live.instant;
         let held = categories.map(|categories| categories.held_at(&history, peak));
         let sizes = Sizes::new(std::slice::from_ref(&history), false);
@@ -81,8 +95,10 @@ impl Summary {
             job: job.with_history(&history),
             limit,
             largest_leak: largest.map(|leak| sites::site_line(leak.site, &trace.stacks, &sizes)),
-            sites: held_sites(trace, &history, categories, &sizes),
+            sites: held_sites(trace, &history, categories, &sizes, has_stacks),
             held,
+            modules,
+            has_stacks,
             peak_live: history.peak_live,
             peak_reserved: history.peak_reserved,
             refusals: history.refusals,
@@ -128,12 +144,38 @@ fn replay_others(
     )
 }
 
+/// Returns what modules hold at the peak of live bytes, the most first; nothing if the program named none.
+fn held_modules(history: &History, categories: &Categories) -> Vec<HeldModule> {
+    let paths = categories.module_paths();
+    if paths.len() < 2 {
+        return Vec::new();
+    }
+    let mut held: BTreeMap<String, Kept> = BTreeMap::new();
+    for (index, block) in history.held_at(history.peak_live.instant) {
+        let path = &paths[categories.module_of_block(index) as usize];
+        held.entry(without_numbers(path)).or_default().add(block);
+    }
+    let held = held.into_iter();
+    let mut modules: Vec<HeldModule> = held.map(|(path, kept)| HeldModule { path, kept }).collect();
+    modules.sort_by_key(|module| Reverse(module.kept.bytes));
+    modules
+}
+
+/// Returns the path of a module with `*` for the numbers of layers.
+fn without_numbers(path: &str) -> String {
+    let is_number = |name: &str| name.parse::<u32>().is_ok();
+    let names = path.split('.');
+    let names = names.map(|name| if is_number(name) { "*" } else { name });
+    names.collect::<Vec<&str>>().join(".")
+}
+
 /// Returns what each call site holds at the peak of live bytes, the most first.
 fn held_sites(
     trace: &Trace,
     history: &History,
     categories: Option<&Categories>,
     sizes: &Sizes,
+    has_stacks: bool,
 ) -> Vec<HeldSite> {
     let mut lines: BTreeMap<Site, String> = BTreeMap::new();
     let mut sites: BTreeMap<(String, Option<Category>), Kept> = BTreeMap::new();
@@ -142,7 +184,7 @@ fn held_sites(
         let line = lines.entry(site);
         let line = line.or_insert_with(|| {
             let line = sites::site_line(site, &trace.stacks, sizes);
-            let has_no_stack = categories.is_some() && matches!(site, Site::Size { .. });
+            let has_no_stack = has_stacks && matches!(site, Site::Size { .. });
             let why = if has_no_stack { NO_STACK } else { "" };
             line + why
         });

@@ -6,7 +6,7 @@ use lowtide_history::{Category, Held, Kept, Refusal};
 use lowtide_replay::ImpliedLimit;
 use serde::Serialize;
 
-use super::figures::{HeldSite, Summary};
+use super::figures::{HeldModule, HeldSite, Summary};
 use crate::job::Job;
 use crate::json::ResultRow;
 use crate::leaks;
@@ -20,8 +20,10 @@ pub(super) struct Json<'a> {
     limit: Option<LimitRow>,
     peak_live: MomentRow,
     peak_reserved: MomentRow,
-    /// What is held at the peak of live bytes; null if no stacks are recorded.
+    /// What is held at the peak of live bytes; null if neither stacks nor the program's labels show it.
     categories: Option<BTreeMap<&'static str, Kept>>,
+    /// What modules hold at the peak of live bytes, the most first; empty if the program named none.
+    modules: Vec<ModuleRow<'a>>,
     /// What each call site holds at the peak of live bytes, the most first.
     sites: Vec<SiteRow<'a>>,
     growth: GrowthRow<'a>,
@@ -34,6 +36,13 @@ pub(super) struct Json<'a> {
 struct LimitRow {
     least_bytes: u64,
     most_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ModuleRow<'a> {
+    path: &'a str,
+    #[serde(flatten)]
+    kept: Kept,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,6 +78,7 @@ impl<'a> Json<'a> {
             peak_live: MomentRow::new(&summary.peak_live),
             peak_reserved: MomentRow::new(&summary.peak_reserved),
             categories: summary.held.as_ref().map(by_name),
+            modules: summary.modules.iter().map(ModuleRow::new).collect(),
             sites: summary.sites.iter().map(SiteRow::new).collect(),
             growth: GrowthRow {
                 verdict: leaks::verdict(leaks),
@@ -94,6 +104,15 @@ impl LimitRow {
         LimitRow {
             least_bytes: limit.least.get(),
             most_bytes: limit.most.get(),
+        }
+    }
+}
+
+impl<'a> ModuleRow<'a> {
+    fn new(module: &'a HeldModule) -> ModuleRow<'a> {
+        ModuleRow {
+            path: &module.path,
+            kept: module.kept,
         }
     }
 }

@@ -15,8 +15,8 @@ use crate::format::{self, SizeUnit};
 use crate::job::Job;
 use crate::{leaks, moment, ranking, recording, table};
 
-/// The number of call sites shown, so that a summary fits on a screen. The JSON has all.
-const SITES_MAX: usize = 10;
+/// The number of call sites, and of modules, shown, so that a summary fits on a screen. The JSON has all.
+const ROWS_MAX: usize = 10;
 
 /// The share of the job's memory that another strategy has to save to be worth a command.
 const WORTHWHILE: f64 = 0.01;
@@ -34,6 +34,7 @@ pub(crate) fn one(summary: &Summary) -> String {
     if let Some(held) = &summary.held {
         text += &categories(held, summary.job.peak_live_bytes);
     }
+    text += &modules(summary);
     text += &sites(summary);
     let largest = summary.largest_leak.as_ref();
     let at = largest.map(|line| format!("\n  {}", OneLine(line)));
@@ -162,14 +163,48 @@ fn category_text(category: Category) -> String {
     category.name().replace('_', " ")
 }
 
-/// Returns the call sites that hold most at the peak of live bytes.
+/// Returns the modules that hold most at the peak of live bytes; nothing if the program named none.
+fn modules(summary: &Summary) -> String {
+    if summary.modules.is_empty() {
+        return String::new();
+    }
+    let title = style("the modules that hold most of it, numbers as *:").bold();
+    let mut text = format!("\n{title}\n");
+    let peak = summary.job.peak_live_bytes;
+    for module in summary.modules.iter().take(ROWS_MAX) {
+        let path = match &*module.path {
+            "" => "outside of modules".to_owned(),
+            path => OneLine(path).to_string(),
+        };
+        let _ = writeln!(text, "{}  {path}", held_row(&module.kept, peak));
+    }
+    let kept = summary.modules.iter().map(|module| &module.kept);
+    text + &rest(kept, peak, "other module")
+}
+
+/// Returns a row with what is not shown of some rows; nothing if all are.
+fn rest<'k>(kept: impl Iterator<Item = &'k Kept>, peak: Bytes, name: &str) -> String {
+    let rest: Vec<&Kept> = kept.skip(ROWS_MAX).collect();
+    let bytes = rest.iter().map(|kept| kept.bytes).sum();
+    if bytes == 0 {
+        return String::new();
+    }
+    let others = format::counted(rest.len() as u64, name);
+    let row = held_row(&Kept { bytes, blocks: 0 }, peak);
+    format!("{row}  {others}\n")
+}
+
+/// Returns the call sites that hold most at the peak of live bytes; nothing if only modules are known.
 fn sites(summary: &Summary) -> String {
+    if !summary.has_stacks && !summary.modules.is_empty() {
+        return String::new();
+    }
     let mut text = format!(
         "\n{}\n",
         style("the call sites that hold most of it:").bold()
     );
     let peak = summary.job.peak_live_bytes;
-    for site in summary.sites.iter().take(SITES_MAX) {
+    for site in summary.sites.iter().take(ROWS_MAX) {
         let category = site
             .category
             .map(|category| format!("{:15}  ", category_text(category)));
@@ -181,14 +216,9 @@ fn sites(summary: &Summary) -> String {
             OneLine(&site.line)
         );
     }
-    let rest = summary.sites.iter().skip(SITES_MAX);
-    let bytes: u64 = rest.clone().map(|site| site.kept.bytes).sum();
-    if bytes > 0 {
-        let places = format::counted(rest.count() as u64, "other call site");
-        let kept = Kept { bytes, blocks: 0 };
-        let _ = writeln!(text, "{}  {places}", held_row(&kept, peak));
-    }
-    if summary.held.is_none() {
+    let kept = summary.sites.iter().map(|site| &site.kept);
+    text += &rest(kept, peak, "other call site");
+    if !summary.has_stacks {
         text += "no stacks are recorded, which show the program's lines and categories: \
                  torch.cuda.memory._record_memory_history() records them\n";
     }

@@ -1,16 +1,18 @@
-//! The part of a job that made a request, as far as its stack shows it.
+//! The part of a job that made a request, as far as the program's labels and the stack show it.
 
 use hashbrown::HashMap;
 use lowtide_core::Action;
-use lowtide_trace::{Frame, StackId, Trace};
+use lowtide_trace::{Frame, NoteId, StackId, Trace, TraceEvent};
 
 use crate::callers::{Callers, is_of_optimizer};
+use crate::history::Block;
+use crate::labels::{Label, Labels};
 use crate::owner::{Owner, operator_of, without_class};
 
 /// The part of a job that made a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Maker {
-    /// No stack shows it.
+    /// Neither shows it.
     Unknown,
     /// The program, outside of the model and the optimizer.
     Program,
@@ -58,14 +60,16 @@ const LIBRARY_FUNCTIONS: [&str; 6] = [
 
 /// The makers of a recording's requests, and when each of them made one.
 #[derive(Debug)]
-pub(super) struct Makers {
+pub(super) struct Makers<'a> {
+    trace: &'a Trace,
+    labels: &'a Labels,
     by_stack: HashMap<StackId, Maker>,
     /// For each maker, the instants of its requests, ascending.
     instants: [Vec<u32>; Maker::ALL.len()],
     /// The instants at which a backward pass begins, ascending.
     passes: Vec<u32>,
-    /// Whether stacks show what freed blocks. lowtide's own recordings do not have them.
-    pub(super) frees_have_stacks: bool,
+    /// Whether what freed blocks is known. The stacks of lowtide's own recordings do not show it.
+    pub(super) frees_are_known: bool,
 }
 
 impl Maker {
@@ -92,26 +96,29 @@ impl Maker {
     }
 }
 
-impl Makers {
+impl<'a> Makers<'a> {
     /// Returns the makers of the requests of `trace`. Linear time.
-    pub(super) fn of(trace: &Trace, callers: &Callers) -> Makers {
+    pub(super) fn of(trace: &'a Trace, callers: &Callers, labels: &'a Labels) -> Makers<'a> {
         let mut makers = Makers {
+            trace,
+            labels,
             by_stack: HashMap::new(),
             instants: Default::default(),
             passes: Vec::new(),
-            frees_have_stacks: false,
+            frees_are_known: false,
         };
         let mut was_backward = false;
         for (instant, event) in (1..).zip(&trace.events) {
-            let maker = *makers.by_stack.entry(event.stack).or_insert_with(|| {
+            makers.by_stack.entry(event.stack).or_insert_with(|| {
                 let frames: Vec<Frame<'_>> = trace.stacks.frames(event.stack).collect();
                 maker(&frames, callers.is_backward(event.stack))
             });
             if event.event.action != Action::Alloc {
-                makers.frees_have_stacks |=
-                    event.event.action == Action::FreeRequested && event.stack != StackId::NONE;
+                makers.frees_are_known |= event.event.action == Action::FreeRequested
+                    && makers.of_free(instant, event).is_some();
                 continue;
             }
+            let maker = makers.of_request(instant, event.stack, event.note);
             makers.instants[maker as usize].push(instant);
             if !maker.runs() {
                 continue;
@@ -124,9 +131,40 @@ impl Makers {
         makers
     }
 
-    /// Returns the maker of the blocks with this stack.
-    pub(super) fn of_stack(&self, stack: StackId) -> Maker {
-        self.by_stack.get(&stack).copied().unwrap_or(Maker::Unknown)
+    /// Returns the maker of a block.
+    pub(super) fn of_block(&self, block: &Block) -> Maker {
+        self.of_request(block.start, block.stack, self.note_of(block))
+    }
+
+    /// Returns the path of the module that made a block, if the program said it.
+    pub(super) fn module_of(&self, block: &Block) -> Option<String> {
+        let label = self.labels.of_event(block.start, self.note_of(block))?;
+        label.module.clone()
+    }
+
+    /// Returns the note of the event that made a block. A block from before the first event has none.
+    fn note_of(&self, block: &Block) -> NoteId {
+        let event = block.start.checked_sub(1);
+        let note = event.map(|index| self.trace.events[index as usize].note);
+        note.unwrap_or_default()
+    }
+
+    /// Returns what freed a block at `instant`; `None` if that is not known.
+    pub(super) fn of_free(&self, instant: u32, free: &TraceEvent) -> Option<Maker> {
+        let is_known =
+            free.stack != StackId::NONE || self.labels.of_event(instant, free.note).is_some();
+        is_known.then(|| self.of_request(instant, free.stack, free.note))
+    }
+
+    /// Returns what ran at an event. A stack shows libraries and caches better than a label does.
+    fn of_request(&self, instant: u32, stack: StackId, note: NoteId) -> Maker {
+        let by_stack = self.by_stack.get(&stack).copied().unwrap_or(Maker::Unknown);
+        match (self.labels.of_event(instant, note), by_stack) {
+            (None, _) | (_, Maker::Library | Maker::KvCache) => by_stack,
+            (Some(label), _) if label.says_what_ran() => labelled(label),
+            (Some(_), Maker::Unknown) => Maker::Program,
+            (Some(_), _) => by_stack,
+        }
     }
 
     /// Returns whether one of these makers made a request.
@@ -173,6 +211,16 @@ impl Makers {
     /// Returns the number of backward passes that began before `instant`.
     pub(super) fn passes_before(&self, instant: u32) -> usize {
         self.passes.partition_point(|&pass| pass < instant)
+    }
+}
+
+/// Returns what ran, by the program's own label.
+fn labelled(label: &Label) -> Maker {
+    match (label.phase.as_deref(), &label.module) {
+        (Some("optimizer"), _) => Maker::Optimizer,
+        (Some("backward"), None) => Maker::Backward,
+        (Some("backward"), Some(_)) => Maker::Recomputation,
+        _ => Maker::Forward,
     }
 }
 

@@ -10,6 +10,8 @@ use lowtide_trace::{StackId, Trace};
 
 use crate::callers::Callers;
 use crate::history::{Block, History, Kept};
+use crate::labels::Labels;
+use crate::numbering::Numbering;
 use makers::{Maker, Makers};
 
 /// What memory is for.
@@ -45,13 +47,17 @@ const INPUT_PASSES_MAX: usize = 2;
 
 /// The category of each block of a job.
 ///
-/// Recordings do not contain categories. Each follows from the code that allocated a block, and from what ran while the
-/// program held it. For example, what an optimizer's step made and did not free is its state. What a forward pass made and
+/// A program on lowtide can write them into its recording (`lowtide.categorize`). Otherwise, each follows from the code that
+/// allocated a block, and from what ran while the program held it. For example, what an optimizer's step made and did not free is its state. What a forward pass made and
 /// the backward pass found is an activation.
 #[derive(Clone, Debug)]
 pub struct Categories {
     /// In the order of [`History::blocks`].
     by_block: Vec<Category>,
+    /// The number of each block's module.
+    modules: Vec<u32>,
+    /// The paths of modules, by their numbers; the first is empty.
+    paths: Vec<String>,
 }
 
 /// The bytes and blocks of each category at one instant.
@@ -71,6 +77,12 @@ impl Category {
         Category::Workspaces,
         Category::Unknown,
     ];
+
+    fn named(name: &str) -> Option<Category> {
+        Category::ALL
+            .into_iter()
+            .find(|category| category.name() == name)
+    }
 
     /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
@@ -97,20 +109,31 @@ impl Categories {
 
     /// Like [`Categories::of`], with the callers of `trace`.
     pub(crate) fn by_callers(trace: &Trace, history: &History, callers: &Callers) -> Categories {
-        let makers = Makers::of(trace, callers);
+        let labels = Labels::of(trace, history);
         let job = Job {
-            makers,
+            makers: Makers::of(trace, callers, &labels),
+            labels: &labels,
             trace,
             history,
         };
         let mut by_block: Vec<Category> = history
             .blocks
             .iter()
-            .map(|block| job.category(block))
+            .map(|block| job.said(block).unwrap_or_else(|| job.category(block)))
             .collect();
         job.divide_initial(&mut by_block);
         job.check(&mut by_block);
-        Categories { by_block }
+        let mut paths = Numbering::default();
+        paths.number(String::new());
+        let modules = history.blocks.iter().map(|block| {
+            let path = job.module(block).unwrap_or_default();
+            paths.number(path)
+        });
+        Categories {
+            by_block,
+            modules: modules.collect(),
+            paths: paths.into_values(),
+        }
     }
 
     /// Returns the bytes and blocks of each category that the program holds at `instant`, without what is paused. Linear
@@ -121,6 +144,22 @@ impl Categories {
             held.0[self.by_block[index] as usize].add(block);
         }
         held
+    }
+
+    /// Returns the paths of the modules that the program named, in their order of first use. The first is empty: it is that
+    /// of blocks without a module.
+    pub fn module_paths(&self) -> &[String] {
+        &self.paths
+    }
+
+    /// Returns the number of the module of the block with this index in [`History::blocks`], as in
+    /// [`Categories::module_paths`].
+    ///
+    /// # Panics
+    ///
+    /// If there is no such block.
+    pub fn module_of_block(&self, index: usize) -> u32 {
+        self.modules[index]
     }
 
     /// Returns the category of the block with this index in [`History::blocks`].
@@ -143,15 +182,22 @@ impl Index<Category> for Held {
 
 /// A job whose blocks are put into categories.
 struct Job<'a> {
-    makers: Makers,
+    makers: Makers<'a>,
+    labels: &'a Labels,
     trace: &'a Trace,
     history: &'a History,
 }
 
 impl Job<'_> {
+    /// Returns the category that the program named.
+    fn said(&self, block: &Block) -> Option<Category> {
+        let name = self.labels.of_block(block).category.as_deref();
+        name.and_then(Category::named)
+    }
+
     /// Returns the category of a block by its maker and its lifetime.
     fn category(&self, block: &Block) -> Category {
-        match self.makers.of_stack(block.stack) {
+        match self.makers.of_block(block) {
             _ if is_bare_initial(block) => Category::Unknown,
             Maker::Unknown => Category::Unknown,
             Maker::Library => Category::Workspaces,
@@ -175,6 +221,12 @@ impl Job<'_> {
         }
     }
 
+    /// Returns the path of the module that a block belongs to, or else of the one that made it.
+    fn module(&self, block: &Block) -> Option<String> {
+        let said = self.labels.of_block(block);
+        said.module.clone().or_else(|| self.makers.module_of(block))
+    }
+
     /// Returns whether something else than `own` makes a request while the program holds a block, or frees the block; or
     /// whether nothing frees it.
     fn survives(&self, block: &Block, own: impl Fn(Maker) -> bool) -> bool {
@@ -186,8 +238,8 @@ impl Job<'_> {
             .freed
             .checked_sub(1)
             .map(|index| &self.trace.events[index as usize]);
-        let frees = |stack| stack != StackId::NONE && !own(self.makers.of_stack(stack));
-        free.is_some_and(|free| frees(free.stack))
+        free.and_then(|free| self.makers.of_free(block.freed, free))
+            .is_some_and(|maker| !own(maker))
             || self
                 .makers
                 .next(block.start, |maker| maker.runs() && !own(maker))
@@ -234,7 +286,7 @@ impl Job<'_> {
     /// there is none, past the next forward pass.
     fn is_overdue(&self, block: &Block) -> bool {
         if self.makers.has(Maker::Backward) {
-            let is_of_backward = self.makers.of_stack(block.stack).is_of_backward();
+            let is_of_backward = self.makers.of_block(block).is_of_backward();
             return self.passes_over(block) > usize::from(!is_of_backward);
         }
         let end = self
@@ -246,8 +298,8 @@ impl Job<'_> {
     /// Returns whether backward made a block and did not free it before its last request, if nothing else shows what freed
     /// it.
     fn outlives_pass(&self, block: &Block) -> bool {
-        !self.makers.frees_have_stacks
-            && self.makers.of_stack(block.stack) == Maker::Backward
+        !self.makers.frees_are_known
+            && self.makers.of_block(block) == Maker::Backward
             && self.makers.end_of_pass(block.start) < block.freed
     }
 
@@ -264,7 +316,8 @@ impl Job<'_> {
         let keepers = of(Category::Unknown, by_block);
         let mut keepers: HashSet<StackId> = keepers.iter().map(|block| block.stack).collect();
         keepers.remove(&StackId::NONE);
-        for (block, category) in self.history.blocks.iter().zip(by_block) {
+        let blocks = self.history.blocks.iter().zip(by_block);
+        for (block, category) in blocks.filter(|(block, _)| self.said(block).is_none()) {
             let is_kept = block.freed > self.history.events;
             let is_workspace = is_kept && WORKSPACE_SIZES.contains(&block.requested);
             let is_parameter = parameters.contains(&block.requested);
@@ -287,8 +340,12 @@ impl Job<'_> {
     }
 
     /// Divides what was there before the first event, without a stack, and is kept. For each gradient there is one parameter
-    /// of its size. The rest of that size is the optimizer's state, if each parameter has as many such blocks.
+    /// of its size. The rest of that size is the optimizer's state, if each parameter has as many such blocks. If the program
+    /// names parameters, what it does not name is something else.
     fn divide_initial(&self, by_block: &mut [Category]) {
+        if self.labels.have(Category::Parameters.name()) {
+            return;
+        }
         let mut initial: HashMap<Bytes, Vec<usize>> = HashMap::new();
         for (index, block) in self.history.blocks.iter().enumerate() {
             if is_bare_initial(block) && block.freed > self.history.events {

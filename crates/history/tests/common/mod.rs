@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
 use lowtide_trace::{
-    Annotation, AnnotationStage, Frame, NoteId, RecordedStr, StackId, StackTable, Trace, TraceEvent,
+    Annotation, AnnotationStage, Frame, Note, NoteId, RecordedStr, StackId, StackTable, Trace,
+    TraceEvent,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -36,6 +37,8 @@ pub(crate) struct Job {
     has_stacks: bool,
     next_address: u64,
     random: u64,
+    /// What the program says of the events that follow.
+    said: NoteId,
 }
 
 /// A block of a [`Job`].
@@ -53,6 +56,7 @@ impl Job {
             has_stacks,
             next_address: 1 << 21,
             random: 1,
+            said: NoteId::NONE,
         };
         job.push(Action::SegmentAlloc, 1 << 21, 1 << 45, StackId::NONE);
         job
@@ -61,7 +65,28 @@ impl Job {
     fn push(&mut self, action: Action, address: u64, size: u64, stack: StackId) {
         let event = recorded(action, address, size, stack);
         let time_us = self.now() + 1;
-        self.trace.events.push(TraceEvent { time_us, ..event });
+        let note = self.said;
+        self.trace.events.push(TraceEvent {
+            time_us,
+            note,
+            ..event
+        });
+    }
+
+    /// Sets the user metadata of the events that follow.
+    pub(crate) fn say(&mut self, text: &str) {
+        self.said = self.stacks.intern_note(Note {
+            compile_context: None,
+            user_metadata: Some(text.into()),
+        });
+    }
+
+    /// Attaches a text to a block.
+    pub(crate) fn annotate(&mut self, block: Held, text: &str) {
+        let said = self.said;
+        self.say(text);
+        self.push(Action::Annotate, block.address, block.size, StackId::NONE);
+        self.said = said;
     }
 
     /// Returns the time of the last event. Each event takes a microsecond.

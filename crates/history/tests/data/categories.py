@@ -1,6 +1,8 @@
 """A small training that records its memory, and beside it the category of each storage, as the program knows it.
 
-    python categories.py all|python plain|accumulate|checkpoint|autocast|sgd|late|generate|convolution DIRECTORY
+    python categories.py all|python|said plain|accumulate|checkpoint|autocast|sgd|late|generate|convolution DIRECTORY
+
+With `said`, it runs on lowtide (`lowtide run`), which records without stacks what `lowtide.categorize` says.
 
 Each entry of the JSON is the time in microseconds, a storage's address and size, and its category.
 """
@@ -9,12 +11,14 @@ import json
 import sys
 import time
 
+import lowtide
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 MARKS = []
+RECORDINGS = []
 
 
 def mark(category, tensor):
@@ -137,26 +141,38 @@ def generate(model, tokens):
 def main():
     stacks, kind, directory = sys.argv[1:]
     if kind != "late":
-        torch.cuda.memory._record_memory_history(stacks=stacks)
+        record(stacks, kind, directory)
     torch.manual_seed(0)
     model = (Images() if kind == "convolution" else Model(recompute=kind == "checkpoint")).cuda()
     if kind == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if stacks == "said":
+        lowtide.categorize(model, optimizer)
     if kind == "generate":
         generate(model, 40)
         return save(directory, kind, stacks)
     if kind == "late":
         train(model, optimizer, kind, 2)
-        torch.cuda.memory._record_memory_history(stacks=stacks)
+        record(stacks, kind, directory)
         MARKS.clear()
     train(model, optimizer, kind, 3)
     save(directory, kind, stacks)
 
 
+def record(stacks, kind, directory):
+    if stacks == "said":
+        RECORDINGS.append(lowtide.record(f"{directory}/{kind}.said.lowtide"))
+    else:
+        torch.cuda.memory._record_memory_history(stacks=stacks)
+
+
 def save(directory, kind, stacks):
-    torch.cuda.memory._dump_snapshot(f"{directory}/{kind}.{stacks}.pickle")
+    for recording in RECORDINGS:
+        recording.stop()
+    if not RECORDINGS:
+        torch.cuda.memory._dump_snapshot(f"{directory}/{kind}.{stacks}.pickle")
     with open(f"{directory}/{kind}.{stacks}.json", "w") as file:
         json.dump(MARKS, file)
 
