@@ -73,7 +73,14 @@ fn job_of_requests(
 /// Without arguments, PyTorch records C++ and Python functions mixed.
 #[test]
 fn pytorchs_default_stacks_name_the_programs_line() {
-    for name in ["leak.debian", "leak.pyenv"] {
+    let recordings = [
+        "leak.debian",
+        "leak.pyenv",
+        "leak.torch2.1.2",
+        "leak.torch2.3.1",
+        "leak.torch2.15.0",
+    ];
+    for name in recordings {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
         let path = directory.join(format!("{name}.pickle.gz"));
         let text = run(&["leaks".as_ref(), path.as_os_str()]);

@@ -97,13 +97,21 @@ impl Owner {
 /// program's from that of libraries: then the Python code that called it says more.
 fn is_of_runtime(name: &str, file: &str, line: u32) -> bool {
     let is_python = file.ends_with(".py") || file.starts_with('<');
-    let is_object = file.ends_with(".so") || file.contains(".so.");
+    // Since PyTorch 2.15, code without debug information has its binary as its file, and its address as its line.
+    let is_object = file.ends_with(".so") || file.contains(".so.") || is_interpreter(file);
     let is_known = COMPILED_FUNCTIONS
         .iter()
         .any(|begin| name.starts_with(begin))
         || COMPILED_PATHS.iter().any(|path| file.contains(path))
         || is_of_cpython(file);
     !is_python && (line == 0 || is_object || is_known)
+}
+
+/// Returns whether a file is Python's program, such as `/usr/bin/python3.11`.
+fn is_interpreter(file: &str) -> bool {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    let version = name.strip_prefix("python");
+    version.is_some_and(|version| version.chars().all(|it| it.is_ascii_digit() || it == '.'))
 }
 
 /// Returns whether a C file is one of Python's, as `/build/python-build.1/Python-3.11.7/Modules/_ctypes/callproc.c`,
@@ -216,6 +224,8 @@ mod tests {
             ("start_thread", "/lib/x86_64-linux-gnu/libc.so.6", 0),
             ("__libc_start_main_impl", "./csu/../csu/libc-start.c", 360),
             ("clone3", clone3, 81),
+            ("_start", "/usr/bin/python3.11", 4224),
+            ("Py_BytesMain", "/opt/lib/libpython3.11.so.1.0", 2_859_542),
             ("start_thread", "./nptl/./nptl/pthread_create.c", 447),
         ] {
             check(&[(name, file, line, Owner::Runtime)]);
@@ -223,6 +233,7 @@ mod tests {
         check(&[
             ("step", "/srv/solver.cpp", 1, Owner::Program),
             ("step", "/srv/Objects/solver.cpp", 1, Owner::Program),
+            ("step", "/srv/bin/python_train", 1, Owner::Program),
             ("step", "build/../Modules/solver.c", 1, Owner::Program),
         ]);
     }
