@@ -150,6 +150,8 @@ struct DiffReport<'a> {
     peak_reserved: [MomentRow; 2],
     /// The number of times that memory was released to the driver.
     released: [usize; 2],
+    /// The number of requests for which memory had to be released first.
+    retries: [usize; 2],
     /// The number of requests that failed.
     out_of_memory: [usize; 2],
     /// What most of the difference in reserved bytes is due to.
@@ -214,6 +216,7 @@ impl<'a> DiffReport<'a> {
             traces: figures.jobs,
             peak_reserved: figures.peaks.map(MomentRow::new),
             released: figures.released,
+            retries: figures.retries,
             out_of_memory: figures.out_of_memory,
             reason: figures.reason(),
             steps: [StepsRow::new(before), StepsRow::new(after)],

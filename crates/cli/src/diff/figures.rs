@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use console::style;
 use lowtide_core::{Action, Bytes, Cause};
 use lowtide_history::{History, Moment};
-use lowtide_trace::Trace;
+use lowtide_trace::{Trace, TraceEvent};
 
 use crate::job::Job;
 use crate::{format, moment};
@@ -21,6 +21,8 @@ pub(super) struct Figures<'a> {
     pub(super) peaks: [&'a Moment; 2],
     /// The number of times that memory was released to the driver.
     pub(super) released: [usize; 2],
+    /// The number of requests for which memory had to be released first.
+    pub(super) retries: [usize; 2],
     /// The number of requests that failed.
     pub(super) out_of_memory: [usize; 2],
 }
@@ -40,6 +42,7 @@ impl<'a> Figures<'a> {
                 let events = trace.events.iter();
                 events.filter(|event| releases(event.event.action)).count()
             }),
+            retries: traces.map(retries),
             out_of_memory: histories.each_ref().map(|history| history.refusals.len()),
         }
     }
@@ -69,6 +72,7 @@ impl<'a> Figures<'a> {
         );
         let counts = [
             ("memory released to the driver", self.released, "times"),
+            ("released and retried at", self.retries, "requests"),
             ("out of memory at", self.out_of_memory, "requests"),
         ];
         for (what, counts, of) in counts
@@ -148,5 +152,94 @@ impl<'a> Figures<'a> {
                 format::difference(after.live, before.live)
             ),
         }
+    }
+}
+
+/// Returns the number of requests for which cached memory was released, and then memory taken from the driver. If stacks
+/// are recorded, the release has the request's: `empty_cache` has its own.
+fn retries(trace: &Trace) -> usize {
+    let mut retries = 0;
+    let mut released_in = None;
+    let mut takes_anew = false;
+    for TraceEvent { event, stack, .. } in &trace.events {
+        match event.action {
+            Action::SegmentFree | Action::SegmentUnmap => {
+                (released_in, takes_anew) = (Some(*stack), false);
+            }
+            Action::SegmentAlloc | Action::SegmentMap => takes_anew = true,
+            Action::OutOfMemory => retries += usize::from(released_in.take() == Some(*stack)),
+            Action::Alloc if takes_anew => {
+                retries += usize::from(released_in.take() == Some(*stack));
+            }
+            _ => released_in = None,
+        }
+    }
+    retries
+}
+
+#[cfg(test)]
+mod tests {
+    use lowtide_core::{DeviceAddress, Event, MempoolId, Stream};
+    use lowtide_trace::{NoteId, StackId};
+
+    use super::*;
+
+    #[test]
+    fn a_retry_is_a_request_that_released_memory_and_took_other_memory() {
+        use Action::{Alloc, FreeCompleted, OutOfMemory, SegmentAlloc, SegmentFree, SegmentMap};
+        let [request, other] = retry_stacks();
+        let count = |events: &[(Action, StackId)]| {
+            let event = |&(action, stack)| TraceEvent {
+                event: Event {
+                    action,
+                    pool: MempoolId::DEFAULT,
+                    address: DeviceAddress(0),
+                    size: Bytes(512),
+                    stream: Stream::DEFAULT,
+                },
+                time_us: 0,
+                stack,
+                pool_known: true,
+                note: NoteId::NONE,
+            };
+            retries(&Trace {
+                events: events.iter().map(event).collect(),
+                ..Trace::default()
+            })
+        };
+        let of = |stack| {
+            [
+                (SegmentFree, stack),
+                (SegmentFree, stack),
+                (SegmentAlloc, request),
+                (Alloc, request),
+            ]
+        };
+        assert_eq!(count(&of(request)), 1);
+        assert_eq!(count(&of(other)), 0, "`empty_cache` before a miss");
+        assert_eq!(count(&[of(request), of(request)].concat()), 2);
+        let failed = [(SegmentFree, request), (OutOfMemory, request)];
+        assert_eq!(count(&failed), 1);
+        let hit = [(SegmentFree, request), (Alloc, request)];
+        assert_eq!(count(&hit), 0, "it took nothing from the driver");
+        let between = [
+            (SegmentFree, request),
+            (FreeCompleted, request),
+            (SegmentMap, request),
+            (Alloc, request),
+        ];
+        assert_eq!(count(&between), 0);
+    }
+
+    fn retry_stacks() -> [StackId; 2] {
+        let mut stacks = lowtide_trace::StackTable::new();
+        ["request", "empty_cache"].map(|name| {
+            let frame = lowtide_trace::Frame {
+                name: name.into(),
+                filename: "train.py".into(),
+                line: 1,
+            };
+            stacks.intern([frame].into_iter())
+        })
     }
 }
