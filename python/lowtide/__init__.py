@@ -9,6 +9,7 @@ The memory functions of `torch.cuda` keep working. `pause` and `resume` move mem
 `lowtide.region` off the GPU and back.
 """
 
+from ._categories import Categorization, categorize
 from ._errors import (
     BackupError,
     ConfigError,
@@ -39,6 +40,7 @@ from ._show import MemoryStats
 
 __all__ = [
     "BackupError",
+    "Categorization",
     "ConfigError",
     "Error",
     "MemoryStats",
@@ -49,6 +51,7 @@ __all__ = [
     "Report",
     "StartedError",
     "TorchError",
+    "categorize",
     "cuda_graph",
     "disable",
     "dump_snapshot",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from ._categories import categorize_all_if_asked
 from ._errors import ConfigError, Error, NoDriverError, TorchError, report_line
 from ._install import RUN_PREFIX, install, other_backend, report_active
 from .compat._aliases import install_those_of_environment
@@ -60,6 +61,7 @@ def install_or_exit() -> None:
         return
     try:
         install()
+        categorize_all_if_asked()
         report_active()
     except NoDriverError as error:
         report_line(f"{error}: the script runs without lowtide")

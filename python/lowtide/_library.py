@@ -89,6 +89,7 @@ RegionVisitor = ctypes.CFUNCTYPE(None, c_void_p, POINTER(Region))
 # The result and argument types of each function that Python calls. Functions that PyTorch calls are only looked up.
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_abi_version": (c_uint32, []),
+    "lowtide_annotate": (c_int, [c_void_p, c_char_p]),
     "lowtide_allocate": (c_int, [c_size_t, c_int, c_void_p, POINTER(c_void_p)]),
     "lowtide_begin_allocate_to_pool": (c_int, [c_int, Mempool, c_void_p, c_void_p, c_void_p]),
     "lowtide_backup_find": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
@@ -106,6 +107,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_page_lock_backups": (c_int, []),
     "lowtide_pause": (c_int, [c_char_p]),
     "lowtide_pause_and_drop": (c_int, [c_char_p]),
+    "lowtide_recording": (c_int, [POINTER(c_uint64)]),
     "lowtide_record_start": (c_int, [c_char_p, c_bool]),
     "lowtide_record_stop": (c_int, []),
     "lowtide_region_enter": (c_int, [c_char_p, c_int]),
@@ -120,6 +122,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_retain_backups": (c_int, [c_bool]),
     "lowtide_retain_pool": (c_int, [c_int, Mempool]),
     "lowtide_set_backup_directory": (c_int, [c_char_p]),
+    "lowtide_set_metadata": (c_int, [c_char_p]),
     "lowtide_set_torch_version": (c_int, [c_uint32, c_uint32]),
     "lowtide_snapshot": (c_int, [POINTER(c_void_p), POINTER(c_size_t)]),
     "lowtide_version": (c_char_p, []),

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from ._categories import VARIABLE
 from ._errors import Error, NoDriverError, report_line
 from ._install import REPORTED, RUN_PREFIX, choose, configure, find_driver, report_unread_settings
 from ._library import PATH
@@ -32,14 +33,18 @@ def run(arguments: list[str]) -> NoReturn:
 
     `arguments` are the arguments after `run`.
     """
-    preload, strategy, config, program = parse(arguments)
-    if preload:
+    switches, strategy, config, program = parse(arguments)
+    if "--preload" in switches:
+        if "--categories" in switches:
+            raise Error("`--categories` needs lowtide in PyTorch, and `--preload` leaves PyTorch its own allocator")
         run_preloaded(strategy, config, program)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise Error("`run` does not work with Python's options -E, -I and -S, which children would have too")
     configure(strategy, config)
     check_environment()
     environment = script_environment(os.environ, strategy, config)
+    if "--categories" in switches:
+        environment[VARIABLE] = "1"
     try:
         find_driver()
         report_unread_settings(strategy, config)
@@ -100,17 +105,17 @@ def preload_list(library: str, present: str | None) -> str:
     return f"{library}:{present}" if present else library
 
 
-def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]]:
-    """Returns whether to preload, the strategy, the options, and the command: `["train.py", "--epochs", "3"]`."""
+def parse(arguments: list[str]) -> tuple[set[str], str | None, str | None, list[str]]:
+    """Returns the switches, the strategy, the options, and the command: `["train.py", "--epochs", "3"]`."""
     values: dict[str, str] = {}
     rest = list(arguments)
-    preload = False
+    switches: set[str] = set()
     while rest and rest[0].startswith("--"):
         if rest[0] == "--":
             rest.pop(0)
             break
-        if rest[0] == "--preload":
-            preload = bool(rest.pop(0))
+        if rest[0] in ("--preload", "--categories"):
+            switches.add(rest.pop(0))
             continue
         name, equals, value = rest.pop(0).partition("=")
         if name not in ("--strategy", "--config"):
@@ -119,11 +124,13 @@ def parse(arguments: list[str]) -> tuple[bool, str | None, str | None, list[str]
             raise Error(f"`{name}` takes a value")
         values[name] = value if equals else rest.pop(0)
     if not rest or not rest[0]:
-        raise Error(f"no {'program' if preload else 'script'} given; `lowtide run --help` has the usage")
+        raise Error(
+            f"no {'program' if '--preload' in switches else 'script'} given; `lowtide run --help` has the usage"
+        )
     # `-` is standard input. The value of `-m` or `-c` may be in the same word.
     if rest[0].startswith("-") and rest[0] != "-" and not rest[0].startswith(("-m", "-c")):
         raise Error(f"unknown option `{rest[0]}`; Python's own come before `-m lowtide`")
-    return preload, values.get("--strategy"), values.get("--config"), rest
+    return switches, values.get("--strategy"), values.get("--config"), rest
 
 
 def interpreter_options(original: list[str], argument_count: int) -> list[str]:

@@ -30,7 +30,7 @@ Examples:
 
 const RECORD_EXAMPLES: &str = "\
 Examples:
-  lowtide record -o job.lowtide --stacks train.py
+  lowtide record -o job.lowtide --stacks --categories train.py
   lowtide record lowtide run --preload ./solver";
 
 const CHECK_EXAMPLES: &str = "\
@@ -318,6 +318,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "CONF")]
     pub(crate) config: Option<String>,
 
+    /// Write into recordings which module made each allocation, and which are parameters, gradients, optimizer state and
+    /// inputs, as lowtide.categorize does for one model
+    #[arg(long, conflicts_with = "preload")]
+    pub(crate) categories: bool,
+
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
@@ -348,6 +353,11 @@ pub(crate) struct RecordArgs {
     /// none, those of the program
     #[arg(long)]
     pub(crate) stacks: bool,
+
+    /// Record which module made each allocation, and which are parameters, gradients, optimizer state and inputs, as
+    /// lowtide.categorize does for one model
+    #[arg(long)]
+    pub(crate) categories: bool,
 
     /// The command and its arguments
     #[arg(

@@ -24,6 +24,9 @@ const FILE: &str = "LOWTIDE_RECORD";
 
 const STACKS: &str = "LOWTIDE_RECORD_STACKS";
 
+/// The variable that makes the package's hooks write categories into recordings.
+const CATEGORIES: &str = "LOWTIDE_CATEGORIES";
+
 /// A larger file has more than its beginning, so it is not read to find that out.
 const BEGINNING_MAX: u64 = 1 << 16;
 
@@ -57,6 +60,9 @@ pub(crate) fn run(args: &RecordArgs) -> anyhow::Result<ExitCode> {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).env(FILE, &file);
     command.env(STACKS, if args.stacks { "1" } else { "0" });
+    if args.categories {
+        command.env(CATEGORIES, "1");
+    }
     command.env(JobStart::VARIABLE, start.to_text());
     let status = match command.spawn() {
         Ok(child) => wait_for(child)?,

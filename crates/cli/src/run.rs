@@ -33,6 +33,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let options = [
         option("--strategy", &args.strategy),
         option("--config", &args.config),
+        args.categories.then(|| "--categories".into()),
     ];
     let words = [OsString::from("run")].into_iter();
     let words = words.chain(options.into_iter().flatten());

@@ -297,6 +297,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
 #if LOWTIDE_TORCH_AT_LEAST(10)
   void setUserMetadata(const std::string& metadata) override {
     History::user_metadata = metadata;
+    check(lowtide_set_metadata(metadata.c_str()));
   }
 
   std::string getUserMetadata() override {
@@ -320,6 +321,7 @@ class LowtideAllocator final : public native::CUDAAllocator {
   }
 
   void annotateMemory(const void* memory, const std::string& metadata) override {
+    check(lowtide_annotate(const_cast<void*>(memory), metadata.c_str()));
     if (history_.is_recording()) {
       const auto held = find_allocation(memory);
       const auto device = static_cast<DeviceIndex>(held.device);
