@@ -1479,7 +1479,7 @@ void lowtide_release_bytes(void *bytes);
  * Records all events on all devices from now on to a file at `path`, in lowtide's own format. `lowtide replay`,
  * `advise` and `convert` read it. An earlier recording of this user is replaced by a new file; any other file is
  * refused. Memory that is allocated already is recorded as such. If the job has several ranks (`RANK`,
- * `WORLD_SIZE`), the rank is added before the name's extension.
+ * `WORLD_SIZE`), the rank is added before the name's extension, unless it is there.
  *
  * The file is complete after `lowtide_record_stop`, and when the process ends. It may be read at any time
  * before. If the process is killed, at most the last twentieth of a second is missing. If the file cannot be

@@ -24,10 +24,13 @@ pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
 }
 
 /// Returns the file of this process's rank: `a/b.rank3.lowtide` for `a/b.lowtide`. Returns `file` itself if there
-/// is one rank.
+/// is one rank, or if its name has this rank already.
 pub fn of_rank(file: &Path, variable: impl Fn(&str) -> Option<String>) -> PathBuf {
-    let of_rank = rank(variable).map(|rank| with_mark(file, &format!("rank{rank}")));
-    of_rank.unwrap_or_else(|| file.to_owned())
+    let mark = rank(variable).map(|rank| format!("rank{rank}"));
+    match mark {
+        Some(mark) if !has_mark(file, &mark) => with_mark(file, &mark),
+        _ => file.to_owned(),
+    }
 }
 
 /// Returns the file of a process: `a/b.pid1234.lowtide`. If `earlier` processes had the same process id, as in
@@ -95,6 +98,13 @@ fn with_mark(path: &Path, mark: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
+/// Returns whether `path` is what `with_mark` returns for some path.
+fn has_mark(path: &Path, mark: &str) -> bool {
+    let stem = path.file_stem().unwrap_or_default();
+    stem.as_encoded_bytes()
+        .ends_with(format!(".{mark}").as_bytes())
+}
+
 /// Returns `rank3` for `job.lowtide` and `job.rank3.lowtide`.
 fn mark<'a>(file: &Path, path: &'a Path) -> Option<&'a str> {
     // The rest of the name may be other than UTF-8.
@@ -142,6 +152,29 @@ mod tests {
         assert_eq!(rank(of(&[("RANK", "x"), ("WORLD_SIZE", "8")])), None);
         let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
         assert_eq!(rank(of(&slurm)), Some(0));
+    }
+
+    #[test]
+    fn a_rank_is_added_once() {
+        let third = || of(&[("RANK", "3"), ("WORLD_SIZE", "8")]);
+        let named = |name| {
+            of_rank(Path::new(name), third())
+                .into_os_string()
+                .into_string()
+        };
+        assert_eq!(
+            named("/data/job.lowtide").unwrap(),
+            "/data/job.rank3.lowtide"
+        );
+        assert_eq!(
+            named("/data/job.rank3.lowtide").unwrap(),
+            "/data/job.rank3.lowtide"
+        );
+        assert_eq!(
+            named("job.rank13.lowtide").unwrap(),
+            "job.rank13.rank3.lowtide"
+        );
+        assert_eq!(named("rank3.lowtide").unwrap(), "rank3.rank3.lowtide");
     }
 
     #[test]
