@@ -118,6 +118,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "lowtide_release_idle_backups": (c_int, []),
     "lowtide_release_bytes": (None, [c_void_p]),
     "lowtide_release_pool": (c_int, [c_int, Mempool]),
+    "lowtide_reset_peak_stats": (c_int, [c_int]),
     "lowtide_resume": (c_int, [c_char_p]),
     "lowtide_retain_backups": (c_int, [c_bool]),
     "lowtide_retain_pool": (c_int, [c_int, Mempool]),

@@ -12,18 +12,19 @@ from ._library import check, library, path_to_c
 class Recording:
     """A recording in progress, until `stop`, or the end of the `with` block or of the process."""
 
-    def __init__(self, path: str, is_made: bool = True) -> None:
+    def __init__(self, path: str, is_active: bool = True) -> None:
         self.path = path
         """The path as given. In a job with several ranks, the file's name has the rank before its extension."""
-        self._is_made = is_made
+        self.is_active = is_active
+        """Whether events are recorded to the file. `False` where `LOWTIDE_RECORD` records the whole process."""
 
     def stop(self) -> None:
         """Ends the recording and completes its file. A second call does nothing.
 
         Raises `Error` if the recording had ended before, because the file could not be written.
         """
-        if self._is_made:
-            self._is_made = False
+        if self.is_active:
+            self.is_active = False
             check(library().lowtide_record_stop())
 
     def __enter__(self) -> "Recording":
@@ -64,6 +65,6 @@ def record(path: str | os.PathLike[str] = "recording.lowtide", stacks: bool = Fa
     name = os.fspath(path)
     if whole := os.environ.get("LOWTIDE_RECORD"):
         print(f"lowtide: {name} is not written: {whole} (LOWTIDE_RECORD) has it all", file=sys.stderr, flush=True)
-        return Recording(name, is_made=False)
+        return Recording(name, is_active=False)
     check(library().lowtide_record_start(path_to_c(name), stacks))
     return Recording(name)

@@ -42,21 +42,30 @@ def report(*recordings: str | os.PathLike[str], output: str | os.PathLike[str] |
         inputs = [str(directory / "now.pickle")]
         dump_snapshot(inputs[0])
     path = directory / "report.html" if output is None else Path(output)
+    try:
+        run_command("report", *inputs, "-o", str(path))
+    except Error as error:
+        if not recordings and "no allocation is recorded" in str(error):
+            raise Error("this process has asked lowtide for no GPU memory: there is nothing to report") from None
+        raise
+    return Report(path, temporary if output is None else None)
+
+
+def run_command(*arguments: str) -> str:
+    """Runs the `lowtide` command and returns its output. Raises `Error` with its message if it fails."""
     done = subprocess.run(
-        [find_command(), "report", *inputs, "-o", str(path)],
+        [find_command(), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        # The output has the path of the page, which may be any bytes.
+        # The output has paths, which may be any bytes.
         errors="replace",
         check=False,
     )
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"`lowtide report` ended with {done.returncode}"]
-        if not recordings and "no allocation is recorded" in lines[-1]:
-            raise Error("this process has asked lowtide for no GPU memory: there is nothing to report")
+        lines = done.stderr.strip().splitlines() or [f"`lowtide {arguments[0]}` ended with {done.returncode}"]
         raise Error(lines[-1].removeprefix("lowtide: "))
-    return Report(path, temporary if output is None else None)
+    return done.stdout
 
 
 def find_command() -> str:
