@@ -147,7 +147,9 @@ class Categorization:
         if cache is None:
             cache = getattr(output, "past_key_values", None)
         for tensor in _tensors(_cached(cache)):
-            self._annotate(tensor, _KV_CACHE)
+            # Some models fill a cache when they train, too. Then it is what backward needs.
+            if not tensor.requires_grad:
+                self._annotate(tensor, _KV_CACHE)
 
     def _after_gradient(self, parameter: Any) -> None:
         if _is_compiling():

@@ -17,7 +17,7 @@ use lowtide_trace::{InitialBlock, StackId, Trace};
 type Mark = (i64, u64, u64, String);
 
 /// What `data/categories.py` ran: trainings with stacks of several kinds, and a generation of tokens.
-const JOBS: [&str; 18] = [
+const JOBS: [&str; 19] = [
     "plain.all",
     "accumulate.python",
     "checkpoint.all",
@@ -36,6 +36,7 @@ const JOBS: [&str; 18] = [
     "autocast.said",
     "sgd.said",
     "late.said",
+    "convolution.said",
 ];
 
 fn data(name: &str) -> PathBuf {
