@@ -92,16 +92,16 @@ fn text(
         .sum();
     let others = changed().skip(SITES_MAX).count();
     if others > 0 {
-        let places = format::counted(others as u64, "other place");
-        let _ = writeln!(text, "{} in {places}, which --json lists", signed(rest));
+        let sites = format::counted(others as u64, "other call site");
+        let _ = writeln!(text, "{} in {sites}, which --json lists", signed(rest));
     }
     let moved = difference.sites.iter().filter(|site| site.lines_differ);
     let moved = moved.count() as u64;
     if moved > 0 {
-        let places = format::counted(moved, "place");
+        let sites = format::counted(moved, "call site");
         let _ = writeln!(
             text,
-            "{places} matched by file and function: the code is at other lines in the second recording"
+            "{sites} matched by file and function: the code is at other lines in the second recording"
         );
     }
     let total: i64 = changed().map(SiteDifference::growth_bytes).sum();

@@ -20,9 +20,9 @@ use crate::{format, json, output};
 const LEAKS_MAX: usize = 20;
 
 /// The number of call sites named for growth that many share.
-const SPREAD_PLACES: usize = 3;
+const SPREAD_SITES: usize = 3;
 
-const SPREAD_IS_STEADY: &str = "no place grows steadily, but all that is live does";
+const SPREAD_IS_STEADY: &str = "no call site grows steadily, but all that is live does";
 
 /// Runs `lowtide leaks`.
 ///
@@ -61,7 +61,7 @@ struct Findings<'a> {
 /// All leaks taken together.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Total<'a> {
-    places: usize,
+    sites: usize,
     bytes: u64,
     bytes_per_step: f64,
     confidence_min: f64,
@@ -99,11 +99,11 @@ impl<'a> Findings<'a> {
         }
         let others = leaks.others().count() as u64;
         if others > 0 {
-            let places = format::counted(others, "place");
+            let sites = format::counted(others, "call site");
             let verb = if others == 1 { "has" } else { "have" };
             let _ = writeln!(
                 text,
-                "{places} {verb} more than after the first steps, but no steady growth (--json lists them)"
+                "{sites} {verb} more than after the first steps, but no steady growth (--json lists them)"
             );
         }
         text
@@ -117,7 +117,7 @@ impl<'a> Findings<'a> {
         let stacks = leaks.iter().map(|leak| stack_of(leak.site, self.stacks));
         let stacks: Vec<Vec<Frame<'a>>> = stacks.collect();
         Some(Total {
-            places: leaks.len(),
+            sites: leaks.len(),
             bytes: trends().map(|trend| trend.bytes).sum(),
             bytes_per_step: trends().map(|trend| trend.bytes_per_step).sum(),
             confidence_min: confidences().reduce(f64::min)?,
@@ -142,7 +142,7 @@ impl<'a> Findings<'a> {
         let verdict = match (spread.is_steady(), leaks.leaks().next()) {
             (true, None) => SPREAD_IS_STEADY,
             (true, Some(_)) => {
-                "all else that is live grows steadily, too, though no other place does"
+                "all else that is live grows steadily, too, though no other call site does"
             }
             (false, None) => "all that is live grew, but not steadily",
             (false, Some(_)) => "all else that is live grew, too, but not steadily",
@@ -152,13 +152,13 @@ impl<'a> Findings<'a> {
             self.looked_at_text(),
             self.trend_text(spread)
         );
-        let places = leaks.others().count();
-        if places > 1 {
-            let places = format::counted(places as u64, "place");
-            let _ = writeln!(text, "spread over {places}, of which grew most:");
+        let sites = leaks.others().count();
+        if sites > 1 {
+            let sites = format::counted(sites as u64, "call site");
+            let _ = writeln!(text, "spread over {sites}, of which grew most:");
         }
         text.push('\n');
-        text + &self.growths_text(leaks.others().take(SPREAD_PLACES))
+        text + &self.growths_text(leaks.others().take(SPREAD_SITES))
     }
 
     /// Returns the range of steps in which growth is measured.
@@ -216,11 +216,11 @@ pub(crate) fn verdict(leaks: &Leaks) -> String {
     };
     match leaks.doubt {
         _ if found > 0 => {
-            let places = format::counted(found as u64, "place");
+            let sites = format::counted(found as u64, "call site");
             let verb = if found == 1 { "grows" } else { "grow" };
             let by: f64 = leaks.leaks().map(|leak| leak.trend.bytes_per_step).sum();
             format!(
-                "{places} {verb} {from}, by {} {}",
+                "{sites} {verb} {from}, by {} {}",
                 bytes_text(by),
                 step_text(leaks)
             )

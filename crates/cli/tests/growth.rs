@@ -98,7 +98,7 @@ fn a_leak_is_named_with_its_stack() {
     let path = job(&scratch, "leaks.lowtide", MIB);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
     let expected = " are left out\n\n\
-                    1 place grows from step to step, by 1.00 MiB a step, with confidence 1.00\n\n\
+                    1 call site grows from step to step, by 1.00 MiB a step, with confidence 1.00\n\n\
                     1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
                     20.00 MiB in 20 blocks at the end\n    keep_history  train.py:77\n    main  train.py:1\n";
     assert!(text.contains(expected), "{text}");
@@ -107,7 +107,7 @@ fn a_leak_is_named_with_its_stack() {
     assert_eq!(leaks.len(), 1);
     assert_eq!(leaks[0]["bytes_per_step"], 1_048_576.0);
     assert_eq!(leaks[0]["stack"][0]["function"], "keep_history");
-    assert_eq!(json["total"]["places"], 1);
+    assert_eq!(json["total"]["sites"], 1);
     assert_eq!(json["total"]["common"], serde_json::Value::Null);
     assert_eq!(json["steps"]["found_by"], "period");
     assert_eq!(json["others"], serde_json::json!([]));
@@ -119,7 +119,7 @@ fn a_leak_among_thousands_of_requests_a_step_is_named() {
     let scratch = Scratch::new("leaks-thousands");
     let path = job_of_requests(&scratch, "leaks.lowtide", 5000, MIB, 0);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
-    let expected = "\n\n1 place grows from step to step, by 1.00 MiB a step, with confidence 1.00\n\n\
+    let expected = "\n\n1 call site grows from step to step, by 1.00 MiB a step, with confidence 1.00\n\n\
                     1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
                     20.00 MiB in 20 blocks at the end\n    keep_history  train.py:77\n    main  train.py:1\n";
     assert!(text.contains(expected), "{text}");
@@ -199,14 +199,14 @@ fn leaks_of_one_function_are_summed_and_their_own_code_is_seen() {
     let keeps: Vec<(&[Frame<'_>], u64)> = stacks.iter().map(|stack| (&**stack, MIB)).collect();
     let path = keeping_job(&scratch, "function.lowtide", &keeps);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
-    let expected = "\n\n16 places grow from step to step, by 16.00 MiB a step, with confidence 1.00\n\
+    let expected = "\n\n16 call sites grow from step to step, by 16.00 MiB a step, with confidence 1.00\n\
                     all in keep  /app/model.py\n\n1.00 MiB a step: ";
     assert!(text.contains(expected), "{text}");
     let expected = "    keep  /app/model.py:37 › _call_impl (modules/module.py:0)\n    \
                     main  /app/train.py:120\n    … 11 frames left out\n";
     assert!(text.contains(expected), "{text}");
     let json = run_json(&["leaks".as_ref(), path.as_os_str(), "--json".as_ref()]);
-    assert_eq!(json["total"]["places"], 16);
+    assert_eq!(json["total"]["sites"], 16);
     assert_eq!(json["total"]["bytes_per_step"], 16.0 * 1_048_576.0);
     let common = serde_json::json!({"function": "keep", "file": "/app/model.py", "line": null});
     assert_eq!(json["total"]["common"], common);
@@ -448,10 +448,10 @@ fn growth_in_many_places_is_reported_with_those_that_grew_most() {
     }
     let path = scratch.write_snapshot("spread.lowtide", &snapshot);
     let text = run(&["leaks".as_ref(), path.as_os_str()]);
-    let expected = "no place grows steadily, but all that is live does, from step 5 to step 19:\n\
+    let expected = "no call site grows steadily, but all that is live does, from step 5 to step 19:\n\
                     1.00 MiB a step: 14.00 MiB in all, grew in 14 of 14 steps, confidence 1.00; \
                     20.00 MiB in 20 blocks at the end\n\
-                    spread over 14 places, of which grew most:\n\n";
+                    spread over 14 call sites, of which grew most:\n\n";
     assert!(text.contains(expected), "{text}");
     assert!(!text.contains("no leak"), "{text}");
     assert_eq!(text.matches("    forward  train.py:").count(), 3, "{text}");
@@ -467,7 +467,7 @@ fn growth_in_many_places_is_reported_with_those_that_grew_most() {
         "{}",
         &spread[..200]
     );
-    assert!(spread.contains(r#""is_steady":true,"places":14,"most":[{"bytes":1048576,"#));
+    assert!(spread.contains(r#""is_steady":true,"sites":14,"most":[{"bytes":1048576,"#));
 }
 
 #[test]
@@ -513,7 +513,7 @@ fn a_difference_is_named_though_the_code_moved() {
             77 + lines_added
         );
         assert!(text.contains(&expected), "{text}");
-        let expected = "\n101 places matched by file and function: the code is at other lines in the second \
+        let expected = "\n101 call sites matched by file and function: the code is at other lines in the second \
                         recording\n+40.00 MiB in all\n";
         assert!(text.ends_with(expected), "{text}");
         let json = difference(&before, &after);

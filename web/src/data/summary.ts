@@ -75,7 +75,7 @@ export type Grown = Site & Trend;
 export interface Spread extends Trend {
   is_steady: boolean;
   /** The number of call sites that it is spread over. */
-  places: number;
+  sites: number;
   /** The call sites that grew most, in descending order. */
   most: Grown[];
 }

@@ -25,7 +25,7 @@ export class GrowthView implements View {
 
   constructor(model: Model) {
     this.#model = model;
-    this.#grid = new Grid("What grew", "place", this.#columns(), { column: 1, isDescending: true });
+    this.#grid = new Grid("What grew", "call site", this.#columns(), { column: 1, isDescending: true });
     this.element = section(
       "growth",
       "What grew",
@@ -38,7 +38,7 @@ export class GrowthView implements View {
 
   draw(): void {
     const { growth } = this.#model.trace.summary;
-    const { length } = this.#places();
+    const { length } = this.#sites();
     fill(this.#verdict, ...verdict(growth));
     const hasSteps = growth.doubt === null || growth.found_by !== "parts" || length > 0;
     this.#about.textContent = hasSteps ? `${stepsText(growth)} ${MEANING}` : "";
@@ -48,32 +48,32 @@ export class GrowthView implements View {
   }
 
   /** Returns the leaks, and the call sites that grew most among the others. */
-  #places(): Grown[] {
+  #sites(): Grown[] {
     const { leaks, spread } = this.#model.trace.summary.growth;
     return [...leaks, ...(spread?.most ?? [])];
   }
 
   #columns(): Column[] {
-    const place = (row: number) => this.#places()[row];
+    const site = (row: number) => this.#sites()[row];
     return [
       {
         title: "Bytes a step or part",
-        key: (row) => place(row).bytes_per_step,
-        cell: (row) => perStep(place(row).bytes_per_step),
+        key: (row) => site(row).bytes_per_step,
+        cell: (row) => perStep(site(row).bytes_per_step),
       },
-      { title: "In all", key: (row) => place(row).bytes, cell: (row) => bytesOf(place(row).bytes) },
+      { title: "In all", key: (row) => site(row).bytes, cell: (row) => bytesOf(site(row).bytes) },
       {
         title: "Grew in",
-        key: (row) => place(row).grown_steps,
-        cell: (row) => this.#seenText(place(row)),
+        key: (row) => site(row).grown_steps,
+        cell: (row) => this.#seenText(site(row)),
       },
       {
         title: "Confidence",
-        key: (row) => place(row).confidence,
-        cell: (row) => confidenceOf(place(row).confidence),
+        key: (row) => site(row).confidence,
+        cell: (row) => confidenceOf(site(row).confidence),
       },
-      { title: "Place", key: (row) => row, cell: (row) => this.#placeOf(place(row)), isText: true },
-      { title: "Other views", key: (row) => row, cell: (row) => this.#onlyButton(place(row)), isText: true },
+      { title: "Call site", key: (row) => row, cell: (row) => this.#siteOf(site(row)), isText: true },
+      { title: "Other views", key: (row) => row, cell: (row) => this.#onlyButton(site(row)), isText: true },
     ];
   }
 
@@ -86,18 +86,16 @@ export class GrowthView implements View {
     return copyable(text, text);
   }
 
-  #placeOf(place: Grown): Child {
-    return "stack" in place
-      ? stackCell(this.#model, place.stack)
-      : sizesText(place, this.#model.trace.summary);
+  #siteOf(site: Grown): Child {
+    return "stack" in site ? stackCell(this.#model, site.stack) : sizesText(site, this.#model.trace.summary);
   }
 
   /** Returns a button that makes all other views show only one call site. Another click shows all again. */
-  #onlyButton(place: Grown): HTMLElement {
+  #onlyButton(site: Grown): HTMLElement {
     const { store, state, trace } = this.#model;
-    const filter = filterOf(place, trace.summary);
+    const filter = filterOf(site, trace.summary);
     const isShown = state.filter === filter;
-    const click = () => (isShown ? store.set({ filter: "" }) : this.#showOnly(place, filter));
+    const click = () => (isShown ? store.set({ filter: "" }) : this.#showOnly(site, filter));
     const attributes = { type: "button", class: "link", "aria-pressed": String(isShown), click };
     return h("button", attributes, isShown ? "show all" : "show only this");
   }
@@ -106,12 +104,12 @@ export class GrowthView implements View {
    * Makes all views show only a call site. If less is there at the chosen instant than grew, chooses the first of the
    * last step: a leak of MiBs must not be shown as 0 blocks.
    */
-  #showOnly(place: Grown, filter: string): void {
+  #showOnly(site: Grown, filter: string): void {
     const { store, state, trace, instant } = this.#model;
     store.set({ filter });
     const found = this.#model.filter.of(this.#model.blocksAt(instant), instant);
     const bytes = found.reduce((sum, block) => sum + trace.blocks.size[block], 0);
-    if (bytes >= place.bytes) return;
+    if (bytes >= site.bytes) return;
     store.set({ instants: this.#put(state.instants, trace.parts[trace.summary.growth.steps - 1]) });
   }
 
@@ -153,7 +151,7 @@ function leaksText({ leaks, spread, found_by, doubt }: Growth): Child[] {
   const verb = leaks.length === 1 ? "grows" : "grow";
   const from = found_by === "parts" ? "from part to part of the recording" : "from step to step";
   return [
-    `${format.counted(leaks.length, "place")} ${verb} ${from}, by `,
+    `${format.counted(leaks.length, "call site")} ${verb} ${from}, by `,
     perStep(grown),
     found_by === "parts" ? " a part. " : " a step. ",
   ];
@@ -180,19 +178,19 @@ function spreadText({ leaks, spread, found_by, steps, warm_up_steps }: Growth): 
   const [what, too, other] =
     leaks.length === 0 ? ["All that is live", "", ""] : ["All else", ", too", "other "];
   const how = spread.is_steady
-    ? `${what} grows steadily${too}, though no ${other}place does`
+    ? `${what} grows steadily${too}, though no ${other}call site does`
     : `${what} grew${too}, but not steadily`;
   const part = found_by === "parts" ? "part" : "step";
   const from = `${part} ${format.whole(warm_up_steps + 1)}`;
   const to = `${part} ${format.whole(steps)}`;
-  const places = format.counted(spread.places, "place");
-  const most = spread.places > spread.most.length ? ", of which those that grew most are listed" : "";
+  const sites = format.counted(spread.sites, "call site");
+  const most = spread.sites > spread.most.length ? ", of which those that grew most are listed" : "";
   return [
     `${how}: by `,
     perStep(spread.bytes_per_step),
     ` a ${part} from ${from} to ${to} (`,
     confidenceOf(spread.confidence),
-    ` to go on), in ${places}${most}.`,
+    ` to go on), in ${sites}${most}.`,
   ];
 }
 

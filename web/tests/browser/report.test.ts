@@ -400,10 +400,10 @@ test("a leak is shown in the last step, as before it there may be none of it", a
   assertQuiet();
 });
 
-test("growth that many places share is said, with those that grew most", async () => {
-  const [place] = first.growth.leaks;
-  const most = [{ ...place, confidence: 0.25, grown_steps: 1, times_given_back: 2 }];
-  const spread = { ...place, is_steady: true, places: 51, most };
+test("growth that many call sites share is said, with those that grew most", async () => {
+  const [leak] = first.growth.leaks;
+  const most = [{ ...leak, confidence: 0.25, grown_steps: 1, times_given_back: 2 }];
+  const spread = { ...leak, is_steady: true, sites: 51, most };
   const check = async (growth: Partial<typeof first.growth>, expected: RegExp, rows: number) => {
     const page = await session.open([{ ...first, growth: { ...first.growth, ...growth } }]);
     assert.match(await page.locator("#growth .verdict").innerText(), expected);
@@ -414,11 +414,11 @@ test("growth that many places share is said, with those that grew most", async (
     assertQuiet();
   };
   const by =
-    "by 1 MiB a step from step 2 to step 12 \\(almost certain to go on\\), in 51 places, of which those that";
-  const steady = `^All that is live grows steadily, though no place does: ${by} grew most are listed\\.$`;
+    "by 1 MiB a step from step 2 to step 12 \\(almost certain to go on\\), in 51 call sites, of which those that";
+  const steady = `^All that is live grows steadily, though no call site does: ${by} grew most are listed\\.$`;
   await check({ leaks: [], spread }, new RegExp(steady), 1);
   const more =
-    "^1 place grows from step to step, by 1 MiB a step\\. All else grows steadily, too, though no other";
+    "^1 call site grows from step to step, by 1 MiB a step\\. All else grows steadily, too, though no other";
   await check({ spread }, new RegExp(more), 2);
   const unsteady = "^Nothing that looks like a leak\\. All that is live grew, but not steadily: by 1 MiB";
   await check({ leaks: [], spread: { ...spread, is_steady: false } }, new RegExp(unsteady), 1);

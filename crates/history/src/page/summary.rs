@@ -11,7 +11,7 @@ use crate::page::fold::FoldedBlocks;
 use crate::page::frames::Frames;
 
 /// The most call sites that are listed for growth at many sites.
-const SPREAD_PLACES: usize = 10;
+const SPREAD_SITES: usize = 10;
 
 /// The part of the data that the page reads first. The names of the keys are an interface to the page's script.
 #[derive(Debug, Serialize)]
@@ -148,7 +148,7 @@ pub(super) struct SpreadSummary {
     trend: Trend,
     is_steady: bool,
     /// The number of call sites that it is spread over.
-    places: usize,
+    sites: usize,
     /// Those that grew most.
     most: Vec<GrownSummary>,
 }
@@ -188,8 +188,8 @@ impl GrowthSummary {
             spread: found.spread.map(|trend| SpreadSummary {
                 trend,
                 is_steady: trend.is_steady(),
-                places: found.others().count(),
-                most: found.others().take(SPREAD_PLACES).map(grown).collect(),
+                sites: found.others().count(),
+                most: found.others().take(SPREAD_SITES).map(grown).collect(),
             }),
         }
     }
