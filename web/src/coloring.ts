@@ -1,109 +1,67 @@
 // The colours of blocks, and what they mean.
 
-import { liveBytes } from "./data/trace.ts";
+import { GROUPINGS, type Groups, mostHeld, type Source } from "./data/groupings.ts";
+import type { Trace } from "./data/trace.ts";
 import * as format from "./format.ts";
-import type { Model } from "./model.ts";
-import { shown } from "./names.ts";
 import type { Coloring } from "./state.ts";
-import { CATEGORY_COLORS } from "./theme.ts";
 
 export interface Palette {
   /** Returns the index of a block's colour in `names` and `colors`. */
   of: (block: number) => number;
   names: string[];
+  /** How many of the colours are one group's. The rest is for all others. */
+  single: number;
   /** The name of each colour in the style sheet. */
   colors: string[];
 }
 
-const MIB = 2 ** 20;
-/** The lower bound of each size class except the first. */
-const SIZE_BOUNDS = [MIB / 16, MIB, 10 * MIB, 100 * MIB, 1024 * MIB];
-const SIZE_NAMES = ["below 64 KiB", "to 1 MiB", "to 10 MiB", "to 100 MiB", "to 1 GiB", "1 GiB and more"];
+/** The number of the style sheet's colours for areas: `--fill-0` and on. */
+const FILL_COLORS = 10;
 /** The upper bound of each age class except the last, as a share of the recording. */
 const AGE_BOUNDS = [0.001, 0.01, 0.1, 0.5];
 
-export function paletteOf(model: Model, coloring: Coloring): Palette {
-  const { trace } = model;
-  const { blocks, summary } = trace;
-  switch (coloring) {
-    case "size":
-      return scale(SIZE_NAMES, (block) => SIZE_BOUNDS.filter((bound) => blocks.size[block] >= bound).length);
-    case "age":
-      return agesAt(model);
-    case "stream":
-      return categories(
-        summary.streams.map((stream) => `stream ${stream}`),
-        (block) => blocks.stream[block],
-      );
-    case "pool":
-      return categories(summary.pools, (block) => blocks.pool[block]);
-    case "tag":
-      return ranked(
-        model,
-        (block) => blocks.tag[block],
-        (tag) => shown(summary.tags[tag]) || "no tag",
-      );
-    case "stack":
-      return titles(model);
-  }
+/** Returns the palette of a trace. Only that of ages depends on the instant. */
+export function paletteOf(source: Source, coloring: Coloring, instant: number): Palette {
+  const { trace } = source;
+  if (coloring === "age") return scale(agesAt(trace, instant));
+  const groups = GROUPINGS[coloring].groupsOf(source);
+  if (coloring === "size") return scale(groups);
+  return groups.names.length <= FILL_COLORS ? filled(groups) : largest(trace, groups);
 }
 
-/** Returns a palette in which stacks with the same title share a colour. */
-function titles(model: Model): Palette {
-  const { trace } = model;
-  const numbers = new Map<string, number>();
-  const titleOfStack = Uint32Array.from({ length: Math.max(1, trace.stackCount) }, (_, stack) => {
-    const title = model.stackTitle(stack);
-    const number = numbers.get(title) ?? numbers.size;
-    numbers.set(title, number);
-    return number;
-  });
-  const names = [...numbers.keys()];
-  return ranked(
-    model,
-    (block) => titleOfStack[trace.blocks.stack[block]],
-    (title) => names[title],
-  );
-}
-
-function agesAt(model: Model): Palette {
-  const { trace, instant } = model;
-  const bounds = AGE_BOUNDS.map((share) => Math.max(1, Math.round(share * trace.end)));
+function agesAt({ end, blocks }: Trace, instant: number): Groups {
+  const bounds = AGE_BOUNDS.map((share) => Math.max(1, Math.round(share * end)));
   const names = bounds.map((bound) => `up to ${format.counted(bound, "event")} old`);
-  return scale([...names, "older"], (block) => {
-    const age = instant - trace.blocks.start[block];
-    return bounds.filter((bound) => age > bound).length;
-  });
+  const of = (block: number) => bounds.filter((bound) => instant - blocks.start[block] > bound).length;
+  return { names: [...names, "older"], of };
 }
 
-function scale(names: string[], of: Palette["of"]): Palette {
-  return { of, names, colors: names.map((_, i) => `--s${i}`) };
+/** Returns a palette in which darker colours are for larger or older blocks. */
+function scale({ names, of }: Groups): Palette {
+  return { of, names, single: names.length, colors: names.map((_, i) => `--s${i}`) };
 }
 
-/** Returns a palette in which the first categories have a colour each. All others share the last colour. */
-function categories(names: string[], of: Palette["of"]): Palette {
-  const shown = names.slice(0, CATEGORY_COLORS);
-  const rest = names.length > shown.length ? [`${names.length - shown.length} others`] : [];
-  return {
-    of: (block) => Math.min(of(block), CATEGORY_COLORS),
-    names: [...shown, ...rest],
-    colors: [...shown.map((_, i) => `--fill-${i}`), ...rest.map(() => "--rest")],
-  };
+function filled({ names, of }: Groups): Palette {
+  return { of, names, single: names.length, colors: names.map((_, i) => `--fill-${i}`) };
 }
 
 /**
- * Returns a palette of categories ranked by bytes times lifetime over the whole recording. The ranking does not depend
- * on the instant, so each category keeps its colour.
+ * Returns a palette in which the groups that hold most at one instant have a colour each, and all others share one. The
+ * colours do not depend on the chosen instant.
  */
-function ranked(model: Model, keyOf: (block: number) => number, nameOf: (value: number) => string): Palette {
-  const { trace } = model;
-  const bytes = new Map<number, number>();
-  const { count, start, end } = trace.blocks;
-  for (let block = 0; block < count; block++) {
-    const weight = liveBytes(trace.blocks, block) * (end[block] - start[block]);
-    bytes.set(keyOf(block), (bytes.get(keyOf(block)) ?? 0) + weight);
-  }
-  const order = [...bytes.keys()].sort((a, b) => (bytes.get(b) ?? 0) - (bytes.get(a) ?? 0));
-  const place = new Map(order.map((value, i) => [value, i]));
-  return categories(order.map(nameOf), (block) => place.get(keyOf(block)) ?? CATEGORY_COLORS);
+function largest(trace: Trace, groups: Groups): Palette {
+  const most = mostHeld(trace, groups);
+  const order = [...most.keys()].sort((a, b) => most[b] - most[a]).slice(0, FILL_COLORS);
+  const colorOf = new Uint8Array(most.length).fill(FILL_COLORS);
+  order.forEach((group, color) => {
+    colorOf[group] = color;
+  });
+  const { colors, names } = filled({ ...groups, names: order.map((group) => groups.names[group]) });
+  const others = format.whole(most.length - FILL_COLORS);
+  return {
+    of: (block) => colorOf[groups.of(block)],
+    single: FILL_COLORS,
+    names: [...names, `everything else (${others})`],
+    colors: [...colors, "--rest"],
+  };
 }

@@ -101,6 +101,11 @@ export function counted(count: number, noun: string): string {
   return `${whole(count)} ${count === 1 ? noun : noun.endsWith("y") ? `${noun.slice(0, -1)}ies` : `${noun}s`}`;
 }
 
+/** Returns the words of a name in the data: "optimizer state" of `optimizer_state`. */
+export function words(name: string): string {
+  return name.replaceAll("_", " ");
+}
+
 /** Returns a text with its first letter capitalized. */
 export function capital(text: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);

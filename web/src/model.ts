@@ -1,18 +1,21 @@
 // The traces and what is computed from them. Results are kept for later calls.
 
+import { type Palette, paletteOf } from "./coloring.ts";
 import { Away } from "./data/away.ts";
 import { type Axis, BY_EVENT, byTime } from "./data/axis.ts";
+import { Bands } from "./data/bands.ts";
 import type { Container } from "./data/container.ts";
 import { Curves } from "./data/curves.ts";
 import { Events } from "./data/events.ts";
 import { type Gap, gapAt, type Run, rowsByAddress, runsAt } from "./data/gap.ts";
+import { offeredGroupings } from "./data/groupings.ts";
 import { Filter } from "./data/rows.ts";
 import { type Placed, placedOf } from "./data/segments.ts";
 import { CAUSES, groupOf, type NamedInstant, type Summary, type TraceSummary } from "./data/summary.ts";
 import { rowsAt, Trace } from "./data/trace.ts";
 import { type Tree, treeOf } from "./data/tree.ts";
 import { shortNames, titleOf } from "./names.ts";
-import type { State, Store } from "./state.ts";
+import type { BandsBy, Coloring, State, Store } from "./state.ts";
 
 export class Model {
   readonly summary: Summary;
@@ -99,6 +102,36 @@ export class Model {
 
   curvesOf(index: number): Curves {
     return this.#keep(`curves ${index}`, () => new Curves(this.traceOf(index)));
+  }
+
+  /** What blocks are coloured by: the choice, or their size if it does not divide the blocks of this trace. */
+  get coloring(): Coloring {
+    const { coloring } = this.state;
+    const offered: Coloring[] = [...offeredGroupings(this.trace.summary), "age"];
+    return offered.includes(coloring) ? coloring : "size";
+  }
+
+  /** Returns the colours of the chosen trace's blocks. */
+  palette(coloring: Coloring): Palette {
+    const at = coloring === "age" ? this.instant : "";
+    return this.#keepLast(`palette ${coloring}`, `${this.state.trace} ${at}`, () =>
+      paletteOf(this, coloring, this.instant),
+    );
+  }
+
+  /** What live bytes in the chart are divided by: the choice, if it divides the blocks of this trace. */
+  get bandsBy(): BandsBy {
+    const { bands } = this.state;
+    return offeredGroupings(this.trace.summary).find((name) => name === bands) ?? "none";
+  }
+
+  /** The bands of the chart; `null` if live bytes are not divided. */
+  get bands(): Bands | null {
+    const { bandsBy } = this;
+    if (bandsBy === "none") return null;
+    return this.#keepLast("bands", `${this.state.trace} ${bandsBy}`, () => {
+      return new Bands(this.trace, this.curves.exact("live"), this.palette(bandsBy));
+    });
   }
 
   /** Returns the tree of a trace, with the frames of libraries if they are shown. */
@@ -271,7 +304,8 @@ export function initialState(traces: TraceSummary[]): State {
       ...(first.peak_paused > 0 ? ["paused"] : []),
       ...better.map(({ label }) => `${label}/reserved`),
     ],
-    coloring: first.tags.length > 1 ? "tag" : first.has_stacks ? "stack" : "size",
+    bands: "none",
+    coloring: first.tags.length > 1 ? "tag" : first.has_stacks ? "site" : "size",
     stackView: "instant",
     frames: "own",
     table: "holders",

@@ -1,13 +1,18 @@
 // The choices of the user. The address's fragment holds all of them, so that a link or a reload shows the same picture.
 
+import { GROUPING_NAMES, type GroupingName } from "./data/groupings.ts";
+
 export const AXES = ["events", "time"] as const;
-export const COLORINGS = ["size", "age", "stream", "pool", "tag", "stack"] as const;
+export const BANDS = ["none", ...GROUPING_NAMES] as const;
+export const COLORINGS = [...GROUPING_NAMES, "age"] as const;
 export const STACK_VIEWS = ["instant", "peak", "range", "difference", "traces"] as const;
 export const FRAMES = ["own", "all"] as const;
 export const TABLES = ["holders", "sizes", "lifetimes", "blocks", "segments"] as const;
 
 export type AxisName = (typeof AXES)[number];
-export type Coloring = (typeof COLORINGS)[number];
+/** What live bytes are divided by into bands. */
+export type BandsBy = "none" | GroupingName;
+export type Coloring = GroupingName | "age";
 export type StackView = (typeof STACK_VIEWS)[number];
 export type Frames = (typeof FRAMES)[number];
 export type TableName = (typeof TABLES)[number];
@@ -27,6 +32,8 @@ export interface State {
   axis: AxisName;
   /** The names of the curves that are drawn. */
   curves: string[];
+  /** What the live bytes in the chart are divided by. */
+  bands: BandsBy;
   coloring: Coloring;
   stackView: StackView;
   /** Whether the graph of stacks has all frames, or those of libraries are hidden. */
@@ -52,6 +59,7 @@ export function toFragment(state: State, initial: State): string {
   put("view", state.view?.join("-") ?? "", "");
   put("axis", state.axis, initial.axis);
   put("curves", state.curves.join(","), initial.curves.join(","));
+  put("bands", state.bands, initial.bands);
   put("color", state.coloring, initial.coloring);
   put("stacks", state.stackView, initial.stackView);
   put("frames", state.frames, initial.frames);
@@ -90,6 +98,7 @@ export function fromFragment(fragment: string, initial: State, ends: number[]): 
     view: viewOf(fields.get("view"), ends[chosen]),
     axis: oneOf("axis", AXES, initial.axis),
     curves: curves === null ? initial.curves : curves.split(",").filter(Boolean),
+    bands: oneOf("bands", BANDS, initial.bands),
     coloring: oneOf("color", COLORINGS, initial.coloring),
     stackView: oneOf("stacks", STACK_VIEWS, initial.stackView),
     frames: oneOf("frames", FRAMES, initial.frames),

@@ -8,7 +8,7 @@ const root = document.documentElement;
 const known = new Map<string, string>();
 const listeners: (() => void)[] = [];
 
-/** The number of colours for categories: `--c0` and on for lines, `--fill-0` for areas, `--box-0` under text. */
+/** The number of colours for categories: `--c0` and on for lines, `--box-0` under text. */
 export const CATEGORY_COLORS = 7;
 
 /** Returns a colour of the style sheet by its name, for instance `--ink`. */

@@ -1,6 +1,7 @@
 // Measures how a page behaves: `node tools/run.mjs tools/measure.ts PAGE.html`. Prints when it shows itself, how
 // long a key takes until the next frame, how many frames a second there are while it is panned and zoomed, and how
 // often each view shows another instant while an arrow key is held, with the time that the page's thread works for it.
+// With the choice of each grouping, it prints when the chart shows its bands, and the frames while it is moved then.
 
 import { performance } from "node:perf_hooks";
 import { pathToFileURL } from "node:url";
@@ -120,6 +121,37 @@ async function measureStepping(page: Page): Promise<void> {
   }
 }
 
+/** Returns seconds from the choice of a grouping until the chart shows its bands. */
+function choiceOf(page: Page, grouping: string): Promise<number> {
+  return page.evaluate(async (chosen) => {
+    const start = performance.now();
+    document.querySelector<HTMLElement>(`#timeline [data-value=${chosen}]`)?.click();
+    while (document.querySelector("#timeline[aria-busy]")) await new Promise(requestAnimationFrame);
+    await new Promise((done) => setTimeout(done));
+    return (performance.now() - start) / 1000;
+  }, grouping);
+}
+
+/** Prints for each grouping when the chart shows its bands, and the frames while it is moved. */
+async function measureBands(page: Page): Promise<void> {
+  const choices = page.locator("#timeline .stack-by button:visible");
+  const groupings = await choices.evaluateAll((buttons) =>
+    buttons.map((button) => button.dataset.value ?? ""),
+  );
+  for (const grouping of groupings.filter((name) => name !== "none")) {
+    await page.locator(".plot").focus();
+    await page.keyboard.press("0");
+    await settled(page);
+    const seconds = await choiceOf(page, grouping);
+    await page.locator(".plot").focus();
+    for (let i = 0; i < 6; i++) await page.keyboard.press("+");
+    const frames = await framesWhileMoving(page);
+    console.log(
+      `${seconds.toFixed(2)} s until bands by ${grouping}, ${frames.toFixed(0)} frames a second with them`,
+    );
+  }
+}
+
 const [path] = process.argv.slice(2);
 const session = await Session.start();
 const page = await session.newPage();
@@ -136,4 +168,5 @@ await page.keyboard.press("0");
 for (let i = 0; i < 6; i++) await page.keyboard.press("+");
 for (const [what, key] of KEYS) console.log(`${(await costOf(page, key, 30)).toFixed(0)} ms a key: ${what}`);
 console.log(`${(await framesWhileMoving(page)).toFixed(0)} frames a second while panned and zoomed`);
+await measureBands(page);
 await session.stop();

@@ -27,6 +27,7 @@ const SHOTS: Shot[] = [
   { ...usual, name: "overview-dark", section: null, theme: "dark" },
   { ...usual, name: "overview-narrow", section: null, width: 700 },
   { ...usual, name: "timeline", section: "#timeline", page: "llama_varlen", fragment: "#view=150000-156000" },
+  { ...usual, name: "bands", section: "#timeline", fragment: "#bands=category" },
   { ...usual, name: "gap", section: "#gap", page: "llama_varlen" },
   {
     ...usual,

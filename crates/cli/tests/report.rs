@@ -180,6 +180,45 @@ fn the_sums_on_the_page_are_those_of_the_trace() {
 }
 
 #[test]
+fn the_categories_on_the_page_are_those_of_the_summary() {
+    let scratch = Scratch::new("report-categories");
+    let path = scratch.path("page.html");
+    let recording = "../crates/history/tests/data/checkpoint.all.pickle.gz";
+    run(&["report", recording, "-o", path.to_str().unwrap()]);
+    let page = Page::read(&path);
+    let trace = &page.summary["traces"][0];
+    let names = trace["categories"].as_array().unwrap();
+    let peak = trace["peak_live"]["event"].as_u64().unwrap();
+    let column = |name: &str| page.column(&format!("0/blocks/{name}"));
+    let mut held: HashMap<&str, u64> = HashMap::new();
+    for (block, &category) in column("category").iter().enumerate() {
+        let start = column("start")[block];
+        if (start..start + column("held")[block]).contains(&peak) {
+            let requested = column("requested")[block];
+            let size = requested + column("padding")[block];
+            let name = names[usize::try_from(category).unwrap()].as_str().unwrap();
+            *held.entry(name).or_default() += requested.next_multiple_of(512).min(size);
+        }
+    }
+    let summary = run_json(&["summary", "--json", recording]);
+    let categories = summary[0]["categories"].as_object().unwrap();
+    let bytes = |kept: &Value| kept["bytes"].as_u64().unwrap();
+    assert_eq!(names.len(), categories.len());
+    for (name, kept) in categories {
+        let found = held.get(&**name).copied().unwrap_or(0);
+        assert_eq!(found, bytes(kept), "{name}");
+    }
+    assert!(held.len() >= 4, "{held:?}");
+
+    // Categories follow from stacks.
+    run(&["report", GPT2, "-o", path.to_str().unwrap()]);
+    let page = Page::read(&path);
+    let none = serde_json::json!([]);
+    assert_eq!(page.summary["traces"][0]["categories"], none);
+    assert!(!page.columns.contains_key("0/blocks/category"));
+}
+
+#[test]
 fn stacks_names_and_times_can_be_looked_up() {
     let scratch = Scratch::new("report-stacks");
     let mut snapshot = common::read_sample(GPT2);

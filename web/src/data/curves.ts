@@ -1,10 +1,10 @@
 // The curves of the chart. Each step shows the minimum and maximum of a curve. Steps of one instant are exact for
 // `live` and `reserved`.
 
-import { byAddress } from "./gap.ts";
+import { absencesOf } from "./absences.ts";
 import { upperBound } from "./search.ts";
 import { CAUSES, groupOf } from "./summary.ts";
-import { liveBytes, type Pauses, type Trace } from "./trace.ts";
+import { liveBytes, type Trace } from "./trace.ts";
 
 /** The minimum and maximum of a curve in each step. */
 export interface Envelope {
@@ -145,47 +145,13 @@ function liveCurve(trace: Trace): Float64Array {
     values[Math.min(freed[i], trace.end + 1)] -= bytes;
   }
   trace.folded?.addLiveChanges(values);
-  if (trace.pauses.count > 0) leavePausedBlocksOut(trace, values);
+  const { block, from, to } = absencesOf(trace);
+  for (let i = 0; i < block.length; i++) {
+    const bytes = liveBytes(trace.blocks, block[i]);
+    values[from[i]] -= bytes;
+    values[to[i]] += bytes;
+  }
   return summed(values);
-}
-
-/** Subtracts blocks in paused memory from the changes of live bytes, for as long as the memory is paused. */
-function leavePausedBlocksOut(trace: Trace, values: Float64Array): void {
-  const { blocks, pauses } = trace;
-  const rows = byAddress(Uint32Array.from(blocks.address.keys()), blocks.address);
-  const addresses = Float64Array.from(rows, (row) => blocks.address[row]);
-  for (const times of pausesByRange(pauses)) {
-    const address = pauses.address[times[0]];
-    const past = addressesBefore(addresses, address + pauses.size[times[0]]);
-    const ends = Uint32Array.from(times, (pause) => pauses.end[pause]);
-    for (let place = addressesBefore(addresses, address); place < past; place++) {
-      const block = rows[place];
-      const [start, freed] = [blocks.start[block], blocks.freed[block]];
-      // Pauses of one range follow each other, so `ends` is sorted.
-      for (let i = upperBound(ends, start); i < times.length && pauses.start[times[i]] < freed; i++) {
-        const bytes = liveBytes(blocks, block);
-        values[Math.max(start, pauses.start[times[i]])] -= bytes;
-        values[Math.min(freed, ends[i])] += bytes;
-      }
-    }
-  }
-}
-
-/** Returns the indices of the pauses, grouped by their range of addresses. Each group is in order. */
-function pausesByRange({ count, address, size }: Pauses): number[][] {
-  const ranges = new Map<string, number[]>();
-  for (let pause = 0; pause < count; pause++) {
-    const range = `${address[pause]} ${size[pause]}`;
-    const known = ranges.get(range);
-    if (known === undefined) ranges.set(range, [pause]);
-    else known.push(pause);
-  }
-  return [...ranges.values()];
-}
-
-/** Returns how many of the sorted addresses are less than `address`. */
-function addressesBefore(addresses: Float64Array, address: number): number {
-  return upperBound(addresses, address - 1);
 }
 
 function reservedCurve(trace: Trace): Float64Array {

@@ -65,6 +65,14 @@ export class Folded {
     for (let i = 0; i < this.#instants.length; i++) values[this.#instants[i]] += live[this.#numbers[i]];
   }
 
+  /** Returns the live bytes at every instant. */
+  liveCurve(end: number): Float64Array {
+    const values = new Float64Array(end + 1);
+    this.addLiveChanges(values);
+    for (let instant = 1; instant <= end; instant++) values[instant] += values[instant - 1];
+    return values;
+  }
+
   #add(sums: Float64Array, from: number, to: number): void {
     for (let part = 0; part < sums.length; part++) {
       const changes = this.#changes[part];

@@ -116,6 +116,11 @@ export class Trace {
     return this.#container.count(`${this.#prefix}blocks/start`);
   }
 
+  /** Returns a column with a number for each block; empty if there is no such column. */
+  blockColumn(name: string): Uint32Array {
+    return this.#u32(`blocks/${name}`);
+  }
+
   get segments(): Segments {
     this.#segments ??= this.#readSegments();
     return this.#segments;

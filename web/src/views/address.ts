@@ -1,8 +1,9 @@
 // The address space at the chosen instant: segments to scale, with their blocks.
 
-import { type Palette, paletteOf } from "../coloring.ts";
+import type { Palette } from "../coloring.ts";
 import type { Away, Part } from "../data/away.ts";
 import type { Run } from "../data/gap.ts";
+import { GROUPING_NAMES, GROUPINGS, offeredGroupings } from "../data/groupings.ts";
 import { fittingScale, type Layout, LINE_HEIGHT, layOut, type Piece } from "../data/layout.ts";
 import type { Filter } from "../data/rows.ts";
 import { upperBound } from "../data/search.ts";
@@ -21,12 +22,8 @@ import { segmentDetails, segmentLines } from "./segment.ts";
 
 const HEIGHT_MAX = 420;
 const COLORING_TEXTS: readonly (readonly [Coloring, string])[] = [
-  ["size", "Size"],
+  ...GROUPING_NAMES.map((name) => [name, GROUPINGS[name].text] as const),
   ["age", "Age"],
-  ["stream", "Stream"],
-  ["pool", "Pool"],
-  ["tag", "Tag"],
-  ["stack", "Stack"],
 ];
 
 /** The values that are the same for all blocks of a picture and determine how they look. */
@@ -80,12 +77,11 @@ export class AddressView implements View {
   /** The blocks at the instant, by address, and their addresses. */
   #blocks: Uint32Array = new Uint32Array(0);
   #addresses: Float64Array = new Float64Array(0);
-  #palette: Palette = { of: () => 0, names: [], colors: [] };
+  #palette: Palette = { of: () => 0, names: [], single: 0, colors: [] };
   #picked: number | null = null;
   /** The chosen segment, if free memory in it was clicked. */
   #pickedSegment: number | null = null;
   #place = "";
-  #colored = "";
 
   constructor(model: Model, tooltip: Tooltip) {
     this.#model = model;
@@ -140,12 +136,10 @@ export class AddressView implements View {
       this.#pickedSegment = null;
       if (this.#picked !== null && !this.#blocks.includes(this.#picked)) this.#picked = null;
     }
-    this.#coloring.show(state.coloring, available(summary));
-    // Colours are the same for a whole trace, except those of ages.
-    const colored = `${state.trace} ${state.coloring} ${state.coloring === "age" ? instant : ""}`;
-    if (colored !== this.#colored) {
-      this.#colored = colored;
-      this.#palette = paletteOf(this.#model, state.coloring);
+    this.#coloring.show(this.#model.coloring, [...offeredGroupings(summary), "age"]);
+    const palette = this.#model.palette(this.#model.coloring);
+    if (palette !== this.#palette) {
+      this.#palette = palette;
       this.#makeLegend();
     }
     this.#lay();
@@ -512,12 +506,4 @@ function pausedText(trace: Trace, parts: Part[], bytes: number): string {
 
 function groupOf({ pool, stream }: Run): string {
   return `${pool} ${stream}`;
-}
-
-function available(summary: { tags: string[]; has_stacks: boolean }): Coloring[] {
-  const all = COLORING_TEXTS.map(([coloring]) => coloring);
-  return all.filter(
-    (coloring) =>
-      (coloring !== "tag" || summary.tags.length > 1) && (coloring !== "stack" || summary.has_stacks),
-  );
 }

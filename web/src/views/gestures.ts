@@ -7,6 +7,8 @@ export interface Gestures {
   /** Returns the instant at a distance from the left edge of `over`. */
   instantAt(x: number): number;
   choose(instant: number): void;
+  /** Chooses the instant that is drawn at a distance from the left edge of `over`. */
+  chooseAt(x: number): void;
   chooseRange(from: number, to: number): void;
   chooseSecond(): void;
   move(by: number): void;
@@ -60,7 +62,7 @@ function installPointer(place: HTMLElement, chart: Gestures): void {
     start = null;
     chart.select(0, 0);
     if (isCancelled) return;
-    if (to - from < CLICK_PIXELS) chart.choose(chart.instantAt(from));
+    if (to - from < CLICK_PIXELS) chart.chooseAt(from);
     else if (event.shiftKey) chart.chooseRange(chart.instantAt(from), chart.instantAt(to));
     else chart.show(chart.instantAt(from), chart.instantAt(to));
   };

@@ -3,13 +3,15 @@
 import uPlot from "uplot";
 import { BY_EVENT } from "../data/axis.ts";
 import { everyFitting, type Steps, spaced, stepAt, stepsWithin } from "../data/curves.ts";
+import { GROUPING_NAMES, GROUPINGS, offeredGroupings } from "../data/groupings.ts";
 import { bytesOf, choice, fill, h, section, type Tooltip } from "../dom.ts";
 import * as format from "../format.ts";
 import type { Model } from "../model.ts";
 import { markText, shown } from "../names.ts";
 import type { View } from "../schedule.ts";
-import type { AxisName } from "../state.ts";
+import type { AxisName, BandsBy } from "../state.ts";
 import { color, onThemeChange } from "../theme.ts";
+import { BandsLegend, bandLines, edgesOf, topFirst } from "./bands.ts";
 import { type Gestures, installGestures } from "./gestures.ts";
 import type { InstantBar } from "./instant.ts";
 import { colorOf, Legend, nameOf, OTHERS } from "./legend.ts";
@@ -47,14 +49,21 @@ const AXIS_TEXTS: readonly (readonly [AxisName, string])[] = [
   ["time", "By time"],
 ];
 
+const BANDS_TEXTS: readonly (readonly [BandsBy, string])[] = [
+  ["none", "None"],
+  ...GROUPING_NAMES.map((name) => [name, GROUPINGS[name].text] as const),
+];
+
 export class Timeline implements View, Gestures {
   readonly element: HTMLElement;
-  readonly shows = ["trace", "view", "axis", "curves", "instants", "seconds"] as const;
+  readonly shows = ["trace", "view", "axis", "curves", "bands", "instants", "seconds"] as const;
   readonly #model: Model;
   readonly #bar: InstantBar;
   readonly #tooltip: Tooltip;
   readonly #legend: Legend;
   readonly #axis;
+  readonly #bandsBy;
+  readonly #bandsLegend: BandsLegend;
   readonly #lane: MovesLane;
   readonly #plotPlace = h("div", {
     class: "plot",
@@ -80,6 +89,8 @@ export class Timeline implements View, Gestures {
     this.#tooltip = tooltip;
     this.#legend = new Legend(model);
     this.#lane = new MovesLane(model, bar, tooltip);
+    this.#bandsLegend = new BandsLegend(model);
+    this.#bandsBy = choice("Stack live bytes by", BANDS_TEXTS, (bands) => model.store.set({ bands }));
     this.#axis = choice("Horizontal axis", AXIS_TEXTS, (axis) => model.store.set({ axis }));
     const tool = (text: string, label: string, click: () => void) =>
       h("button", { type: "button", "aria-label": label, click }, text);
@@ -87,6 +98,7 @@ export class Timeline implements View, Gestures {
       "timeline",
       "Memory over time",
       [
+        h("span", { class: "stack-by" }, h("span", { class: "quiet" }, "Stack by"), this.#bandsBy.element),
         this.#axis.element,
         h(
           "div",
@@ -97,7 +109,7 @@ export class Timeline implements View, Gestures {
         ),
       ],
       this.#legend.element,
-      this.#plotPlace,
+      h("div", { class: "with-bands" }, this.#plotPlace, this.#bandsLegend.element),
       this.#level,
       h(
         "p",
@@ -117,20 +129,24 @@ export class Timeline implements View, Gestures {
   }
 
   /**
-   * Whether the chart can be drawn before the blocks are read. It can if all its curves come from buckets and its table
-   * is closed.
+   * Whether the chart can be drawn before the blocks are read. It can if all its curves come from buckets, without bands,
+   * and its table is closed.
    */
   get isEarly(): boolean {
+    if (this.#model.bandsBy !== "none") return false;
     const steps = this.#steps();
     return !this.#details.open && this.#shown().every((name) => this.#model.curves.isEarly(name, steps));
   }
 
   draw(): void {
-    const { state, trace } = this.#model;
-    const curves = `${state.trace} ${state.axis} ${state.curves.join(" ")}`;
+    const { state, trace, bandsBy } = this.#model;
+    const curves = `${state.trace} ${state.axis} ${bandsBy} ${state.curves.join(" ")}`;
     if (curves !== this.#drawnCurves) {
       this.#drawnCurves = curves;
+      this.#bandsBy.show(bandsBy, ["none", ...offeredGroupings(trace.summary)]);
       this.#legend.draw();
+      // It may leave less width to the chart.
+      this.#bandsLegend.draw();
       this.#rebuild();
       this.#drawnData = "";
     }
@@ -156,13 +172,17 @@ export class Timeline implements View, Gestures {
     }
     this.#placeMarks();
     this.#lane.showInstant();
+    this.#bandsLegend.show();
     this.#drawTable();
-    this.#plotPlace.setAttribute(
-      "aria-label",
-      trace.end === 0
-        ? "Memory over time, without an event"
-        : `Memory over time, events ${format.whole(from)} to ${format.whole(to)} of ${format.whole(trace.end)}`,
-    );
+    this.#plotPlace.setAttribute("aria-label", this.#aboutText());
+  }
+
+  #aboutText(): string {
+    const { bandsBy, trace } = this.#model;
+    const [from, to] = this.view.map(format.whole);
+    if (trace.end === 0) return "Memory over time, without an event";
+    const bands = bandsBy === "none" ? "" : `, live bytes by ${GROUPINGS[bandsBy].text.toLowerCase()}`;
+    return `Memory over time${bands}, events ${from} to ${to} of ${format.whole(trace.end)}`;
   }
 
   get #laneHeight(): number {
@@ -170,7 +190,9 @@ export class Timeline implements View, Gestures {
   }
 
   #steps(): Steps {
-    return this.#model.curves.steps(...this.view, Math.max(200, this.#plotPlace.clientWidth));
+    // A line of one pixel can be seen, but not a band.
+    const pixels = this.#model.bandsBy === "none" ? 1 : 2;
+    return this.#model.curves.steps(...this.view, Math.max(200, this.#plotPlace.clientWidth / pixels));
   }
 
   // ---- gestures and keys ----
@@ -191,6 +213,18 @@ export class Timeline implements View, Gestures {
 
   choose(instant: number): void {
     this.#bar.choose(Math.floor(instant));
+  }
+
+  chooseAt(x: number): void {
+    this.#bar.choose(this.#drawnAt(x));
+  }
+
+  /** Returns the instant that is drawn at a distance from the left edge: of bands, that of the step's most live bytes. */
+  #drawnAt(x: number): number {
+    const { bands, trace } = this.#model;
+    const instant = Math.max(0, Math.min(trace.end, Math.floor(this.instantAt(x))));
+    const steps = this.#steps();
+    return bands?.stack(steps).instants[Math.floor((instant - steps.first) / steps.width)] ?? instant;
   }
 
   move(by: number): void {
@@ -236,7 +270,7 @@ export class Timeline implements View, Gestures {
 
   hover(x: number, pointerX: number, pointerY: number): void {
     if (!this.#model.isWhole) return;
-    const instant = Math.max(0, Math.min(this.#model.trace.end, Math.floor(this.instantAt(x))));
+    const instant = this.#drawnAt(x);
     const time = this.#model.trace.timeAt(instant);
     const here = this.#model.curves.steps(instant, instant, 1);
     const lines = this.#shown()
@@ -247,12 +281,20 @@ export class Timeline implements View, Gestures {
         const key = h("i", { class: "key", style: `background: var(${colorOf(this.#model, name)})` });
         return h("div", { class: "line" }, key, nameOf(name), h("b", {}, `${least}${format.bytes(max[0])}`));
       });
+    lines.push(...this.#bandLines(instant, pointerY));
     const other = this.#otherNear(x, pointerY);
     if (other !== null) lines.push(other);
     const title =
       `Event ${format.whole(instant)}${time === null ? "" : `, ${format.duration(time)}`}` +
       this.#stepText(instant);
     this.#tooltip.show(pointerX, pointerY, h("b", {}, title), ...lines);
+  }
+
+  #bandLines(instant: number, pointerY: number): HTMLDivElement[] {
+    const { bands } = this.#model;
+    const plot = this.#plot;
+    if (bands === null || plot === null) return [];
+    return bandLines(bands, instant, plot.posToVal(pointerY - plot.over.getBoundingClientRect().top, "y"));
   }
 
   /** Returns the name and value of another trace's curve near the pointer; `null` if none is near. */
@@ -263,9 +305,11 @@ export class Timeline implements View, Gestures {
     const y = pointerY - plot.over.getBoundingClientRect().top;
     let nearest = OTHER_PIXELS_MAX;
     let found: HTMLDivElement | null = null;
-    // The other traces are the first series after the instants.
-    this.#others().forEach(({ index, name }, i) => {
-      const value = plot.data[1 + i][row];
+    const others = this.#others();
+    // The curves of this trace are the last series, each with its minimum and maximum.
+    const first = plot.data.length - 2 * this.#curves().length - others.length;
+    others.forEach(({ index, name }, i) => {
+      const value = plot.data[first + i][row];
       if (value == null) return;
       const distance = Math.abs(plot.valToPos(value, "y") - y);
       if (distance >= nearest) return;
@@ -289,22 +333,7 @@ export class Timeline implements View, Gestures {
 
   #rebuild(): void {
     this.#plot?.destroy();
-    const series: uPlot.Series[] = [{}];
-    const bands: uPlot.Band[] = [];
-    for (const _ of this.#others()) {
-      series.push({ stroke: () => `${color("--ink-3")}90`, width: 0.75, points: { show: false } });
-    }
-    for (const name of this.#shown()) {
-      const stroke = () => color(colorOf(this.#model, name));
-      const paths = uPlot.paths.stepped?.({ align: 1 });
-      const common = { stroke, points: { show: false }, ...(paths === undefined ? {} : { paths }) };
-      // All memory under the live curve is in use.
-      const area = name === "live" ? { fill: () => `${color("--live")}22` } : {};
-      series.push({ ...common, width: name === "live" ? 1.5 : 1.25 });
-      series.push({ ...common, ...area, width: 0 });
-      const top = series.length - 2;
-      bands.push({ series: [top, top + 1], fill: () => color(colorOf(this.#model, name)) + "38" });
-    }
+    const { series, fills } = this.#seriesOf();
     const axis = { stroke: () => color("--ink-2"), font: AXIS_FONT };
     const grid = { stroke: () => color("--grid"), width: 1 };
     this.#plotPlace.replaceChildren();
@@ -338,7 +367,7 @@ export class Timeline implements View, Gestures {
           },
         ],
         series,
-        bands,
+        bands: fills,
         hooks: { draw: [(plot) => this.#drawSteps(plot), (plot) => this.#drawMoments(plot)] },
       },
       [[], ...series.slice(1).map(() => [])] as uPlot.AlignedData,
@@ -348,23 +377,64 @@ export class Timeline implements View, Gestures {
     if (this.#lane.isNeeded) this.#plot.over.append(this.#lane.element);
   }
 
+  /** Returns the series of the chart in the order in which they are drawn, and the fills between two of them. */
+  #seriesOf(): { series: uPlot.Series[]; fills: uPlot.Band[] } {
+    const { bands } = this.#model;
+    const paths = uPlot.paths.stepped?.({ align: 1 });
+    const stepped = { points: { show: false }, ...(paths === undefined ? {} : { paths }) };
+    const series: uPlot.Series[] = [{}];
+    const fills: uPlot.Band[] = [];
+    const line = (name: string) => ({ ...stepped, stroke: () => color(colorOf(this.#model, name)) });
+    if (bands !== null) {
+      // What is drawn later covers half of this line. On top, it would hide bands that are as narrow.
+      if (this.#hasLive) series.push({ ...line("live"), width: 1 });
+      // Each band covers all that is below its edge.
+      const names = topFirst(bands).map((band) => bands.colors[band]);
+      series.push(...names.map((name) => ({ ...stepped, fill: () => color(name), width: 0 })));
+    }
+    for (const _ of this.#others()) {
+      series.push({ stroke: () => `${color("--ink-3")}90`, width: 0.75, points: { show: false } });
+    }
+    for (const name of this.#curves()) {
+      // All memory under the live curve is in use.
+      const area = name === "live" ? { fill: () => `${color("--live")}22` } : {};
+      const width = name === "live" ? 1.5 : 1.25;
+      series.push({ ...line(name), width }, { ...line(name), ...area, width: 0 });
+      const top = series.length - 2;
+      fills.push({ series: [top, top + 1], fill: () => color(colorOf(this.#model, name)) + "38" });
+    }
+    return { series, fills };
+  }
+
   #shown(): string[] {
     // Live is drawn last, so that no other curve hides it.
     const shown = this.#model.curves.names.filter((name) => this.#model.state.curves.includes(name));
     return shown.reverse();
   }
 
+  get #hasLive(): boolean {
+    return this.#model.state.curves.includes("live");
+  }
+
+  /** Returns the curves that are drawn by themselves. With bands, live is not one of them. */
+  #curves(): string[] {
+    return this.#shown().filter((name) => name !== "live" || this.#model.bands === null);
+  }
+
   #dataOf(steps: Steps): uPlot.AlignedData {
-    const { axis } = this.#model;
+    const { axis, bands } = this.#model;
     const x = new Float64Array(steps.count + 1);
     for (let i = 0; i <= steps.count; i++) x[i] = axis.valueAt(steps.first + i * steps.width);
+    // Repeats each last value, so that it extends to the right edge. The edge of all bands is that of live.
+    const edges = bands === null ? [] : edgesOf(bands, steps).map(extended);
     const data: (Float64Array | (number | null)[])[] = [
       x,
+      ...edges.slice(0, this.#hasLive ? 1 : 0),
+      ...edges,
       ...this.#others().map((other) => this.#dataOfOther(other, steps)),
     ];
-    for (const name of this.#shown()) {
+    for (const name of this.#curves()) {
       const { min, max } = this.#model.curves.envelope(name, steps);
-      // Repeats the last value, so that it extends to the right edge.
       data.push(extended(max), extended(min));
     }
     return data as uPlot.AlignedData;
@@ -393,7 +463,8 @@ export class Timeline implements View, Gestures {
       for (const value of this.#dataOfOther(other, steps))
         if (value !== null && value > highest) highest = value;
     }
-    for (const name of this.#shown()) {
+    const live = this.#model.bands === null ? [] : ["live"];
+    for (const name of [...live, ...this.#shown()]) {
       for (const value of this.#model.curves.envelope(name, steps).max) if (value > highest) highest = value;
     }
     // Leaves room for the names of marks above the curves.
@@ -442,7 +513,7 @@ export class Timeline implements View, Gestures {
     ctx.font = `${10 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "bottom";
     ctx.textAlign = "left";
-    ctx.fillStyle = color("--ink-3");
+    ctx.fillStyle = color(this.#model.bands === null ? "--ink-3" : "--ink");
     ctx.globalAlpha = 0.7;
     // Steps differ in length, so some may be close although most are not.
     for (const { x, step } of spaced(
@@ -541,7 +612,7 @@ export class Timeline implements View, Gestures {
   #showLevel(steps: Steps): void {
     const [from, to] = this.view;
     const { bucket_events } = this.#model.trace.summary;
-    const { curves } = this.#model;
+    const { curves, bands } = this.#model;
     const others = this.#shown().some((name) => !curves.isExact(name));
     const isExact = curves.isExact("live");
     const which = isExact ? "Curves other than live and reserved" : "Curves other than reserved";
@@ -554,6 +625,7 @@ export class Timeline implements View, Gestures {
       (steps.width === 1
         ? "Every event by itself."
         : `Each point is ${format.whole(steps.width)} events, from their least to their most bytes.`) +
+      (bands !== null && steps.width > 1 ? " The bands are those at its most live bytes." : "") +
       (others && steps.width < bucket_events && bucket_events > 1
         ? ` ${which}: least and most of ${format.whole(bucket_events)} events.`
         : "") +

@@ -1269,9 +1269,10 @@ test("names of any length fit the window, and all of a name is there", async () 
   const tags = ["", `tag_${long}`];
   for (const width of [1280, 380]) {
     const options = { viewport: { width, height: 900 } };
-    for (const color of ["stack", "tag"]) {
-      const page = await session.open([{ ...first, stacks, tags }], `#color=${color}`, options);
-      assert.ok((await overhang(page)) <= 0, `${width} pixels, by ${color}`);
+    for (const by of ["site", "tag"]) {
+      const fragment = `#color=${by}&bands=${by}`;
+      const page = await session.open([{ ...first, stacks, tags }], fragment, options);
+      assert.ok((await overhang(page)) <= 0, `${width} pixels, by ${by}`);
       assert.ok((await page.locator("#tables .frames b").first().innerText()).startsWith(long));
       await page.locator("#address .canvas-scroll").focus();
       await page.keyboard.press("ArrowRight");
@@ -1336,6 +1337,9 @@ test("the chart is there before the blocks are read, and everything when they ar
   // Zoomed in, the chart needs the blocks.
   const zoomed = await session.openText(text, "#view=5000-5400");
   assert.match(await zoomed.locator(".level").innerText(), /Every event by itself/);
+  // So it does for bands.
+  const divided = await session.openText(text, "#bands=category");
+  assert.ok(await divided.locator(".bands").isVisible());
   assertQuiet();
 });
 

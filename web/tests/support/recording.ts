@@ -24,6 +24,8 @@ export interface Block {
   pool: number;
   stack: number;
   tag: number;
+  /** 0 where it is left out. */
+  category?: number;
 }
 
 export interface Segment {
@@ -58,6 +60,8 @@ export interface Recording {
   /** For each pool, the tag of its region; none where it is left out. */
   pool_regions?: string[];
   tags: string[];
+  /** The names of the categories; none where they are left out. */
+  categories?: string[];
   /** Each stack as frames, innermost first: "function file:line". The first is the empty one. */
   stacks: string[][];
   blocks: Block[];
@@ -167,6 +171,9 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   for (const name of ["stream", "pool", "stack", "tag"] as const) {
     columns[`${prefix}blocks/${name}`] = u32(blocks.map((block) => block[name]));
   }
+  if (recording.categories !== undefined) {
+    columns[`${prefix}blocks/category`] = u32(blocks.map(({ category }) => category ?? 0));
+  }
   columns[`${prefix}segments/made`] = u32(segments.map(({ start, made }) => made ?? start));
   columns[`${prefix}segments/stack`] = u32(segments.map(({ stack }) => stack ?? 0));
   for (const name of ["start", "end", "stream", "pool", "flags"] as const) {
@@ -272,6 +279,7 @@ function summaryOf(recording: Recording): TraceSummary {
     pools: recording.pools,
     pool_regions: recording.pool_regions ?? recording.pools.map(() => ""),
     tags: recording.tags,
+    categories: recording.categories ?? [],
     regions: regionsOf(recording),
     large_page: 20 * 2 ** 20,
     bucket_events: recording.bucket_events,

@@ -9,6 +9,8 @@ import type { Block, Recording, Segment } from "./recording.ts";
 const MIB = 2 ** 20;
 const LARGE = 1;
 const EXPANDABLE = 2;
+/** What blocks are for, by their stacks. The first, of blocks without a stack, is that of none. */
+const CATEGORIES = ["unknown", "optimizer_state", "parameters", "activations", "kv_cache"];
 
 export interface Job {
   name?: string;
@@ -66,7 +68,20 @@ export function simulate(job: Job): Recording {
       place.next += size;
     }
     const { stream, pool } = place;
-    const block = { start: event, freed: 0, end: 0, address, size, requested, stream, pool, stack, tag };
+    const category = stack % CATEGORIES.length;
+    const block = {
+      start: event,
+      freed: 0,
+      end: 0,
+      address,
+      size,
+      requested,
+      stream,
+      pool,
+      stack,
+      tag,
+      category,
+    };
     blocks.push(block);
     return block;
   };
@@ -107,6 +122,7 @@ export function simulate(job: Job): Recording {
     streams: ["0", "7"],
     pools: ["default pool", "pool 1"],
     tags: ["", "activations"],
+    ...(stacks.length > 1 ? { categories: CATEGORIES } : {}),
     stacks,
     blocks,
     segments,

@@ -52,3 +52,8 @@ test("shares and confidences have words", () => {
     "almost certain",
   ]);
 });
+
+test("a name in the data is read as words", () => {
+  assert.equal(format.words("optimizer_state"), "optimizer state");
+  assert.equal(format.words("unknown"), "unknown");
+});

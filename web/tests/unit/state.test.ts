@@ -10,6 +10,7 @@ const initial: State = {
   view: null,
   axis: "events",
   curves: ["live", "reserved"],
+  bands: "none",
   coloring: "size",
   stackView: "instant",
   frames: "own",
@@ -27,6 +28,7 @@ test("a state comes back from its fragment", () => {
     view: [3, 90],
     axis: "time",
     curves: ["live", "caching:expandable_segments:True/reserved"],
+    bands: "site",
     coloring: "tag",
     stackView: "difference",
     frames: "all",
@@ -42,6 +44,10 @@ test("what is as at first is not written", () => {
 });
 
 test("nonsense is taken as at first, and instants are kept within the trace", () => {
-  const state = fromFragment("#trace=9&at=0:1e9,7:3,x&to=1:-4&view=9-3&color=red&table=", initial, ends);
+  const state = fromFragment(
+    "#trace=9&at=0:1e9,7:3,x&to=1:-4&view=9-3&color=red&bands=age&table=",
+    initial,
+    ends,
+  );
   assert.deepEqual(state, { ...initial, instants: [100, 20], seconds: [null, 0] });
 });

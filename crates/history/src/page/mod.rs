@@ -24,6 +24,7 @@ use lowtide_core::{Bytes, MempoolId, Stream};
 use lowtide_replay::Outcome;
 use lowtide_trace::{AnnotationStage, RecordedText, Trace, escape_in_json};
 
+use crate::categories::Category;
 use crate::growth::{Leaks, Site, instant_of};
 use crate::history::{Block, CURVE_NAMES, History, Moment};
 use crate::walk::large_page;
@@ -155,6 +156,7 @@ impl PageData {
         self.summary.traces.push(TraceSummary {
             duration_us,
             has_stacks: listing.has_stacks,
+            categories: category_names(listing.has_stacks),
             growth: listing.growth,
             aggregated: folded,
             ..trace_summary(page)
@@ -181,7 +183,7 @@ impl PageData {
         let (mut columns, mut block_columns) = (new_columns(), new_columns());
         let mut strings = self.strings.clone();
         let mut stacks = Stacks::new(&trace.stacks);
-        add_blocks(&mut block_columns, history, folded, &mut stacks);
+        add_blocks(&mut block_columns, page, folded, &mut stacks);
         if let Some(folded) = folded {
             folded.add_to(&mut block_columns);
         }
@@ -263,14 +265,14 @@ fn share(left: usize, lengths: &[u64]) -> usize {
 
 fn add_blocks(
     columns: &mut Columns,
-    history: &History,
+    page: &PageTrace<'_>,
     folded: Option<&Folded>,
     stacks: &mut Stacks<'_>,
 ) {
-    let blocks = history.blocks.iter().enumerate();
+    let blocks = page.history.blocks.iter().enumerate();
     let is_listed = |index| folded.is_none_or(|folded| !folded.contains(index));
-    let listed = blocks.filter_map(|(index, block)| is_listed(index).then_some(block));
-    let listed: Vec<&Block> = listed.collect();
+    let (indices, listed): (Vec<usize>, Vec<&Block>) =
+        blocks.filter(|&(index, _)| is_listed(index)).unzip();
     let mut add_u32 = |name: &str, of: &mut dyn FnMut(&Block) -> u32| {
         let numbers = listed.iter().map(|block| of(block));
         columns.add_u32(&format!("blocks/{name}"), numbers);
@@ -289,6 +291,14 @@ fn add_blocks(
     add_u64("address", &|block| block.address);
     add_u64("requested", &|block| block.requested.get());
     add_u64("padding", &|block| (block.size - block.requested).get());
+    // Without stacks, all categories are unknown.
+    if stacks.has_any() {
+        let categories = &page.leaks.categories;
+        let numbers = indices
+            .iter()
+            .map(|&index| categories.of_block(index) as u32);
+        columns.add_u32("blocks/category", numbers);
+    }
 }
 
 /// Adds the boundaries of steps. Returns the growth over them.
@@ -414,6 +424,7 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         events: history.events,
         duration_us: None,
         has_stacks: false,
+        categories: Vec::new(),
         settings: trace.settings.conf.clone(),
         strategy: if page.is_host {
             String::new()
@@ -455,6 +466,15 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         missed_events: trace.missed_events,
         skipped_events: trace.skipped_events,
         contradictions: history.contradictions,
+    }
+}
+
+/// Returns the names of the categories, by the numbers of blocks; none without stacks.
+fn category_names(has_stacks: bool) -> Vec<&'static str> {
+    if has_stacks {
+        Category::ALL.into_iter().map(Category::name).collect()
+    } else {
+        Vec::new()
     }
 }
 

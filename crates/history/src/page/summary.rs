@@ -45,6 +45,8 @@ pub(super) struct TraceSummary {
     /// For each pool, the tag of the region whose memory it holds; empty if there is none.
     pub(super) pool_regions: Vec<RecordedText>,
     pub(super) tags: Vec<String>,
+    /// The names of the categories, by the numbers of blocks; none without stacks.
+    pub(super) categories: Vec<&'static str>,
     /// The tags of regions that were paused.
     pub(super) regions: Vec<String>,
     pub(super) bucket_events: u64,
