@@ -37,7 +37,7 @@ pub(crate) struct Labels {
 }
 
 impl Label {
-    fn parse(text: &str) -> Label {
+    pub(crate) fn parse(text: &str) -> Label {
         serde_json::from_str(text).unwrap_or_default()
     }
 
@@ -75,6 +75,12 @@ impl Labels {
     pub(crate) fn of_event(&self, instant: u32, note: NoteId) -> Option<&Label> {
         let is_labelled = self.start.is_some_and(|start| start <= instant);
         is_labelled.then(|| &self.by_note[&note])
+    }
+
+    /// Returns whether there are any.
+    pub(crate) fn exist(&self) -> bool {
+        let is_empty = |label: &Label| label.category.is_none() && !label.says_what_ran();
+        self.start.is_some() || !self.annotations.iter().all(is_empty)
     }
 
     /// Returns whether the program said of any block that it has this category.

@@ -6,10 +6,11 @@ use hashbrown::HashMap;
 use lowtide_core::{
     Action, BlockStatus, Bytes, Cause, Config, Event, Fragmentation, FreeBytes, MempoolId, Stream,
 };
-use lowtide_trace::{RecordedStr, RecordedText, StackId, Trace, TraceEvent};
+use lowtide_trace::{NoteId, RecordedStr, RecordedText, StackId, Trace, TraceEvent};
 
 use crate::changes::{FRAGMENTATION_PARTS, FragmentationChanges};
 use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife};
+use crate::labels::Label;
 use crate::levels::Levels;
 use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
@@ -76,6 +77,8 @@ struct Walk<'a> {
     pools: Numbering<MempoolId>,
     tags: Numbering<&'a str>,
     annotations: Numbering<&'a str>,
+    /// The tags that notes say, by the notes that occurred.
+    said: HashMap<NoteId, Option<&'a str>>,
     regions: Numbering<&'a str>,
     blocks: Vec<Block>,
     segments: Vec<SegmentLife>,
@@ -116,6 +119,7 @@ impl<'a> Walk<'a> {
             pools,
             tags,
             annotations,
+            said: HashMap::new(),
             regions: Numbering::default(),
             blocks: Vec::with_capacity(trace.initial.blocks.len() + trace.allocs()),
             segments: Vec::new(),
@@ -277,7 +281,7 @@ impl<'a> Walk<'a> {
     fn alloc(&mut self, recorded: &TraceEvent) {
         let event = recorded.event;
         let size = self.sizes.size(self.block_number, event.size);
-        let tag = self.said_of(recorded);
+        let tag = self.tag_said(recorded);
         let block = Block {
             start: self.now.instant,
             freed: NEVER,
@@ -298,6 +302,14 @@ impl<'a> Walk<'a> {
     fn said_of(&self, recorded: &TraceEvent) -> Option<&'a str> {
         let note = self.trace.stacks.note(recorded.note);
         note.user_metadata.map(RecordedStr::raw)
+    }
+
+    /// Returns the user metadata of an event, if it is no label of what ran.
+    fn tag_said(&mut self, recorded: &TraceEvent) -> Option<&'a str> {
+        let said = self.said_of(recorded);
+        let is_tag = |said: &&str| !Label::parse(said).says_what_ran();
+        let tags = self.said.entry(recorded.note);
+        *tags.or_insert_with(|| said.filter(is_tag))
     }
 
     /// Returns the number of a block's tag: its user metadata, or else the tag of the region whose memory its pool

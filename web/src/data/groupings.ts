@@ -35,6 +35,7 @@ const SIZE_NAMES = ["below 64 KiB", "to 1 MiB", "to 10 MiB", "to 100 MiB", "to 1
 /** All groupings, in the order in which they are offered. Another column of blocks is another line. */
 export const GROUPINGS = {
   category: byColumn("Category", "category", ({ categories }) => categories.map(format.words)),
+  module: byColumn("Module", "module", ({ modules }) => modules.map((path) => shown(path) || "no module")),
   site: { text: "Call site", isOffered: ({ has_stacks }) => has_stacks, groupsOf: byTitle },
   tag: byColumn("Tag", "tag", ({ tags }) => tags.map((tag) => shown(tag) || "no tag")),
   stream: byColumn("Stream", "stream", ({ streams }) => streams.map((stream) => `stream ${stream}`)),

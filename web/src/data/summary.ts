@@ -157,8 +157,10 @@ export interface TraceSummary {
   pool_regions: string[];
   /** The tags of blocks. The first is empty, for blocks without a tag. */
   tags: string[];
-  /** The names of the categories, by the numbers of blocks; empty without stacks, which categories are inferred from. */
+  /** The names of the categories, by the numbers of blocks; empty if neither stacks nor the program show them. */
   categories: string[];
+  /** The paths of modules with `*` for numbers, by the numbers of blocks; the first is that of no module. */
+  modules: string[];
   /** The tags of the regions that were paused. */
   regions: string[];
   /** The unit in which an expandable segment of large blocks is mapped and unmapped. */

@@ -217,7 +217,28 @@ interface Summary {
   peak_live: { live_bytes: number };
   categories: Record<string, { bytes: number }>;
   sites: { site: string; bytes: number }[];
+  modules: { path: string; bytes: number }[];
 }
+
+test("the bands of modules are what the summary says, and need no stacks", { skip }, async () => {
+  const path = join("..", "crates/history/tests/data/plain.said.pickle.gz");
+  const report = join(directory, "report.html");
+  const [summary] = JSON.parse(execFileSync(program, ["summary", "--json", path], { encoding: "utf8" })) as [
+    Summary,
+  ];
+  execFileSync(program, ["report", path, "-o", report]);
+  const page = await session.openFile(report, "#bands=module");
+  const byModule = await legendOf(page);
+  assert.equal(byModule.get("Live")?.[1], summary.peak_live.live_bytes);
+  assert.ok(summary.modules.length > 5);
+  for (const { path, bytes } of summary.modules) {
+    assert.equal(byModule.get(path || "no module")?.[1], bytes, path);
+  }
+  await page.getByRole("group", { name: "Stack live bytes by" }).getByText("Category").click();
+  const byCategory = await legendOf(page);
+  assert.equal(byCategory.get("activations")?.[1], summary.categories.activations.bytes);
+  assertQuiet();
+});
 
 for (const recording of ["crates/cli/tests/data/leak.debian", "crates/history/tests/data/checkpoint.all"]) {
   test(`the bands at the peak of ${recording} are what the summary says`, { skip }, async () => {

@@ -26,6 +26,7 @@ export interface Block {
   tag: number;
   /** 0 where it is left out. */
   category?: number;
+  module?: number;
 }
 
 export interface Segment {
@@ -62,6 +63,8 @@ export interface Recording {
   tags: string[];
   /** The names of the categories; none where they are left out. */
   categories?: string[];
+  /** The paths of modules; none where they are left out. */
+  modules?: string[];
   /** Each stack as frames, innermost first: "function file:line". The first is the empty one. */
   stacks: string[][];
   blocks: Block[];
@@ -174,6 +177,9 @@ function addRows(columns: Record<string, Values>, prefix: string, recording: Rec
   if (recording.categories !== undefined) {
     columns[`${prefix}blocks/category`] = u32(blocks.map(({ category }) => category ?? 0));
   }
+  if (recording.modules !== undefined) {
+    columns[`${prefix}blocks/module`] = u32(blocks.map(({ module }) => module ?? 0));
+  }
   columns[`${prefix}segments/made`] = u32(segments.map(({ start, made }) => made ?? start));
   columns[`${prefix}segments/stack`] = u32(segments.map(({ stack }) => stack ?? 0));
   for (const name of ["start", "end", "stream", "pool", "flags"] as const) {
@@ -280,6 +286,7 @@ function summaryOf(recording: Recording): TraceSummary {
     pool_regions: recording.pool_regions ?? recording.pools.map(() => ""),
     tags: recording.tags,
     categories: recording.categories ?? [],
+    modules: recording.modules ?? [],
     regions: regionsOf(recording),
     large_page: 20 * 2 ** 20,
     bucket_events: recording.bucket_events,

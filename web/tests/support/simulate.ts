@@ -11,6 +11,7 @@ const LARGE = 1;
 const EXPANDABLE = 2;
 /** What blocks are for, by their stacks. The first, of blocks without a stack, is that of none. */
 const CATEGORIES = ["unknown", "optimizer_state", "parameters", "activations", "kv_cache"];
+const MODULES = ["", "layers.*.attn", "head"];
 
 export interface Job {
   name?: string;
@@ -81,6 +82,7 @@ export function simulate(job: Job): Recording {
       stack,
       tag,
       category,
+      module: category % MODULES.length,
     };
     blocks.push(block);
     return block;
@@ -122,7 +124,7 @@ export function simulate(job: Job): Recording {
     streams: ["0", "7"],
     pools: ["default pool", "pool 1"],
     tags: ["", "activations"],
-    ...(stacks.length > 1 ? { categories: CATEGORIES } : {}),
+    ...(stacks.length > 1 ? { categories: CATEGORIES, modules: MODULES } : {}),
     stacks,
     blocks,
     segments,

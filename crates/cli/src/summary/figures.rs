@@ -86,7 +86,7 @@ impl Summary {
             .iter()
             .any(|block| block.stack != StackId::NONE);
         let modules = held_modules(&history, categories);
-        let categories = (has_stacks || !modules.is_empty()).then_some(categories);
+        let categories = Some(categories).filter(|categories| categories.are_shown());
         let peak = history.peak_live.instant;
         let held = categories.map(|categories| categories.held_at(&history, peak));
         let sizes = Sizes::new(std::slice::from_ref(&history), false);
@@ -146,27 +146,20 @@ fn replay_others(
 
 /// Returns what modules hold at the peak of live bytes, the most first; nothing if the program named none.
 fn held_modules(history: &History, categories: &Categories) -> Vec<HeldModule> {
-    let paths = categories.module_paths();
+    let (paths, numbers) = categories.modules_without_numbers();
     if paths.len() < 2 {
         return Vec::new();
     }
-    let mut held: BTreeMap<String, Kept> = BTreeMap::new();
+    let mut held = vec![Kept::default(); paths.len()];
     for (index, block) in history.held_at(history.peak_live.instant) {
-        let path = &paths[categories.module_of_block(index) as usize];
-        held.entry(without_numbers(path)).or_default().add(block);
+        let module = categories.module_of_block(index);
+        held[numbers[module as usize] as usize].add(block);
     }
-    let held = held.into_iter();
-    let mut modules: Vec<HeldModule> = held.map(|(path, kept)| HeldModule { path, kept }).collect();
+    let modules = paths.into_iter().zip(held);
+    let modules = modules.map(|(path, kept)| HeldModule { path, kept });
+    let mut modules: Vec<HeldModule> = modules.filter(|module| module.kept.blocks > 0).collect();
     modules.sort_by_key(|module| Reverse(module.kept.bytes));
     modules
-}
-
-/// Returns the path of a module with `*` for the numbers of layers.
-fn without_numbers(path: &str) -> String {
-    let is_number = |name: &str| name.parse::<u32>().is_ok();
-    let names = path.split('.');
-    let names = names.map(|name| if is_number(name) { "*" } else { name });
-    names.collect::<Vec<&str>>().join(".")
 }
 
 /// Returns what each call site holds at the peak of live bytes, the most first.

@@ -58,6 +58,7 @@ pub struct Categories {
     modules: Vec<u32>,
     /// The paths of modules, by their numbers; the first is empty.
     paths: Vec<String>,
+    are_shown: bool,
 }
 
 /// The bytes and blocks of each category at one instant.
@@ -129,10 +130,12 @@ impl Categories {
             let path = job.module(block).unwrap_or_default();
             paths.number(path)
         });
+        let has_stack = |block: &Block| block.stack != StackId::NONE;
         Categories {
-            by_block,
             modules: modules.collect(),
+            by_block,
             paths: paths.into_values(),
+            are_shown: labels.exist() || history.blocks.iter().any(has_stack),
         }
     }
 
@@ -144,6 +147,11 @@ impl Categories {
             held.0[self.by_block[index] as usize].add(block);
         }
         held
+    }
+
+    /// Returns whether stacks or the program show categories. If not, they are unknown, but for guesses by size.
+    pub fn are_shown(&self) -> bool {
+        self.are_shown
     }
 
     /// Returns the paths of the modules that the program named, in their order of first use. The first is empty: it is that
@@ -160,6 +168,19 @@ impl Categories {
     /// If there is no such block.
     pub fn module_of_block(&self, index: usize) -> u32 {
         self.modules[index]
+    }
+
+    /// Returns the paths of modules with `*` for numbers, so that the layers of a model are one, and for each of
+    /// [`Categories::module_paths`] the number of its path among them.
+    pub fn modules_without_numbers(&self) -> (Vec<String>, Vec<u32>) {
+        let mut kinds = Numbering::default();
+        let numbers = self.paths.iter().map(|path| {
+            let names = path.split('.');
+            let names = names.map(|name| name.parse::<u32>().map_or(name, |_| "*"));
+            kinds.number(names.collect::<Vec<&str>>().join("."))
+        });
+        let numbers = numbers.collect();
+        (kinds.into_values(), numbers)
     }
 
     /// Returns the category of the block with this index in [`History::blocks`].

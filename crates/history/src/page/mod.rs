@@ -24,7 +24,7 @@ use lowtide_core::{Bytes, MempoolId, Stream};
 use lowtide_replay::Outcome;
 use lowtide_trace::{AnnotationStage, RecordedText, Trace, escape_in_json};
 
-use crate::categories::Category;
+use crate::categories::{Categories, Category};
 use crate::growth::{Leaks, Site, instant_of};
 use crate::history::{Block, CURVE_NAMES, History, Moment};
 use crate::walk::large_page;
@@ -156,7 +156,6 @@ impl PageData {
         self.summary.traces.push(TraceSummary {
             duration_us,
             has_stacks: listing.has_stacks,
-            categories: category_names(listing.has_stacks),
             growth: listing.growth,
             aggregated: folded,
             ..trace_summary(page)
@@ -291,13 +290,17 @@ fn add_blocks(
     add_u64("address", &|block| block.address);
     add_u64("requested", &|block| block.requested.get());
     add_u64("padding", &|block| (block.size - block.requested).get());
-    // Without stacks, all categories are unknown.
-    if stacks.has_any() {
-        let categories = &page.leaks.categories;
-        let numbers = indices
-            .iter()
-            .map(|&index| categories.of_block(index) as u32);
+    let categories = &page.leaks.categories;
+    if categories.are_shown() {
+        let indices = indices.iter();
+        let numbers = indices.map(|&index| categories.of_block(index) as u32);
         columns.add_u32("blocks/category", numbers);
+    }
+    let (paths, kinds) = categories.modules_without_numbers();
+    if paths.len() > 1 {
+        let indices = indices.iter();
+        let numbers = indices.map(|&index| kinds[categories.module_of_block(index) as usize]);
+        columns.add_u32("blocks/module", numbers);
     }
 }
 
@@ -424,7 +427,8 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
         events: history.events,
         duration_us: None,
         has_stacks: false,
-        categories: Vec::new(),
+        categories: category_names(&page.leaks.categories),
+        modules: page.leaks.categories.modules_without_numbers().0,
         settings: trace.settings.conf.clone(),
         strategy: if page.is_host {
             String::new()
@@ -469,9 +473,9 @@ fn trace_summary(page: &PageTrace<'_>) -> TraceSummary {
     }
 }
 
-/// Returns the names of the categories, by the numbers of blocks; none without stacks.
-fn category_names(has_stacks: bool) -> Vec<&'static str> {
-    if has_stacks {
+/// Returns the names of the categories, by the numbers of blocks; none if nothing shows categories.
+fn category_names(categories: &Categories) -> Vec<&'static str> {
+    if categories.are_shown() {
         Category::ALL.into_iter().map(Category::name).collect()
     } else {
         Vec::new()

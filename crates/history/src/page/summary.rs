@@ -45,8 +45,10 @@ pub(super) struct TraceSummary {
     /// For each pool, the tag of the region whose memory it holds; empty if there is none.
     pub(super) pool_regions: Vec<RecordedText>,
     pub(super) tags: Vec<String>,
-    /// The names of the categories, by the numbers of blocks; none without stacks.
+    /// The names of the categories, by the numbers of blocks; none if nothing shows categories.
     pub(super) categories: Vec<&'static str>,
+    /// The paths of modules with `*` for numbers, by the numbers of blocks; the first is that of no module.
+    pub(super) modules: Vec<String>,
     /// The tags of regions that were paused.
     pub(super) regions: Vec<String>,
     pub(super) bucket_events: u64,
