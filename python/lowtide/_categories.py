@@ -8,16 +8,17 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, Protocol
 
-from ._errors import Error
+from ._errors import Error, first_line, report_line
 from ._install import import_torch, is_installed
 from ._library import Status, check, error_of, library
 
 VARIABLE = "LOWTIDE_CATEGORIES"
 """The variable with which `run --categories` makes a Python and its children categorize each model."""
 
+_PROGRAM = json.dumps({"phase": "program"})
 _BACKWARD = json.dumps({"phase": "backward"})
 _OPTIMIZER = json.dumps({"phase": "optimizer"})
 _INPUTS = json.dumps({"category": "inputs"})
@@ -44,7 +45,8 @@ class _Library:
         return _recording_number()
 
     def set(self, text: str) -> None:
-        check(library().lowtide_set_metadata(text.encode()))
+        # It fails in a forked child alone, in which nothing is recorded.
+        library().lowtide_set_metadata(text.encode())
 
     def annotate(self, address: int, text: str) -> None:
         status = library().lowtide_annotate(address, text.encode())
@@ -72,76 +74,99 @@ class _Torch:
             self._torch.cuda.memory._annotate_memory(address, text)
 
 
+_P = ParamSpec("_P")
+
+
+def _harmless(hook: Callable[Concatenate[Any, _P], None]) -> Callable[Concatenate[Any, _P], None]:
+    """Returns a categorization's hook whose errors never reach the program: the first one ends it, and is printed."""
+
+    @functools.wraps(hook)
+    def call(categorization: Any, /, *arguments: _P.args, **named: _P.kwargs) -> None:
+        # The compiler sees a constant, and leaves the rest of the hook out.
+        if sys.modules["torch"].compiler.is_compiling():
+            return
+        try:
+            hook(categorization, *arguments, **named)
+        except Exception as error:
+            categorization.fail(error)
+
+    return call
+
+
 class Categorization:
     """A model and optimizers whose memory is categorized, until `remove`."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self._recorder = recorder
         self._handles: list[Any] = []
-        # What is annotated, in the recording in progress: each text's tensor, by its address.
         self._recording: object = None
-        self._annotated: dict[str, int] = {}
-        # The parameters and buffers of models, with what is said of each.
-        self._kept: list[tuple[Any, str]] = []
-        self._optimizers: list[Any] = []
+        # Weak: a model is freed when the program drops it, as without this.
+        self._models: list[weakref.ref[Any]] = []
+        self._optimizers: list[weakref.ref[Any]] = []
 
     def remove(self) -> None:
         """Ends it: the hooks are removed. What is in recordings stays."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for model in _alive(self._models):
+            _hooked().difference_update(model.modules())
+        self._recorder.set("")
+
+    def fail(self, error: Exception) -> None:
+        """Ends it, and prints why."""
+        self.remove()
+        report_line(f"the program goes on, but its memory is not categorized: {first_line(error)}")
+
+    @_harmless
+    def enter_first(self, model: Any, arguments: Any) -> None:
+        """Begins the forward pass in which a model was added, for which its own hooks are too late."""
+        self.before_forward(model, arguments, {})
+        # Otherwise nothing would leave it.
+        if self._handles:
+            _thread.enter(self._recorder, json.dumps({"module": type(model).__name__}))
 
     def add_model(self, model: Any) -> None:
-        _thread.is_program = True
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            self._kept.append((tensor, _text("parameters", *_split(name))))
+        """Adds a model, whose forward passes are then followed."""
+        self._models.append(weakref.ref(model))
         for path, module in model.named_modules():
-            text = json.dumps({"module": _clean(path) or type(model).__name__})
-            backward = json.dumps({"phase": "backward", **json.loads(text)})
-            before, after = _enter_module(self._recorder, text, backward), _leave_module(self._recorder)
-            self._handles.append(module.register_forward_pre_hook(before))
-            self._handles.append(module.register_forward_hook(after, always_call=True))
+            # A part of the model may be categorized already.
+            if module not in _hooked():
+                _hooked().add(module)
+                text = json.dumps({"module": _clean(path) or type(model).__name__})
+                self._handles.append(module.register_forward_pre_hook(self._enter_module(text)))
+                self._handles.append(module.register_forward_hook(self._leave_module, always_call=True))
         for name, parameter in model.named_parameters():
             _names()[parameter] = _split(name)
             if parameter.requires_grad and parameter.is_leaf:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._after_gradient))
-        self._handles.append(model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True))
+        self._handles.append(model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._after_forward, with_kwargs=True))
-        self._find_backward(model)
+        _find_backward(self._recorder, model)
+        _thread.enter_anew(self._recorder, _PROGRAM)
 
     def add_optimizer(self, optimizer: Any) -> None:
-        self._optimizers.append(optimizer)
+        """Adds an optimizer, whose steps are then followed."""
+        self._optimizers.append(weakref.ref(optimizer))
         self._handles.append(optimizer.register_step_pre_hook(self.before_step))
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
-    def before_forward(self, model: Any, arguments: Any, named: Any) -> None:
-        """What the hook of a model does before its forward pass."""
-        self._before_forward(model, arguments, named)
-        _enter_module(self._recorder, json.dumps({"module": type(model).__name__}), _BACKWARD)(model, arguments)
-
-    def before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
-        """What the hook of an optimizer does before its step."""
-        _thread.enter_anew(self._recorder, _OPTIMIZER)
-
-    def _before_forward(self, _model: Any, arguments: Any, named: Any) -> None:
-        if _is_compiling():
+    @_harmless
+    def before_forward(self, _model: Any, arguments: Any, named: Any) -> None:
+        """Runs before a model's forward pass."""
+        if _thread.is_in_module() or not self._is_recording():
             return
-        if not _thread.is_backward:
-            _thread.is_program = True
-            _thread.enter_anew(self._recorder, "")
-        if not self._is_recording():
-            return
-        for tensor, text in self._kept:
-            self._annotate_new(tensor, text)
-        for optimizer in self._optimizers:
-            self._annotate_state(optimizer)
-        named = {name: value for name, value in named.items() if name != "past_key_values"}
-        for tensor in _tensors((arguments, named)):
+        tensors = _tensors((arguments, {name: value for name, value in named.items() if name != "past_key_values"}))
+        for tensor in tensors:
             if not tensor.requires_grad and tensor not in _names():
                 self._annotate(tensor, _INPUTS)
+        # A step may have other memory than the last one: a model may have been offloaded in between.
+        if sys.modules["torch"].is_grad_enabled():
+            self._annotate_all()
 
+    @_harmless
     def _after_forward(self, _model: Any, _arguments: Any, named: Any, output: Any) -> None:
-        if _is_compiling() or not self._is_recording():
+        if not self._is_recording():
             return
         cache = named.get("past_key_values")
         if cache is None:
@@ -151,33 +176,54 @@ class Categorization:
             if not tensor.requires_grad:
                 self._annotate(tensor, _KV_CACHE)
 
+    @_harmless
     def _after_gradient(self, parameter: Any) -> None:
-        if _is_compiling():
-            return
-        if parameter.is_cuda:
-            _thread.begin_backward(self._recorder)
+        if parameter.is_cuda and not _thread.is_in_module():
+            self._recorder.set(_BACKWARD)
         if self._is_recording():
             self._annotate_gradient(parameter)
 
+    @_harmless
+    def before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+        """Runs before an optimizer's step."""
+        _thread.enter_anew(self._recorder, _OPTIMIZER)
+
+    @_harmless
     def _after_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
-        _thread.enter_anew(self._recorder, "")
+        _thread.enter_anew(self._recorder, _PROGRAM)
         if self._is_recording():
             self._annotate_state(optimizer)
 
+    def _enter_module(self, text: str) -> Callable[[Any, Any], None]:
+        """Returns the hook before the forward pass of a module that this text names."""
+        backward = json.dumps({"phase": "backward", **json.loads(text)})
+
+        @_harmless
+        def before(_: Categorization, _module: Any, _arguments: Any) -> None:
+            _thread.enter(self._recorder, backward if _is_in_backward() else text)
+
+        return functools.partial(before, self)
+
+    @_harmless
+    def _leave_module(self, _module: Any, _arguments: Any, _output: Any) -> None:
+        _thread.leave(self._recorder)
+
     def _is_recording(self) -> bool:
+        """Returns whether something is recorded. A new recording is told what is there."""
         recording = self._recorder.recording()
-        if recording != self._recording:
-            self._recording = recording
-            self._annotated.clear()
-            if recording:
-                self._annotate_gradients()
+        is_new, self._recording = recording != self._recording, recording
+        if recording and is_new:
+            self._annotate_all()
         return bool(recording)
 
-    def _annotate_gradients(self) -> None:
-        """Annotates the gradients that earlier backward passes left."""
-        for tensor, _ in self._kept:
-            if tensor.is_leaf:
-                self._annotate_gradient(tensor)
+    def _annotate_all(self) -> None:
+        for model in _alive(self._models):
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                self._annotate(tensor, _text("parameters", *_split(name)))
+                if tensor.is_leaf:
+                    self._annotate_gradient(tensor)
+        for optimizer in _alive(self._optimizers):
+            self._annotate_state(optimizer)
 
     def _annotate_gradient(self, parameter: Any) -> None:
         if parameter.grad is not None:
@@ -188,42 +234,22 @@ class Categorization:
             path, name = _names().get(parameter, ("", ""))
             for key, value in state.items():
                 for tensor in _tensors(value):
-                    self._annotate_new(tensor, _text("optimizer_state", path, f"{name}.{key}"))
-
-    def _annotate_new(self, tensor: Any, text: str) -> None:
-        """Annotates a tensor that stays, if this recording has it not at this address already."""
-        for address in _addresses(tensor):
-            if self._annotated.get(text) != address:
-                self._annotated[text] = address
-                self._recorder.annotate(address, text)
+                    self._annotate(tensor, _text("optimizer_state", path, f"{name}.{key}"))
 
     def _annotate(self, tensor: Any, text: str) -> None:
         for address in _addresses(tensor):
             self._recorder.annotate(address, text)
 
-    def _find_backward(self, model: Any) -> None:
-        """Runs a backward pass of one number, so that the thread of backward passes is known before the first one."""
-        torch = sys.modules["torch"]
-        for device in {parameter.device for parameter in model.parameters() if parameter.is_cuda}:
-            if not torch.cuda.is_current_stream_capturing():
-                with torch.inference_mode(False), torch.enable_grad():
-                    probe = torch.zeros((), device=device, requires_grad=True)
-                    probe.register_post_accumulate_grad_hook(lambda _: _thread.begin_backward(self._recorder))
-                    probe.backward()
-
 
 class _Thread(threading.local):
     """What a thread runs."""
 
-    is_program = False
-    """Whether it has run a forward pass of a model other than for a backward pass."""
-
-    is_backward = False
-    """Whether it runs backward passes, and nothing else."""
-
     def __init__(self) -> None:
         # The texts of the modules that run, outermost first.
         self._texts: list[str] = []
+
+    def is_in_module(self) -> bool:
+        return bool(self._texts)
 
     def enter(self, recorder: _Recorder, text: str) -> None:
         self._texts.append(text)
@@ -232,24 +258,27 @@ class _Thread(threading.local):
     def leave(self, recorder: _Recorder) -> None:
         if self._texts:
             self._texts.pop()
-        recorder.set(self._texts[-1] if self._texts else self._outermost())
+        outermost = _BACKWARD if _is_in_backward() else _PROGRAM
+        recorder.set(self._texts[-1] if self._texts else outermost)
 
     def enter_anew(self, recorder: _Recorder, text: str) -> None:
-        """Sets the text, whatever ran before: a step that raised was not left."""
+        """Sets the text, whatever ran before."""
         self._texts.clear()
         recorder.set(text)
 
-    def begin_backward(self, recorder: _Recorder) -> None:
-        """Notes that autograd runs here, unless the program does, too."""
-        if not self.is_program and not self.is_backward:
-            self.is_backward = True
-            recorder.set(_BACKWARD)
-
-    def _outermost(self) -> str:
-        return _BACKWARD if self.is_backward else ""
-
 
 _thread = _Thread()
+
+
+def _find_backward(recorder: _Recorder, model: Any) -> None:
+    """Runs a backward pass of one number, so that the thread of backward passes is known before the first one."""
+    torch = sys.modules["torch"]
+    for device in {parameter.device for parameter in model.parameters() if parameter.is_cuda}:
+        if not torch.cuda.is_current_stream_capturing():
+            with torch.inference_mode(False), torch.enable_grad():
+                probe = torch.zeros((), device=device, requires_grad=True)
+                probe.register_post_accumulate_grad_hook(lambda _: recorder.set(_BACKWARD))
+                probe.backward()
 
 
 def categorize(model: Any, *optimizers: Any) -> Categorization:
@@ -281,22 +310,26 @@ def categorize_all_if_asked() -> None:
     recorder = _recorder_of(torch)
     known: weakref.WeakSet[Any] = weakref.WeakSet()
 
+    def begin(add: Callable[[Categorization, Any], None], what: Any) -> Categorization:
+        categorization = Categorization(recorder)
+        try:
+            add(categorization, what)
+        except Exception as error:
+            categorization.fail(error)
+        return categorization
+
     def before_forward(module: Any, arguments: Any) -> None:
         # A module that was not known runs by itself: those in it run later.
-        if _is_compiling() or module in known:
+        if torch.compiler.is_compiling() or module in known:
             return
         known.update(module.modules())
-        if any(True for _ in module.parameters()):
-            categorization = Categorization(recorder)
-            categorization.add_model(module)
-            categorization.before_forward(module, arguments, {})
+        if module not in _hooked() and any(True for _ in module.parameters()):
+            begin(Categorization.add_model, module).enter_first(module, arguments)
 
-    def before_step(optimizer: Any, arguments: Any, named: Any) -> None:
-        if optimizer not in known:
+    def before_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        if not torch.compiler.is_compiling() and optimizer not in known:
             known.add(optimizer)
-            categorization = Categorization(recorder)
-            categorization.add_optimizer(optimizer)
-            categorization.before_step(optimizer, arguments, named)
+            begin(Categorization.add_optimizer, optimizer).before_step(optimizer, (), {})
 
     register_module_forward_pre_hook(before_forward)
     register_optimizer_step_pre_hook(before_step)
@@ -307,6 +340,21 @@ def _names() -> Any:
     """Returns the module's path and the name of each parameter of a model that was categorized."""
     # Tensors compare their elements, so they cannot be keys of other dicts.
     return sys.modules["torch"].utils.weak.WeakTensorKeyDictionary()
+
+
+@functools.cache
+def _hooked() -> "weakref.WeakSet[Any]":
+    """Returns the modules that have hooks."""
+    return weakref.WeakSet()
+
+
+def _alive(references: Iterable["weakref.ref[Any]"]) -> list[Any]:
+    return [referent for reference in references if (referent := reference()) is not None]
+
+
+def _is_in_backward() -> bool:
+    """Returns whether this thread runs a backward pass, as while checkpointing computes a module again."""
+    return int(sys.modules["torch"]._C._current_graph_task_id()) != -1
 
 
 def _recorder_of(torch: Any) -> _Recorder:
@@ -322,29 +370,6 @@ def _recording_number() -> int:
     number = ctypes.c_uint64()
     check(library().lowtide_recording(ctypes.byref(number)))
     return number.value
-
-
-def _is_compiling() -> bool:
-    # The compiler sees a constant, and leaves the rest of the hook out.
-    return bool(sys.modules["torch"].compiler.is_compiling())
-
-
-def _enter_module(recorder: _Recorder, text: str, backward: str) -> Callable[[Any, Any], None]:
-    """Returns the hook before a module's forward pass. `backward` is the text of one that a backward pass runs."""
-
-    def before(_module: Any, _arguments: Any) -> None:
-        if not _is_compiling():
-            _thread.enter(recorder, backward if _thread.is_backward else text)
-
-    return before
-
-
-def _leave_module(recorder: _Recorder) -> Callable[[Any, Any, Any], None]:
-    def after(_module: Any, _arguments: Any, _output: Any) -> None:
-        if not _is_compiling():
-            _thread.leave(recorder)
-
-    return after
 
 
 @functools.cache
@@ -375,20 +400,19 @@ def _cached(cache: Any) -> Iterable[Any]:
         return cache
     layers = getattr(cache, "layers", ())
     of_layers = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-    return [*of_layers, *(getattr(cache, name, ()) for name in ("key_cache", "value_cache"))]
+    # A cache of an encoder and a decoder has two others.
+    parts = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+    of_parts = [tensor for part in parts if part is not None for tensor in _cached(part)]
+    return [*of_layers, *of_parts, *(getattr(cache, name, ()) for name in ("key_cache", "value_cache"))]
 
 
-def _addresses(tensor: Any) -> Iterator[int]:
+def _addresses(tensor: Any) -> list[int]:
     """Returns the addresses of a tensor's storages on a GPU. Tensors of PyTorch's subclasses may have several."""
     if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _addresses(getattr(tensor, name))
-    elif tensor.is_cuda and tensor.untyped_storage().nbytes() > 0:
-        yield from _address(tensor)
-
-
-def _address(tensor: Any) -> list[int]:
-    # A tensor of a tracer has no memory, and raises.
-    with contextlib.suppress(RuntimeError):
-        return [tensor.untyped_storage().data_ptr()]
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [address for part in inner for address in _addresses(part)]
+    # Sparse tensors, and those of tracers, have no storage.
+    with contextlib.suppress(RuntimeError, NotImplementedError):
+        if tensor.is_cuda and tensor.untyped_storage().nbytes() > 0:
+            return [tensor.untyped_storage().data_ptr()]
     return []

@@ -150,8 +150,8 @@ struct DiffReport<'a> {
     peak_reserved: [MomentRow; 2],
     /// The number of times that memory was released to the driver.
     released: [usize; 2],
-    /// The number of requests for which memory had to be released first.
-    retries: [usize; 2],
+    /// The number of requests for which memory had to be released first; null if no stacks show that.
+    retries: [Option<usize>; 2],
     /// The number of requests that failed.
     out_of_memory: [usize; 2],
     /// What most of the difference in reserved bytes is due to.

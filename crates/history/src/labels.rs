@@ -6,24 +6,25 @@
 //! | key | value |
 //! |---|---|
 //! | `category` | the name of a [`Category`] |
-//! | `phase` | `forward`, `backward` or `optimizer`: what ran |
+//! | `phase` | `program`, `backward` or `optimizer`: what ran, outside of modules |
 //! | `module` | the path of an `nn.Module`, such as `layers.0.attn` |
 //!
 //! Other texts, and other keys, say nothing here.
 
 use hashbrown::HashMap;
 use lowtide_trace::{NoteId, RecordedStr, Trace};
-use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::history::{Block, History};
+use crate::numbering::Numbering;
 
-/// What a text says. Values of other kinds than expected say nothing.
-#[derive(Clone, Default, Debug, Deserialize)]
-#[serde(default)]
+/// What a text says.
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Label {
     pub(crate) category: Option<String>,
     pub(crate) phase: Option<String>,
-    pub(crate) module: Option<String>,
+    /// The number of the module's path in [`Labels::paths`]; 0 if there is none.
+    pub(crate) module: u32,
 }
 
 /// The labels of a recording's events and blocks.
@@ -32,55 +33,68 @@ pub(crate) struct Labels {
     by_note: HashMap<NoteId, Label>,
     /// By the numbers of a history's annotations.
     annotations: Vec<Label>,
-    /// The instant of the first event with a label. Later events without one are outside of modules and optimizers.
-    start: Option<u32>,
+    /// The paths of modules; the first is empty.
+    pub(crate) paths: Vec<String>,
 }
 
 impl Label {
-    pub(crate) fn parse(text: &str) -> Label {
-        serde_json::from_str(text).unwrap_or_default()
+    /// Returns what a text says. Values of other kinds than expected say nothing.
+    fn parse(text: &str, paths: &mut Numbering<String>) -> Label {
+        let Ok(said) = serde_json::from_str::<Map<String, Value>>(text) else {
+            return Label::default();
+        };
+        let text = |key: &str| said.get(key).and_then(Value::as_str).map(str::to_owned);
+        Label {
+            category: text("category"),
+            phase: text("phase"),
+            module: paths.number(text("module").unwrap_or_default()),
+        }
     }
 
     /// Returns whether it says what ran.
     pub(crate) fn says_what_ran(&self) -> bool {
-        self.phase.is_some() || self.module.is_some()
+        self.phase.is_some() || self.module > 0
     }
+}
+
+/// Returns whether a text of the program is a label of what ran.
+pub(crate) fn says_what_ran(text: &str) -> bool {
+    let mut paths = Numbering::default();
+    paths.number(String::new());
+    Label::parse(text, &mut paths).says_what_ran()
 }
 
 impl Labels {
     /// Returns the labels in `trace`, whose history this is. Linear time.
     pub(crate) fn of(trace: &Trace, history: &History) -> Labels {
+        let mut paths = Numbering::default();
+        paths.number(String::new());
         let mut by_note = HashMap::new();
-        let mut start = None;
-        for (instant, event) in (1..).zip(&trace.events) {
-            let label = by_note.entry(event.note).or_insert_with(|| {
+        for event in &trace.events {
+            by_note.entry(event.note).or_insert_with(|| {
                 let text = trace.stacks.note(event.note).user_metadata;
-                text.map(RecordedStr::raw)
-                    .map(Label::parse)
-                    .unwrap_or_default()
+                Label::parse(text.map_or("", RecordedStr::raw), &mut paths)
             });
-            if start.is_none() && label.says_what_ran() {
-                start = Some(instant);
-            }
         }
         let annotations = history.annotations.iter();
+        let annotations = annotations.map(|text| Label::parse(text, &mut paths));
         Labels {
             by_note,
-            annotations: annotations.map(|text| Label::parse(text)).collect(),
-            start,
+            annotations: annotations.collect(),
+            paths: paths.into_values(),
         }
     }
 
-    /// Returns what the program said of an event; `None` if it said nothing, at any time before or then.
-    pub(crate) fn of_event(&self, instant: u32, note: NoteId) -> Option<&Label> {
-        let is_labelled = self.start.is_some_and(|start| start <= instant);
-        is_labelled.then(|| &self.by_note[&note])
+    /// Returns what the program said ran when it made or freed a block; `None` if it said nothing.
+    pub(crate) fn of_event(&self, note: NoteId) -> Option<&Label> {
+        let label = self.by_note.get(&note);
+        label.filter(|label| label.says_what_ran())
     }
 
     /// Returns whether there are any.
     pub(crate) fn exist(&self) -> bool {
-        let is_empty = |label: &Label| label.category.is_none() && !label.says_what_ran();
-        self.start.is_some() || !self.annotations.iter().all(is_empty)
+        let mut labels = self.by_note.values().chain(&self.annotations);
+        labels.any(|label| label.category.is_some() || label.says_what_ran())
     }
 
     /// Returns whether the program said of any block that it has this category.

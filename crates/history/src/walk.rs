@@ -10,7 +10,7 @@ use lowtide_trace::{NoteId, RecordedStr, RecordedText, StackId, Trace, TraceEven
 
 use crate::changes::{FRAGMENTATION_PARTS, FragmentationChanges};
 use crate::history::{Block, CURVES, History, Moment, Pause, Refusal, SegmentLife};
-use crate::labels::Label;
+use crate::labels::says_what_ran;
 use crate::levels::Levels;
 use crate::numbering::Numbering;
 use crate::sizes::BlockSizes;
@@ -307,7 +307,7 @@ impl<'a> Walk<'a> {
     /// Returns the user metadata of an event, if it is no label of what ran.
     fn tag_said(&mut self, recorded: &TraceEvent) -> Option<&'a str> {
         let said = self.said_of(recorded);
-        let is_tag = |said: &&str| !Label::parse(said).says_what_ran();
+        let is_tag = |said: &&str| !says_what_ran(said);
         let tags = self.said.entry(recorded.note);
         *tags.or_insert_with(|| said.filter(is_tag))
     }

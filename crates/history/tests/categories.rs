@@ -178,6 +178,7 @@ fn what_each_step_keeps_is_no_input() {
 }
 
 const FORWARD: &str = r#"{"module": "layers.0"}"#;
+const PROGRAM: &str = r#"{"phase": "program"}"#;
 const BACKWARD: &str = r#"{"phase": "backward"}"#;
 const OPTIMIZER: &str = r#"{"phase": "optimizer"}"#;
 
@@ -194,13 +195,14 @@ fn said(stack: Option<(&str, &str, u32)>) -> Trace {
     let mut state = None;
     for step in 0..4 {
         job.annotate(weight, &label("parameters"));
+        job.say(PROGRAM);
         let batch = job.alloc_in(3 * MIB, &stack);
         job.annotate(batch, r#"{"category": "inputs"}"#);
         job.say(FORWARD);
         let scratch = job.alloc_in(5 * MIB, &stack);
         let output = job.alloc_in(7 * MIB, &stack);
         job.free(scratch);
-        job.say("");
+        job.say(PROGRAM);
         let loss = job.alloc_in(512, &stack);
         job.say(BACKWARD);
         let of_loss = job.alloc_in(1024, &stack);
@@ -215,7 +217,7 @@ fn said(stack: Option<(&str, &str, u32)>) -> Trace {
         }
         let update = job.alloc_in(MIB, &stack);
         job.free(update);
-        job.say("");
+        job.say(PROGRAM);
         for block in [gradient, loss, batch] {
             job.free(block);
         }
@@ -286,6 +288,7 @@ fn other_texts_say_nothing() {
         "{",
         "[1]",
         r#"{"category": 7}"#,
+        r#"["parameters", "backward", "layers.0"]"#,
         r#"{"category": "secret", "step": 3}"#,
     ] {
         let mut job = Job::new(false);

@@ -46,7 +46,9 @@ impl Picture {
                 self.left += 1;
             }
             Action::Snapshot | Action::OutOfMemory => {}
-            Action::SegmentPaused | Action::SegmentResumed => panic!("nobody pauses: {event:?}"),
+            Action::SegmentPaused | Action::SegmentResumed | Action::Annotate => {
+                panic!("no allocator makes this event: {event:?}")
+            }
         }
     }
 

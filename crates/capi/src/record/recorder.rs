@@ -84,13 +84,6 @@ enum Announcement {
         segments: Vec<Event>,
         time_us: i64,
     },
-    /// The program attached a text to a block.
-    Annotation {
-        device: u8,
-        event: Event,
-        text: Box<str>,
-        time_us: i64,
-    },
     /// The last entry.
     End,
 }
@@ -201,12 +194,16 @@ impl Recorder {
 
     /// Records that the program attached a text to a block. `event` is the annotation.
     pub(crate) fn record_annotation(&self, device: u8, event: Event, text: &str) {
-        self.announce(Announcement::Annotation {
-            device,
-            event,
-            text: text.into(),
-            time_us: now_us(),
-        });
+        self.put(
+            [Entry::Happened {
+                device,
+                event,
+                time_us: now_us(),
+                stack: 0,
+                metadata: metadata::number_of(text),
+            }]
+            .into_iter(),
+        );
     }
 
     /// Completes the file with all events until now.
@@ -407,15 +404,11 @@ impl Session<'_> {
                         tag,
                         segments,
                         time_us,
-                    }) => segments
-                        .iter()
-                        .try_for_each(|&event| self.push_said(device, event, time_us, &tag))?,
-                    Some(Announcement::Annotation {
-                        device,
-                        event,
-                        text,
-                        time_us,
-                    }) => self.push_said(device, event, time_us, &text)?,
+                    }) => segments.iter().try_for_each(|&event| {
+                        let event =
+                            TraceEvent::with_metadata(event, time_us, &tag, &mut self.notes);
+                        self.push(device, event, 0)
+                    })?,
                     Some(Announcement::End) | None => return Ok(true),
                 },
             }
@@ -473,16 +466,16 @@ impl Session<'_> {
 
     /// Returns the note with the program's text of this number.
     fn note_of(&mut self, metadata: u32) -> NoteId {
-        let Some(text) = metadata::text_of(metadata) else {
-            return NoteId::NONE;
-        };
-        let note = || {
-            self.notes.intern_note(Note {
-                compile_context: None,
-                user_metadata: Some((&*text).into()),
-            })
-        };
-        *self.texts.entry(metadata).or_insert_with(note)
+        if let Some(&note) = self.texts.get(&metadata) {
+            return note;
+        }
+        let text = metadata::text_of(metadata);
+        let note = self.notes.intern_note(Note {
+            compile_context: None,
+            user_metadata: text.as_deref().map(Into::into),
+        });
+        self.texts.insert(metadata, note);
+        note
     }
 
     fn push(&mut self, device: u8, event: TraceEvent, stack: u32) -> io::Result<()> {
@@ -515,12 +508,6 @@ impl Session<'_> {
         self.recorder.ring.set_delayed(false);
         stacks::describe(stack, &frames);
         Ok(())
-    }
-
-    /// Writes an event with a text.
-    fn push_said(&mut self, device: u8, event: Event, time_us: i64, text: &str) -> io::Result<()> {
-        let event = TraceEvent::with_metadata(event, time_us, text, &mut self.notes);
-        self.push(device, event, 0)
     }
 
     /// Completes the file, and returns the report about it.

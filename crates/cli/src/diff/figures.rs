@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use console::style;
 use lowtide_core::{Action, Bytes, Cause};
 use lowtide_history::{History, Moment};
-use lowtide_trace::{Trace, TraceEvent};
+use lowtide_trace::{StackId, Trace, TraceEvent};
 
 use crate::job::Job;
 use crate::{format, moment};
@@ -21,8 +21,8 @@ pub(super) struct Figures<'a> {
     pub(super) peaks: [&'a Moment; 2],
     /// The number of times that memory was released to the driver.
     pub(super) released: [usize; 2],
-    /// The number of requests for which memory had to be released first.
-    pub(super) retries: [usize; 2],
+    /// The number of requests for which memory had to be released first; `None` if no stacks show that.
+    pub(super) retries: [Option<usize>; 2],
     /// The number of requests that failed.
     pub(super) out_of_memory: [usize; 2],
 }
@@ -70,9 +70,10 @@ impl<'a> Figures<'a> {
             settings.unwrap_or_default(),
             self.causes_text(),
         );
+        let retries = self.retries.map(Option::unwrap_or_default);
         let counts = [
             ("memory released to the driver", self.released, "times"),
-            ("released and retried at", self.retries, "requests"),
+            ("released and retried at", retries, "requests"),
             ("out of memory at", self.out_of_memory, "requests"),
         ];
         for (what, counts, of) in counts
@@ -155,14 +156,15 @@ impl<'a> Figures<'a> {
     }
 }
 
-/// Returns the number of requests for which cached memory was released, and then memory taken from the driver. If stacks
-/// are recorded, the release has the request's: `empty_cache` has its own.
-fn retries(trace: &Trace) -> usize {
+/// Returns the number of requests for which cached memory was released, and then memory taken from the driver: the release
+/// has the request's stack, and `empty_cache` its own. `None` if releases have no stacks.
+fn retries(trace: &Trace) -> Option<usize> {
     let mut retries = 0;
     let mut released_in = None;
     let mut takes_anew = false;
     for TraceEvent { event, stack, .. } in &trace.events {
         match event.action {
+            Action::SegmentFree | Action::SegmentUnmap if *stack == StackId::NONE => return None,
             Action::SegmentFree | Action::SegmentUnmap => {
                 (released_in, takes_anew) = (Some(*stack), false);
             }
@@ -174,13 +176,13 @@ fn retries(trace: &Trace) -> usize {
             _ => released_in = None,
         }
     }
-    retries
+    Some(retries)
 }
 
 #[cfg(test)]
 mod tests {
     use lowtide_core::{DeviceAddress, Event, MempoolId, Stream};
-    use lowtide_trace::{NoteId, StackId};
+    use lowtide_trace::NoteId;
 
     use super::*;
 
@@ -215,20 +217,21 @@ mod tests {
                 (Alloc, request),
             ]
         };
-        assert_eq!(count(&of(request)), 1);
-        assert_eq!(count(&of(other)), 0, "`empty_cache` before a miss");
-        assert_eq!(count(&[of(request), of(request)].concat()), 2);
+        assert_eq!(count(&of(request)), Some(1));
+        assert_eq!(count(&of(other)), Some(0), "`empty_cache` before a miss");
+        assert_eq!(count(&[of(request), of(request)].concat()), Some(2));
         let failed = [(SegmentFree, request), (OutOfMemory, request)];
-        assert_eq!(count(&failed), 1);
+        assert_eq!(count(&failed), Some(1));
         let hit = [(SegmentFree, request), (Alloc, request)];
-        assert_eq!(count(&hit), 0, "it took nothing from the driver");
+        assert_eq!(count(&hit), Some(0), "it took nothing from the driver");
         let between = [
             (SegmentFree, request),
             (FreeCompleted, request),
             (SegmentMap, request),
             (Alloc, request),
         ];
-        assert_eq!(count(&between), 0);
+        assert_eq!(count(&between), Some(0));
+        assert_eq!(count(&of(StackId::NONE)), None);
     }
 
     fn retry_stacks() -> [StackId; 2] {

@@ -114,11 +114,11 @@ impl<'a> Makers<'a> {
                 maker(&frames, callers.is_backward(event.stack))
             });
             if event.event.action != Action::Alloc {
-                makers.frees_are_known |= event.event.action == Action::FreeRequested
-                    && makers.of_free(instant, event).is_some();
+                makers.frees_are_known |=
+                    event.event.action == Action::FreeRequested && makers.of_free(event).is_some();
                 continue;
             }
-            let maker = makers.of_request(instant, event.stack, event.note);
+            let maker = makers.of_request(event.stack, event.note);
             makers.instants[maker as usize].push(instant);
             if !maker.runs() {
                 continue;
@@ -133,13 +133,13 @@ impl<'a> Makers<'a> {
 
     /// Returns the maker of a block.
     pub(super) fn of_block(&self, block: &Block) -> Maker {
-        self.of_request(block.start, block.stack, self.note_of(block))
+        self.of_request(block.stack, self.note_of(block))
     }
 
-    /// Returns the path of the module that made a block, if the program said it.
-    pub(super) fn module_of(&self, block: &Block) -> Option<String> {
-        let label = self.labels.of_event(block.start, self.note_of(block))?;
-        label.module.clone()
+    /// Returns the number of the module that made a block; 0 if the program said none.
+    pub(super) fn module_of(&self, block: &Block) -> u32 {
+        let label = self.labels.of_event(self.note_of(block));
+        label.map_or(0, |label| label.module)
     }
 
     /// Returns the note of the event that made a block. A block from before the first event has none.
@@ -149,21 +149,20 @@ impl<'a> Makers<'a> {
         note.unwrap_or_default()
     }
 
-    /// Returns what freed a block at `instant`; `None` if that is not known.
-    pub(super) fn of_free(&self, instant: u32, free: &TraceEvent) -> Option<Maker> {
-        let is_known =
-            free.stack != StackId::NONE || self.labels.of_event(instant, free.note).is_some();
-        is_known.then(|| self.of_request(instant, free.stack, free.note))
+    /// Returns what freed a block; `None` if that is not known.
+    pub(super) fn of_free(&self, free: &TraceEvent) -> Option<Maker> {
+        let is_known = free.stack != StackId::NONE || self.labels.of_event(free.note).is_some();
+        is_known.then(|| self.of_request(free.stack, free.note))
     }
 
     /// Returns what ran at an event. A stack shows libraries and caches better than a label does.
-    fn of_request(&self, instant: u32, stack: StackId, note: NoteId) -> Maker {
+    fn of_request(&self, stack: StackId, note: NoteId) -> Maker {
         let by_stack = self.by_stack.get(&stack).copied().unwrap_or(Maker::Unknown);
-        match (self.labels.of_event(instant, note), by_stack) {
+        match (self.labels.of_event(note).map(labelled), by_stack) {
             (None, _) | (_, Maker::Library | Maker::KvCache) => by_stack,
-            (Some(label), _) if label.says_what_ran() => labelled(label),
-            (Some(_), Maker::Unknown) => Maker::Program,
-            (Some(_), _) => by_stack,
+            // Code that `torch.compile` compiled says nothing of its modules.
+            (Some(Maker::Program), known) if known != Maker::Unknown => known,
+            (Some(said), _) => said,
         }
     }
 
@@ -216,11 +215,12 @@ impl<'a> Makers<'a> {
 
 /// Returns what ran, by the program's own label.
 fn labelled(label: &Label) -> Maker {
-    match (label.phase.as_deref(), &label.module) {
+    match (label.phase.as_deref(), label.module > 0) {
         (Some("optimizer"), _) => Maker::Optimizer,
-        (Some("backward"), None) => Maker::Backward,
-        (Some("backward"), Some(_)) => Maker::Recomputation,
-        _ => Maker::Forward,
+        (Some("backward"), false) => Maker::Backward,
+        (Some("backward"), true) => Maker::Recomputation,
+        (_, true) => Maker::Forward,
+        (_, false) => Maker::Program,
     }
 }
 

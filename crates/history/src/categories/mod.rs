@@ -124,17 +124,12 @@ impl Categories {
             .collect();
         job.divide_initial(&mut by_block);
         job.check(&mut by_block);
-        let mut paths = Numbering::default();
-        paths.number(String::new());
-        let modules = history.blocks.iter().map(|block| {
-            let path = job.module(block).unwrap_or_default();
-            paths.number(path)
-        });
+        let modules = history.blocks.iter().map(|block| job.module(block));
         let has_stack = |block: &Block| block.stack != StackId::NONE;
         Categories {
             modules: modules.collect(),
             by_block,
-            paths: paths.into_values(),
+            paths: labels.paths.clone(),
             are_shown: labels.exist() || history.blocks.iter().any(has_stack),
         }
     }
@@ -242,10 +237,12 @@ impl Job<'_> {
         }
     }
 
-    /// Returns the path of the module that a block belongs to, or else of the one that made it.
-    fn module(&self, block: &Block) -> Option<String> {
-        let said = self.labels.of_block(block);
-        said.module.clone().or_else(|| self.makers.module_of(block))
+    /// Returns the number of the module that a block belongs to, or else of the one that made it.
+    fn module(&self, block: &Block) -> u32 {
+        match self.labels.of_block(block).module {
+            0 => self.makers.module_of(block),
+            module => module,
+        }
     }
 
     /// Returns whether something else than `own` makes a request while the program holds a block, or frees the block; or
@@ -259,7 +256,7 @@ impl Job<'_> {
             .freed
             .checked_sub(1)
             .map(|index| &self.trace.events[index as usize]);
-        free.and_then(|free| self.makers.of_free(block.freed, free))
+        free.and_then(|free| self.makers.of_free(free))
             .is_some_and(|maker| !own(maker))
             || self
                 .makers

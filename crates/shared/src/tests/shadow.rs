@@ -85,7 +85,9 @@ impl Witness {
                 self.check_unused(event);
             }
             Action::Snapshot | Action::OutOfMemory => {}
-            Action::SegmentPaused | Action::SegmentResumed => panic!("nobody pauses: {event:?}"),
+            Action::SegmentPaused | Action::SegmentResumed | Action::Annotate => {
+                panic!("no allocator makes this event: {event:?}")
+            }
         }
     }
 
