@@ -28,6 +28,7 @@ mod numbering;
 mod owner;
 mod page;
 mod placed;
+mod presence;
 mod sizes;
 mod space;
 mod walk;
@@ -39,5 +40,6 @@ pub use growth::{
 pub use history::{Block, CURVE_NAMES, CURVES, History, Kept, Moment, Pause, Refusal, SegmentLife};
 pub use levels::Levels;
 pub use owner::{Owner, operator_of};
-pub use page::{FoldedBlocks, PageData, PageSize, PageTrace, stream_text, trace_name};
+pub use page::{FoldedBlocks, PageData, PageSize, PageTrace, pool_text, stream_text, trace_name};
+pub use presence::{Change, Part};
 pub use sizes::BlockSizes;

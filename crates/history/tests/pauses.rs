@@ -5,6 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::MIB;
+use common::changes::check_changes;
 use lowtide_core::{Action, BlockStatus, Bytes, DeviceAddress, MempoolId, Stream};
 use lowtide_history::{BlockSizes, CURVES, Difference, History};
 use lowtide_trace::{
@@ -36,7 +37,9 @@ fn trace(events: &[(Action, u64, u64)]) -> Trace {
 }
 
 fn history(trace: &Trace) -> History {
-    History::new(trace, &BlockSizes::estimated(trace))
+    let history = History::new(trace, &BlockSizes::estimated(trace));
+    check_changes(&history);
+    history
 }
 
 /// Returns such a recording's history, with addresses and sizes in MiB.
@@ -237,4 +240,18 @@ fn what_is_paused_is_no_part_of_a_peak() {
         .iter()
         .map(|site| (site.peak_bytes, site.peak_blocks));
     assert_eq!(at_peak.collect::<Vec<_>>(), [([40 * MIB; 2], [1; 2])]);
+}
+
+#[test]
+fn a_block_that_is_freed_while_it_is_paused_does_not_come_back() {
+    let history = history_of(&[
+        (Action::SegmentAlloc, 10, 6),
+        (Action::Alloc, 10, 2),
+        (Action::Alloc, 12, 1),
+        (Action::SegmentPaused, 10, 6),
+        (Action::FreeRequested, 10, 2),
+        (Action::FreeCompleted, 10, 2),
+        (Action::SegmentResumed, 10, 6),
+    ]);
+    assert_eq!(at_end(&history), [6, 1, 0]);
 }

@@ -3,8 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its data fails")]
 
+mod common {
+    pub(crate) mod changes;
+}
+
 use std::path::{Path, PathBuf};
 
+use common::changes::check_changes;
 use lowtide_core::{Action, Bytes, Fragmentation};
 use lowtide_history::{BlockSizes, History};
 use lowtide_trace::Trace;
@@ -76,6 +81,7 @@ fn check(path: &Path) {
     let sizes = BlockSizes::of(trace, &());
     let history = History::new(trace, &sizes);
     assert_eq!(history.contradictions, 0, "{name}");
+    check_changes(&history);
     for instant in instants(&history) {
         let (live, reserved) = count_events(trace, instant);
         let blocks = history

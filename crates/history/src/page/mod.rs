@@ -573,7 +573,7 @@ pub fn stream_text(stream: Stream) -> String {
 }
 
 /// Returns the name of a pool, which may hold the memory of a region.
-fn pool_text(pool: MempoolId, region: Option<&RecordedText>) -> String {
+pub fn pool_text(pool: MempoolId, region: Option<&RecordedText>) -> String {
     match (pool, region) {
         (MempoolId::DEFAULT, _) => "default".to_owned(),
         (private, Some(tag)) => format!("region {tag} {private}"),

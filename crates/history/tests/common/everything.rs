@@ -1,8 +1,12 @@
 //! Runs everything that lowtide does with a recording, on any file's bytes. Shared by `tests/mutated.rs` and the
 //! fuzz target `snapshot`.
 
+#[path = "changes.rs"]
+mod changes;
+
 use std::io;
 
+use changes::check_changes;
 use lowtide_core::{Bytes, Config, MempoolId, StrategyName};
 use lowtide_history::{
     BlockSizes, Categories, Category, Difference, History, Leaks, PageData, PageTrace,
@@ -79,6 +83,7 @@ fn replay(trace: &Trace) -> Vec<(String, Outcome)> {
 fn show(trace: &Trace, replayed: &[(String, Outcome)]) {
     let sizes = BlockSizes::of(trace, &());
     let history = History::new(trace, &sizes);
+    check_changes(&history);
     let peak = &history.peak_live;
     let held = Categories::of(trace, &history).held_at(&history, peak.instant);
     let held: u64 = Category::ALL

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part of this")]
 
+pub(crate) mod changes;
+
 use std::sync::Arc;
 
 use lowtide_core::{Action, Bytes, DeviceAddress, Event, MempoolId, Stream};
