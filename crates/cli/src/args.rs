@@ -38,6 +38,12 @@ Examples:
   lowtide check --max-reserved 40GiB --no-oom --no-leak job.pickle
   lowtide check --against main.pickle --tolerance 2% --junit memory.xml job.pickle";
 
+const CONVERT_EXAMPLES: &str = "\
+Examples:
+  lowtide convert job.pickle job.lowtide
+  lowtide convert job.pickle job.perfetto.json
+  lowtide convert --profile trace.json.gz job.pickle job.perfetto.json.gz";
+
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
   lowtide completion bash > ~/.local/share/bash-completion/completions/lowtide
@@ -166,8 +172,10 @@ pub(crate) struct AdviseArgs {
 ///
 /// The names decide the formats. IN is a PyTorch memory snapshot or a trace of lowtide's own. OUT ends in `.pickle`
 /// for a PyTorch memory snapshot, which pytorch.org/memory_viz shows, or in `.lowtide` for lowtide's own format,
-/// which is about a tenth of the size. A further `.zst` or `.gz` compresses it.
+/// which is about a tenth of the size. It ends in `.perfetto.json` for counters and slices that ui.perfetto.dev shows,
+/// by themselves or under the kernels of PyTorch's profiler. A further `.zst` or `.gz` compresses it.
 #[derive(Args, Debug)]
+#[command(after_help = CONVERT_EXAMPLES)]
 pub(crate) struct ConvertArgs {
     /// The recording to read; `-` reads standard input
     #[arg(value_name = "IN")]
@@ -181,6 +189,11 @@ pub(crate) struct ConvertArgs {
     /// Write only this device [default: all]
     #[arg(long, value_name = "N", value_parser = device, allow_hyphen_values = true)]
     pub(crate) device: Option<u32>,
+
+    /// Put the memory into a copy of this profile: a file by export_chrome_trace() of torch.profiler in the same run,
+    /// plain or compressed by gzip. OUT ends in `.perfetto.json`. Not a pipe, because it is read twice
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
 }
 
 /// Show where a recorded job's memory went, as one page for a browser

@@ -19,6 +19,7 @@ mod leaks;
 mod moment;
 mod output;
 mod page;
+mod perfetto;
 mod program;
 mod progress;
 mod python;

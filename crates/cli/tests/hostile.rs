@@ -129,6 +129,7 @@ fn no_command_prints_what_a_terminal_carries_out() {
         "report -o -",
         "report",
         "convert copy.pickle",
+        "convert copy.perfetto.json",
     ] {
         let (name, others) = arguments.split_once(' ').unwrap_or((arguments, ""));
         let mut arguments = vec![OsStr::new(name), path];
@@ -147,6 +148,11 @@ fn no_command_prints_what_a_terminal_carries_out() {
             "a text ends the page's script"
         );
     }
+    // Perfetto refuses these letters, escaped or not in keys.
+    let events = std::fs::read_to_string(scratch.path("copy.perfetto.json")).unwrap();
+    let is_control = |letter: char| letter.is_control() && letter != '\n';
+    assert!(events.contains("$(touch ran)") && !events.contains(is_control));
+    serde_json::from_str::<serde_json::Value>(&events).unwrap();
     assert!(!scratch.path("ran").exists());
 }
 
