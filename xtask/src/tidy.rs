@@ -22,7 +22,7 @@ use crate::process::Stop;
 use finding::Finding;
 use tree::Tree;
 
-const RULES: [fn(&Tree) -> Vec<Finding>; 19] = [
+const RULES: [fn(&Tree) -> Vec<Finding>; 20] = [
     circles::files_form_no_circle,
     documents::changes_are_listed,
     documents::life_of_one_allocation_is_short,
@@ -34,6 +34,7 @@ const RULES: [fn(&Tree) -> Vec<Finding>; 19] = [
     manifests::crates_are_described,
     manifests::dependencies_point_down,
     manifests::lints_are_inherited,
+    manifests::version_is_the_workspaces,
     rust::files_can_be_held,
     rust::lints_are_switched_off_with_a_reason,
     rust::nothing_is_unfinished,

@@ -88,10 +88,10 @@ pub(super) fn dependencies_point_down(tree: &Tree) -> Vec<Finding> {
 pub(super) fn crates_are_described(tree: &Tree) -> Vec<Finding> {
     let (manifests, mut findings) = manifests(tree);
     for manifest in &manifests {
-        let package = &manifest.table["package"];
-        if package.get("publish").and_then(Value::as_bool) == Some(false) {
+        if !manifest.is_published() {
             continue;
         }
+        let package = &manifest.table["package"];
         for key in ["description", "license"] {
             if package.get(key).is_none() {
                 findings.push(Finding::in_file(manifest.path, format!("no `{key}`")));
@@ -119,6 +119,44 @@ pub(super) fn lints_are_inherited(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// A release has one version: the workspace's. Each crate inherits it, the crates ask for each other in it, and the
+/// Python package takes that of the command.
+pub(super) fn version_is_the_workspaces(tree: &Tree) -> Vec<Finding> {
+    let table = |path| tree.text(path)?.parse::<Table>().ok();
+    let workspace = table("Cargo.toml").unwrap_or_default();
+    let version = at(&workspace, &["workspace", "package", "version"]);
+    let mut findings = Vec::new();
+    let ours = at(&workspace, &["workspace", "dependencies"]).and_then(Value::as_table);
+    for (name, dependency) in ours.into_iter().flatten() {
+        if dependency.get("path").is_some() && dependency.get("version") != version {
+            let message = format!("`{name}` must have the version of the workspace");
+            findings.push(Finding::in_file("Cargo.toml", message));
+        }
+    }
+    for manifest in manifests(tree).0 {
+        let inherited = at(&manifest.table, &["package", "version", "workspace"]);
+        if manifest.is_published() && inherited.and_then(Value::as_bool) != Some(true) {
+            let message = "must say `version.workspace = true`";
+            findings.push(Finding::in_file(manifest.path, message));
+        }
+    }
+    let python = table("pyproject.toml").unwrap_or_default();
+    if at(&python, &["project", "version"]).is_some() {
+        findings.push(Finding::in_file(
+            "pyproject.toml",
+            "must not state a version",
+        ));
+    }
+    findings
+}
+
+/// Returns the value in nested tables.
+fn at<'table>(table: &'table Table, keys: &[&str]) -> Option<&'table Value> {
+    let (first, rest) = keys.split_first()?;
+    let start = table.get(*first)?;
+    rest.iter().try_fold(start, |value, key| value.get(*key))
 }
 
 /// Returns every crate's manifest, and findings for those that cannot be read.
@@ -149,6 +187,11 @@ impl Manifest<'_> {
     /// Returns a string of the `[package]` section.
     fn package(&self, key: &str) -> Option<&str> {
         self.table.get("package")?.get(key)?.as_str()
+    }
+
+    fn is_published(&self) -> bool {
+        let publish = at(&self.table, &["package", "publish"]);
+        publish.and_then(Value::as_bool) != Some(false)
     }
 
     /// Returns the name of each package that the crate uses, and whether only its tests use it.
@@ -290,6 +333,45 @@ mod tests {
         assert_eq!(
             findings("description = \"a\"\n"),
             ["crates/core/Cargo.toml: no `license`"]
+        );
+    }
+
+    #[test]
+    fn versions() {
+        let findings = |workspace: &str, package: &str, python: &str| {
+            let package = format!("{}{package}", CORE.1);
+            messages(&version_is_the_workspaces(&Tree::of(&[
+                ("Cargo.toml", workspace),
+                (CORE.0, &package),
+                ("pyproject.toml", python),
+            ])))
+        };
+        let root = |version| {
+            format!(
+                "[workspace.package]\nversion = \"0.2.0\"\n[workspace.dependencies]\nserde = \"1\"\n\
+                 lowtide-core = {{ path = \"crates/core\", version = \"{version}\" }}\n"
+            )
+        };
+        let inherited = "version.workspace = true\n";
+        let dynamic = "[project]\ndynamic = [\"version\"]\n";
+        assert_eq!(findings(&root("0.2.0"), inherited, dynamic), [""; 0]);
+        assert_eq!(
+            findings(&root("0.1.0"), inherited, dynamic),
+            ["Cargo.toml: `lowtide-core` must have the version of the workspace"]
+        );
+        assert_eq!(
+            findings(&root("0.2.0"), "version = \"0.2.0\"\n", dynamic),
+            ["crates/core/Cargo.toml: must say `version.workspace = true`"]
+        );
+        let own = "version = \"0.2.0\"\npublish = false\n";
+        assert_eq!(findings(&root("0.2.0"), own, dynamic), [""; 0]);
+        assert_eq!(
+            findings(
+                &root("0.2.0"),
+                inherited,
+                "[project]\nversion = \"0.2.0\"\n"
+            ),
+            ["pyproject.toml: must not state a version"]
         );
     }
 
