@@ -63,9 +63,9 @@ def install(strategy: str | None = None, config: str | None = None) -> None:
     A later call changes the choice, as long as CUDA is not in use; without arguments it does nothing. If lowtide has
     served requests already, as in a program of `lowtide run --preload`, a call without arguments keeps the choice.
 
-    The first call for a version of PyTorch builds the shim, which takes half a minute. If that fails, a line on
-    standard error says why, and PyTorch's pluggable interface is used. Memory works then, but the memory statistics of
-    `torch.cuda` do not: use `memory_stats` and `snapshot` of this module.
+    If the shim for this PyTorch is not prebuilt, the first call builds it, which takes half a minute. If that fails, a
+    line on standard error says why, and PyTorch's pluggable interface is used. Memory works then, but the memory
+    statistics of `torch.cuda` do not: use `memory_stats` and `snapshot` of this module.
 
     Raises `ConfigError`, `TorchError`, `NoDriverError` or `StartedError`; PyTorch's allocator has then not changed.
     """

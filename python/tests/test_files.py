@@ -41,7 +41,7 @@ LOAD = """
     import sys
     from lowtide.torch import build
 
-    build.library = lambda: None
+    build.library = build.prebuilt = lambda: None
     build._plan = lambda: (["-shared", "-fPIC", sys.argv[1]], build.cache_directory() / "torch-1" / "shim.so")
     try:
         print("ours" if build.build().lowtide_torch_is_installed() else "planted")

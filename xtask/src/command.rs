@@ -8,6 +8,9 @@ use clap::{Parser, Subcommand, value_parser};
 use crate::process::{Stop, cargo, is_available, step};
 use crate::{header, mutants, python, tidy, tsan, web};
 
+/// The processors that wheels are released for, as `uname -m` names them.
+const MACHINES: [&str; 2] = ["x86_64", "aarch64"];
+
 /// The project's own commands.
 #[derive(Debug, Parser, PartialEq, Eq)]
 #[command(bin_name = "cargo xtask", disable_help_subcommand = true)]
@@ -31,8 +34,18 @@ pub(crate) enum Command {
     Web,
     /// Takes screenshots of that page's views into `docs/report`; needs chromium.
     Screenshots,
-    /// Builds the Python package into `dist`.
-    Wheel,
+    /// Builds the Python package into `dist`, for this system, or for every Linux with the MACHINES.
+    Wheel {
+        /// The processors to build for, with manylinux_2_28's libraries.
+        #[arg(value_name = "MACHINE", value_parser = MACHINES)]
+        machines: Vec<String>,
+    },
+    /// Builds the shims that the next wheels have, for every release of PyTorch that lowtide supports.
+    Shims {
+        /// The processors to build for.
+        #[arg(value_name = "MACHINE", value_parser = MACHINES, required = true)]
+        machines: Vec<String>,
+    },
     /// Tests and measures on a GPU, and records the results; `gpu --help` lists ARGS.
     #[command(disable_help_flag = true)]
     Gpu {
@@ -98,7 +111,8 @@ impl Command {
             Self::Miri => miri(root),
             Self::Tsan { operations } => tsan::run(root, *operations),
             Self::Bench { arguments } => bench(root, arguments),
-            Self::Wheel => python::wheel(root),
+            Self::Wheel { machines } => python::wheel(root, machines),
+            Self::Shims { machines } => python::shims(root, machines),
             Self::Gpu { arguments } => python::gpu(root, arguments),
             Self::Torch { arguments } => python::torch(root, arguments),
         }
@@ -240,6 +254,10 @@ mod tests {
         check("gpu --help", Command::Gpu { arguments });
         let arguments = vec!["2.15.0".into(), "-k".into(), "graphs".into()];
         check("torch 2.15.0 -k graphs", Command::Torch { arguments });
+        let machines = Vec::new();
+        check("wheel", Command::Wheel { machines });
+        let machines = vec!["x86_64".into(), "aarch64".into()];
+        check("shims x86_64 aarch64", Command::Shims { machines });
     }
 
     #[test]
@@ -249,6 +267,8 @@ mod tests {
             ("tests", ErrorKind::InvalidSubcommand),
             ("test --fast", ErrorKind::UnknownArgument),
             ("torch", ErrorKind::MissingRequiredArgument),
+            ("shims", ErrorKind::MissingRequiredArgument),
+            ("wheel arm64", ErrorKind::InvalidValue),
             ("fuzz 30", ErrorKind::UnknownArgument),
             ("fuzz --minutes 0", ErrorKind::ValueValidation),
             ("mutants --seed", ErrorKind::InvalidValue),

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | gpu | torch | fuzz | mutants | miri | tsan | bench`.
+//! The project's own commands: `cargo xtask test | tidy | header | web | screenshots | wheel | shims | gpu | torch | fuzz | mutants | miri | tsan | bench`.
 //!
 //! `test` needs rustup's toolchain, Python and Node.js. If a command's tool is missing, one line names it. Nothing
 //! is installed outside this project: Python's tools go into cargo's build directory, Node's into `web`.

@@ -1,8 +1,9 @@
-"""The shim for the installed PyTorch: built once for each version, and cached.
+"""The shim for the installed PyTorch: prebuilt in the wheel, or built once for each version, and cached.
 
-Every version of PyTorch lays out the allocator class differently, so the shim is built where it is used. The build
-needs a C++ compiler and CUDA's headers, which PyTorch's wheels depend on. Unlike `torch.utils.cpp_extension`, it needs
-neither ninja nor Python's headers.
+Every version of PyTorch lays out the allocator class differently, so each has a shim of its own. The wheel has those of
+PyTorch's releases (`python/prebuild.py`). For another PyTorch the shim is built where it is used. That needs a C++
+compiler and CUDA's headers, which PyTorch's wheels depend on. Unlike `torch.utils.cpp_extension`, it needs neither
+ninja nor Python's headers.
 """
 
 import ctypes
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from .._errors import Error, report_line
 from .._files import locked, private_directory, read_own, write
@@ -25,32 +25,29 @@ from .._library import INCLUDE, library
 SOURCES = Path(__file__).parent / "csrc"
 """The directory of the shim's C++ sources."""
 
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""The directory of the shims that came with the package."""
+
 
 class BuildError(Error):
     """The shim could not be built. The message is one line."""
 
 
 def build() -> ctypes.CDLL:
-    """Returns the loaded shim for this process's PyTorch. Builds it if no process of this user has.
+    """Returns the loaded shim for this process's PyTorch.
 
-    Installs nothing. Takes ten seconds to a minute the first time, and is safe in many processes at once.
+    Builds it if it is not prebuilt and no process of this user has built it. Installs nothing. A build takes ten
+    seconds to a minute, and is safe in many processes at once.
     Raises `BuildError` if there is no compiler, headers are missing, the compilation fails, or another user could have
     replaced the code.
     """
     # The shim's undefined symbols are found in this library.
     library()
-    arguments, shim = _plan()
-    try:
-        # No other user can change this directory, so the checked file is the loaded file.
-        shim = private_directory(shim.parent) / shim.name
-        if not is_whole(shim):
-            _build_once(arguments, shim)
-    except OSError as error:
-        raise _unkept(error) from None
+    shim = prebuilt() or _built()
     try:
         loaded = ctypes.CDLL(str(shim))
     except OSError as error:
-        raise BuildError(f"the shim cannot be loaded ({error}): remove {shim.parent}") from None
+        raise BuildError(f"the shim cannot be loaded ({error}): remove {shim}") from None
     loaded.lowtide_torch_install.restype = ctypes.c_char_p
     loaded.lowtide_torch_is_installed.restype = ctypes.c_bool
     loaded.lowtide_torch_pause.argtypes = [ctypes.c_char_p, ctypes.c_bool]
@@ -59,8 +56,27 @@ def build() -> ctypes.CDLL:
     return loaded
 
 
+def prebuilt() -> Path | None:
+    """Returns the path of the shim that came with the package for this process's PyTorch, or `None` if none did."""
+    import torch
+
+    abi = torch.compiled_with_cxx11_abi()
+    shim = PREBUILT / prebuilt_name(torch.__version__, torch.version.git_version, os.uname().machine, abi)
+    return shim if shim.exists() else None
+
+
+def prebuilt_name(version: str, commit: str, machine: str, abi: bool = True) -> str:
+    """Returns the file name of the prebuilt shim for a commit of PyTorch.
+
+    The name has a hash of everything that decides how the shim is compiled, CUDA's version aside. The headers of CUDA
+    12.6 to 13.2 compile to the same code, because the shim only needs CUDA's oldest functions.
+    """
+    release = version.partition("+")[0]
+    return f"torch-{release}-{_fingerprint(commit, machine, *_flags(version, abi))}.so"
+
+
 def find() -> Path | None:
-    """Returns the path of the shim for this process's PyTorch, or `None` if it is not built.
+    """Returns the path of the built shim for this process's PyTorch, or `None` if it is not built.
 
     Raises `BuildError` if headers are missing or the cache directory is unusable.
     """
@@ -127,6 +143,22 @@ def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
 
     `root` is the directory of the package `torch`, `abi` whether it uses the C++11 ABI of strings.
     """
+    includes = [root / "include", *cuda_includes()]
+    return [
+        *_flags(version, abi),
+        *(argument for path in includes for argument in ("-isystem", str(path))),
+        *("-I", str(INCLUDE)),
+        str(SOURCES / "shim.cpp"),
+    ]
+
+
+def link_arguments(root: Path) -> list[str]:
+    """Returns the linker's arguments for the libraries of a PyTorch."""
+    # CUDA's runtime is found through PyTorch's libraries, lowtide's functions in the loaded liblowtide.so.
+    return ["-shared", "-L", str(root / "lib"), "-lc10", "-lc10_cuda", "-ltorch_cuda"]
+
+
+def _flags(version: str, abi: bool) -> list[str]:
     major, minor = (int(number) for number in version.split(".")[:2])
     return [
         # The C++ version of PyTorch's headers.
@@ -134,15 +166,7 @@ def compile_arguments(root: Path, version: str, abi: bool = True) -> list[str]:
         f"-D_GLIBCXX_USE_CXX11_ABI={int(abi)}",
         # With hidden symbols, the shim's functions call each other directly.
         *("-O2", "-fPIC", "-fvisibility=hidden"),
-        *(argument for path in [root / "include", *cuda_includes()] for argument in ("-isystem", str(path))),
-        *("-I", str(INCLUDE)),
-        str(SOURCES / "shim.cpp"),
     ]
-
-
-def _link_arguments(root: Path) -> list[str]:
-    # CUDA's runtime is found through PyTorch's libraries, lowtide's functions in the loaded liblowtide.so.
-    return ["-shared", "-L", str(root / "lib"), "-lc10", "-lc10_cuda", "-ltorch_cuda"]
 
 
 def _conda_roots() -> list[Path]:
@@ -164,14 +188,15 @@ def _plan() -> tuple[list[str], Path]:
     import torch
 
     root, abi = Path(torch.__file__).parent, torch.compiled_with_cxx11_abi()
-    arguments = [*compile_arguments(root, torch.__version__, abi), *_link_arguments(root)]
-    return arguments, cache_directory() / f"torch-{torch.__version__}-{_fingerprint(torch, arguments)}" / "shim.so"
+    arguments = [*compile_arguments(root, torch.__version__, abi), *link_arguments(root)]
+    known = _fingerprint(torch.version.git_version, torch.version.cuda, os.uname().machine, *arguments)
+    return arguments, cache_directory() / f"torch-{torch.__version__}-{known}" / "shim.so"
 
 
-def _fingerprint(torch: Any, arguments: list[str]) -> str:
-    """Returns a hash of everything that the shim of a PyTorch version depends on."""
+def _fingerprint(*texts: str) -> str:
+    """Returns a hash of these texts and of the shim's sources."""
     digest = hashlib.sha256()
-    for text in (torch.version.git_version, torch.version.cuda, os.uname().machine, *arguments):
+    for text in texts:
         digest.update(f"{text}\0".encode())
     for source in (INCLUDE / "lowtide.h", *sorted(SOURCES.iterdir())):
         digest.update(source.read_bytes())
@@ -191,6 +216,19 @@ def _unkept(error: OSError) -> BuildError:
         f"the shim cannot be kept ({error}): set XDG_CACHE_HOME to a directory to which only you may write, below none "
         "of another user's"
     )
+
+
+def _built() -> Path:
+    """Returns the path of the built shim for this process's PyTorch. Builds it if no process of this user has."""
+    arguments, shim = _plan()
+    try:
+        # No other user can change this directory, so the checked file is the loaded file.
+        shim = private_directory(shim.parent) / shim.name
+        if not is_whole(shim):
+            _build_once(arguments, shim)
+    except OSError as error:
+        raise _unkept(error) from None
+    return shim
 
 
 def _build_once(arguments: list[str], shim: Path) -> None:

@@ -17,7 +17,7 @@ _SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set
 def install_shim(changed: Callable[[], None]) -> ctypes.CDLL:
     """Makes lowtide PyTorch's CUDA allocator for the rest of the process, and returns the shim.
 
-    Calls `changed` whenever one of PyTorch's functions has changed the settings. Builds the shim if it is not built
+    Calls `changed` whenever one of PyTorch's functions has changed the settings. Builds the shim if there is none
     yet. Raises `BuildError` if that fails, and `StartedError` if CUDA is in use already; then nothing has changed. A
     second call does nothing.
     """
