@@ -75,8 +75,8 @@ fn each_bad_argument_has_its_line() {
     );
     check(
         "convert a b.json",
-        "b.json: the name says no format; it has to end in .pickle or .lowtide, with .zst or .gz after \
-         that to compress it",
+        "b.json: the name says no format; it has to end in .pickle, .lowtide or .perfetto.json, with .zst or \
+         .gz after that to compress it",
     );
 }
 
