@@ -426,7 +426,7 @@ impl MemoryStat {
         // The longest key, of a private pool with two numbers of 20 digits, leaves one byte.
         let last = stat.key.len() - 1;
         for (target, byte) in stat.key[..last].iter_mut().zip(key.bytes()) {
-            *target = byte.cast_signed();
+            *target = byte as c_char;
         }
         stat
     }

@@ -6,7 +6,6 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ffi::c_int;
-use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
 
@@ -126,7 +125,7 @@ fn prefetch(place: usize) {
     // SAFETY: every such processor has the instruction. It does nothing but fetch, and ignores a place where
     // there is no memory.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(ptr::without_provenance(place));
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(place));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;

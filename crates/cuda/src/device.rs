@@ -84,7 +84,8 @@ impl Device {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the call writes `uuid`, which outlives it.
         unsafe { call_optional!(&self.library, cuDeviceGetUuid_v2(&raw mut uuid, self.raw)) }?;
-        Ok(Uuid(uuid.bytes.map(c_char::cast_unsigned)))
+        // C's characters are signed on some processors.
+        Ok(Uuid(uuid.bytes.map(|byte| byte as u8)))
     }
 
     /// Returns the device's total memory in bytes.

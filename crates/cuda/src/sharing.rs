@@ -74,7 +74,8 @@ impl CudaDriver {
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: 1. as above. 2. The call writes `handle`, which outlives it.
         unsafe { call!(self.library(), cuIpcGetMemHandle(&raw mut handle, base)) }?;
-        let handle = IpcHandle(handle.reserved.map(c_char::cast_unsigned));
+        // C's characters are signed on some processors.
+        let handle = IpcHandle(handle.reserved.map(|byte| byte as u8));
         Ok((handle, address.offset_from(DeviceAddress(base))))
     }
 
@@ -88,7 +89,7 @@ impl CudaDriver {
         let _scope = self.enter_relaxed()?;
         let mut address = 0;
         let handle = CUipcMemHandle {
-            reserved: handle.0.map(u8::cast_signed),
+            reserved: handle.0.map(|byte| byte as c_char),
         };
         let flags = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
         // SAFETY: the call writes `address`, which outlives it, and refuses bytes that are no handle.

@@ -29,7 +29,7 @@ driver_calls! {
         let room = usize::try_from(length).map_err(|_| CUresult::INVALID_VALUE)?;
         // A name that is too long is cut, and still ends with a zero.
         let text = format!("fakecuda device {number}");
-        let mut bytes: Vec<c_char> = text.bytes().map(u8::cast_signed).collect();
+        let mut bytes: Vec<c_char> = text.bytes().map(|byte| byte as c_char).collect();
         bytes.truncate(room.checked_sub(1).ok_or(CUresult::INVALID_VALUE)?);
         bytes.push(0);
         name.set_all(&bytes);
