@@ -287,10 +287,8 @@ impl Survey {
                         None => drop(survey.initial_completions.insert(event.address, index)),
                     }
                 }
-                Action::Snapshot
-                | Action::SegmentPaused
-                | Action::SegmentResumed
-                | Action::Annotate => {}
+                // Snapshots, pauses and annotations.
+                _ => {}
             }
             if let Some(occupancy) = &mut occupancy {
                 occupancy.apply(event, pools.of(index));

@@ -79,7 +79,7 @@ fn report_full() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let most = METADATA_END - 1;
-        boundary::say(&format!(
+        boundary::say(format!(
             "the program said {most} different texts of its memory; recordings have no later ones"
         ));
     });

@@ -242,7 +242,7 @@ mod tests {
                 filename: "train.py".into(),
                 line: 1,
             };
-            stacks.intern([frame].into_iter())
+            stacks.intern([frame])
         })
     }
 }
