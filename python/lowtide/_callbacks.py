@@ -96,7 +96,7 @@ class TrainingMemory:
 
 
 class _History:
-    """A recording of PyTorch's own allocator."""
+    """A recording of PyTorch's own allocator. A history that the program records already goes on as it is."""
 
     is_active = True
 
@@ -115,7 +115,10 @@ class _History:
 
         # `atexit` would be late in a notebook, which goes on after an out-of-memory error.
         torch._C._cuda_attach_out_of_memory_observer(observe)
-        torch.cuda.memory._record_memory_history(max_entries=_EVENTS_MAX)
+        self._is_own = not torch._C._cuda_isHistoryEnabled()
+        if self._is_own:
+            # Functions of C++ would be looked up at the end, while other ranks wait.
+            torch.cuda.memory._record_memory_history(stacks="python", max_entries=_EVENTS_MAX)
 
     def write(self) -> None:
         """Writes the file with all events so far."""
@@ -137,7 +140,8 @@ class _History:
         try:
             self.write()
         finally:
-            torch.cuda.memory._record_memory_history(None)
+            if self._is_own:
+                torch.cuda.memory._record_memory_history(None)
 
 
 def _record(path: Path) -> Recording | _History:

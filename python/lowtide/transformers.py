@@ -30,7 +30,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
     each has a file, such as `memory.rank3.pickle`. The next loss is logged with what each category holds at the peak of
     the recording: `memory/categories/parameters_gib`, … A training that raises leaves its recording, too.
 
-    If any of this fails, a line on standard error says why, once, and the training goes on.
+    If any of this fails, a line on standard error says why, and the training goes on.
 
     Raises `ValueError` if `record_steps` is no range, or one that leaves steps out.
     """

@@ -39,7 +39,10 @@ TORCH = """
             observer(0, 1, 2, 3)
         raise MemoryError("out of memory")
 
-    _C = SimpleNamespace(_cuda_attach_out_of_memory_observer=observers.append)
+    _C = SimpleNamespace(
+        _cuda_attach_out_of_memory_observer=observers.append,
+        _cuda_isHistoryEnabled=lambda: calls[-1:] == ["on"],
+    )
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
         device_count=lambda: 2,
@@ -227,6 +230,16 @@ def test_another_training_ends_the_recording_of_one_that_raised(job: Machine) ->
     assert lines[0] == "['on']"
     assert lines[1:3] == ["not recording 0", "not recording 1"]
     assert lines[-1] == "['on', 'off', 'on', 'off']"
+
+
+def test_a_history_of_the_programs_own_goes_on(job: Machine, train: str) -> None:
+    program = """
+    torch.cuda.memory._record_memory_history(max_entries=7)
+    train(step, record_steps=range(2, 4))
+    print(torch.calls, os.path.getsize("out/memory.pickle") > 0)
+    """
+    done = run(job, HEAD, train, program)
+    assert done.stdout.splitlines()[-1] == "['on'] True"
 
 
 @pytest.mark.parametrize(

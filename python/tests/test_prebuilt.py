@@ -7,11 +7,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from conftest import ROOT
 from machine import Machine
 
 from lowtide._install import SHIM_MAX, SHIM_MIN
 from lowtide.torch import build
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SHIM = """
     #include <stdbool.h>
