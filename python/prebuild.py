@@ -132,7 +132,7 @@ def _link(objects: list[str], machine: str, directory: Path, shim: Path) -> None
         subprocess.run([*cc, *empty, "-o", str(directory / "lib" / name)], check=True)
     exported = directory / "exported.map"
     exported.write_text(EXPORTED)
-    options = ["-Wl,-s", "-Wl,--no-as-needed", f"-Wl,--version-script={exported}"]
+    options = ["-Wl,-s", "-Wl,--gc-sections", "-Wl,--no-as-needed", f"-Wl,--version-script={exported}"]
     # GCC's libraries by their paths: Zig would take its own in their place.
     libraries = [_library_of_gcc(name, machine) for name in ("libstdc++.so", "libgcc_s.so.1")]
     arguments = [*options, *objects, *build.link_arguments(directory), *libraries]

@@ -190,22 +190,26 @@ impl Tools {
 
     /// Builds the wheel for every Linux with a processor and glibc 2.28 or newer, and returns its path.
     ///
-    /// auditwheel reads which versions of the system's libraries are needed, and gives the wheel its tag.
+    /// auditwheel reads which versions of the system's libraries are needed, and adds a tag if they are newer. It knows
+    /// the tags of other processors only by itself (`auto`).
     fn build_manylinux(&self, directory: &Path, machine: &str) -> Result<PathBuf, Stop> {
         let setting = format!("manylinux={machine}");
         let wheel = self.build_wheel(
             &self.directory.join("wheel"),
             &["--config-settings", &setting],
         )?;
-        let platform = format!("manylinux_2_28_{machine}");
         let mut tag = self.command("auditwheel");
-        tag.args(["repair", "--only-plat", "--plat", &platform]);
+        tag.args(["repair", "--only-plat", "--plat", "auto"]);
         tag.args(PYTORCH.iter().flat_map(|library| ["--exclude", library]));
         step(
             "auditwheel",
             tag.arg("--wheel-dir").arg(directory).arg(&wheel),
         )?;
-        find(directory, &format!("{platform}.whl"))
+        find(directory, &format!("-manylinux_2_28_{machine}.whl")).map_err(|_| {
+            let line =
+                "the wheel needs newer libraries than manylinux_2_28 has: see auditwheel's tags";
+            Stop::new(1, line)
+        })
     }
 
     /// Checks what an index would refuse, and prints what was built.
