@@ -71,7 +71,7 @@ class _Torch:
     def annotate(self, address: int, text: str) -> None:
         # Another allocator may have made it, such as NCCL's.
         with contextlib.suppress(RuntimeError):
-            self._torch.cuda.memory._annotate_memory(address, text)
+            self._torch._C._cuda_annotateMemory(address, text)
 
 
 _P = ParamSpec("_P")
@@ -359,7 +359,7 @@ def _is_in_backward() -> bool:
 
 def _recorder_of(torch: Any) -> _Recorder:
     memory = torch.cuda.memory
-    if hasattr(memory, "_annotate_memory") and memory._memory_metadata_supported():
+    if hasattr(torch._C, "_cuda_annotateMemory") and memory._memory_metadata_supported():
         return _Torch(torch)
     if is_installed():
         return _Library()

@@ -1530,7 +1530,7 @@ enum lowtide_status lowtide_recording(uint64_t *number);
 enum lowtide_status lowtide_set_metadata(const char *text);
 
 /**
- * Attaches a text to an allocation in the recording in progress, as `torch.cuda.memory._annotate_memory` does in
+ * Attaches a text to an allocation in the recording in progress, as `torch.cuda.memory._annotate_tensor` does in
  * PyTorch's history. `memory` is its address. Does nothing if nothing is recorded.
  *
  * Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if `memory` is not the address of an allocation.

@@ -119,7 +119,7 @@ pub unsafe extern "C" fn lowtide_set_metadata(text: *const c_char) -> Status {
     })
 }
 
-/// Attaches a text to an allocation in the recording in progress, as `torch.cuda.memory._annotate_memory` does in
+/// Attaches a text to an allocation in the recording in progress, as `torch.cuda.memory._annotate_tensor` does in
 /// PyTorch's history. `memory` is its address. Does nothing if nothing is recorded.
 ///
 /// Returns `LOWTIDE_STATUS_NOT_ALLOCATED` if `memory` is not the address of an allocation.
