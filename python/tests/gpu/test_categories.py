@@ -1,10 +1,12 @@
 """`lowtide.categorize` and `run --categories`: what recordings say memory is for, beside the tensors themselves."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,37 @@ def test_a_step_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
     handle.remove()
     modules = {module["path"]: module["bytes"] for module in summary(tmp_path / "raised.lowtide")["modules"]}
     assert modules[""] >= kept.nbytes, modules
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_model_that_is_dropped_is_freed(tmp_path: Path, is_named: bool) -> None:
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    handle = lowtide.categorize(model, optimizer)
+    with lowtide.record(tmp_path / "dropped.lowtide"):
+        train(model, optimizer, 2)
+    weight = weakref.ref(model.head.weight)
+    if not is_named:
+        del handle
+    del model, optimizer
+    gc.collect()
+    assert weight() is None
+
+
+def test_an_error_of_a_hook_ends_the_categories_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no address")
+
+    monkeypatch.setattr(lowtide.Categorization, "_annotate", fail)
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    lowtide.categorize(model, optimizer)
+    with lowtide.record(tmp_path / "failed.lowtide"):
+        train(model, optimizer, 2)
+    text = "lowtide: the program goes on, but its memory is not categorized: no address"
+    assert [line for line in capfd.readouterr().err.splitlines() if "categorized" in line] == [text]
 
 
 SCRIPT = """
