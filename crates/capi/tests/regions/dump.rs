@@ -112,9 +112,8 @@ fn a_dump_has_what_is_paused_and_since_when() {
         assert_eq!(history.end.fragmentation.reserved, Bytes::mib(84));
         assert!(history.peak_reserved.fragmentation.reserved <= Bytes::mib(100));
         assert!(report.contains(&format!("\"peak_paused\":{},", 62 << 20)));
-        assert!(
-            report.contains("\"tags\":[\"\",\"kv\",\"weights\"],\"regions\":[\"weights\",\"kv\"]")
-        );
+        assert!(report.contains("\"tags\":[\"\",\"kv\",\"weights\"],"));
+        assert!(report.contains("\"regions\":[\"weights\",\"kv\"],"));
         for memory in [weights, kv, outside, later, more] {
             assert_eq!(lowtide_deallocate(memory), Status::Ok);
         }
