@@ -154,15 +154,17 @@ class Categorization:
     @_harmless
     def before_forward(self, _model: Any, arguments: Any, named: Any) -> None:
         """Runs before a model's forward pass."""
-        if _thread.is_in_module() or not self._is_recording():
+        if _thread.is_in_module():
+            return
+        # A step may have other memory than the last one: a model may have been offloaded in between.
+        if sys.modules["torch"].is_grad_enabled():
+            self._recording = None
+        if not self._is_recording():
             return
         tensors = _tensors((arguments, {name: value for name, value in named.items() if name != "past_key_values"}))
         for tensor in tensors:
             if not tensor.requires_grad and tensor not in _names():
                 self._annotate(tensor, _INPUTS)
-        # A step may have other memory than the last one: a model may have been offloaded in between.
-        if sys.modules["torch"].is_grad_enabled():
-            self._annotate_all()
 
     @_harmless
     def _after_forward(self, _model: Any, _arguments: Any, named: Any, output: Any) -> None:
@@ -209,7 +211,7 @@ class Categorization:
         _thread.leave(self._recorder)
 
     def _is_recording(self) -> bool:
-        """Returns whether something is recorded. A new recording is told what is there."""
+        """Returns whether something is recorded. A recording that is new, or taken for new, is told what is there."""
         recording = self._recorder.recording()
         is_new, self._recording = recording != self._recording, recording
         if recording and is_new:
